@@ -61,15 +61,18 @@ class StorageUse:
 
 
 def kernel_use(tree: Tree, block: Folder) -> str | None:
-    """That the kernel keeps a disk for itself, as for ZFS; None if it does not, or cannot be asked."""
+    """That the kernel keeps a disk for itself, as for ZFS, or does not say; None if it does not, or if this process may
+    not ask."""
     if tree.folder("dev") is None:
         return None  # a recording
     try:
         return f"{block.name} is in use" if is_used_by_host(tree.root / "dev" / block.name) else None
     except FileNotFoundError:
         return f"it is not known who uses {block.name}, because /dev/{block.name} is not there"
-    except OSError:
+    except PermissionError:
         return None  # only root can ask, and only root can take it
+    except OSError as error:
+        return f"it is not known who uses {block.name}: {error.strerror}"
 
 
 def is_used_by_host(node: Path) -> bool:

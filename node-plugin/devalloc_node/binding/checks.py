@@ -18,12 +18,12 @@ from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder,
 from devalloc.inventory.open_nodes import Process, open_device_nodes
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import reset_problem
+from devalloc.inventory.storage_use import is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc.inventory.vfio_nodes import BY_IOMMUFD, function_nodes
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Denied
-from devalloc_node.host import linux
 from devalloc_node.model.grant import GrantedDevice
 from devalloc_node.model.step import PreparedDevice
 
@@ -93,7 +93,7 @@ def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:
     """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, ``InUseUnknown`` if it cannot be
     asked."""
     try:
-        is_reserved = linux.is_used_by_host(tree.root / "dev" / block)
+        is_reserved = is_used_by_host(tree.root / "dev" / block)
     except FileNotFoundError as error:
         why = f"/dev/{block} not found (does this process see the host's /dev?)"
         raise Denied("InUseUnknown", f"cannot check whether the host needs {what}: {why}", retryable=True) from error

@@ -18,7 +18,6 @@ from typing import Any
 
 from devalloc.device_kinds import DeviceKind
 from devalloc.inventory.pci import Address
-from devalloc.inventory.storage_use import is_used_by_host as is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
