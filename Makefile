@@ -16,6 +16,7 @@ NEEDS_MORE := cli/test_controller.py cli/test_tenants.py cli/test_unreachable.py
 NEEDS_MORE_TESTS := cli/test_install.py::test_a_kubeconfig_that_is_none_is_told \
   cli/test_node.py::test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster cli/test_what_if.py::TestOnACluster \
   cli/test_nodes_of_kubernetes.py::TestOnACluster
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
 ARGS ?=
@@ -63,8 +64,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once: 1 to 3 minutes, 120 MB to download, 660 MB on disk."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
-	@$(BIN)/python -m pip install --disable-pip-version-check --root-user-action=ignore --constraint constraints.txt --editable '.[dev]' \
+	@$(PIP) install --root-user-action=ignore --require-hashes --requirement constraints.txt \
 	  | awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " installing"; fflush()} END {print ""}'
+	@$(PIP) install --root-user-action=ignore --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(LOWEST)/.setup-done: EXTRAS := dev
@@ -73,8 +75,8 @@ $(LOWEST_BASE)/.setup-done: EXTRAS := solver,node,guest,permits,test
 	@echo "Setting up $*, once: 10 to 60 seconds, 120 MB to download, 450 MB on disk."
 	@rm -rf $*
 	@$(PYTHON) -m venv $*
-	@$*/bin/python -m pip install --disable-pip-version-check --root-user-action=ignore --quiet 'uv>=0.9'
-	@$*/bin/uv pip install --quiet --python $*/bin/python --resolution lowest-direct --editable '.[$(EXTRAS)]'
+	@$(BIN)/uv pip install --quiet --python $*/bin/python --build-constraints constraints.txt --resolution lowest-direct \
+	  --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup ## the main job, shown on this machine in a few seconds

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.images import dockerfile, layers, tree, wheels
+from deploy.images import constraints, dockerfile, layers, tree, wheels
 from deploy.images.build import BuiltImage, build
 from deploy.images.cache import Unavailable
-from deploy.images.contents import CONSTRAINTS, Contents, Image, contents
+from deploy.images.contents import BUILD_LOCK, CONSTRAINTS, Contents, Image, contents
 from devalloc.version import VERSION
 
 
@@ -24,12 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.verb == "layers":
             _layers(wanted, catalog, options.folder)
         elif options.verb == "constrain":
-            wheels.constrain(catalog, _say)
+            constraints.constrain(_say, keep=options.keep)
             print(CONSTRAINTS)
         elif options.verb == "lock":
             for image in wanted:
                 wheels.lock(image, catalog, _say)
                 print(image.lock)
+            wheels.lock_build(catalog, _say)
+            print(BUILD_LOCK)
         else:
             dockerfile.FILE.write_text(dockerfile.text(catalog))
             print(dockerfile.FILE)
@@ -54,7 +56,10 @@ def _parser(catalog: Contents) -> argparse.ArgumentParser:
     stacking.add_argument("folder", type=Path)
     locking = verbs.add_parser("lock", help="name the wheels of the images, in the versions that the tests run with")
     locking.add_argument("images", nargs="*", default=[*catalog.images], metavar="IMAGE")
-    constraining = verbs.add_parser("constrain", help="name the newest versions that pyproject.toml allows together")
+    constraining = verbs.add_parser(
+        "constrain", help="name the newest versions that pyproject.toml allows together, and the hashes of their files"
+    )
+    constraining.add_argument("--keep", action="store_true", help="keep the versions that pyproject.toml still allows")
     constraining.set_defaults(images=[])
     writing = verbs.add_parser("dockerfile", help="write the Dockerfile anew")
     writing.set_defaults(images=[])

@@ -14,6 +14,8 @@ SOURCE = HERE.parents[1]
 """The tree that devalloc itself is taken from."""
 CONSTRAINTS = SOURCE / "constraints.txt"
 """The versions that the tests run with: `make setup` installs them, and the images have them too."""
+BUILD_LOCK = HERE / "build.lock"
+"""The wheels that build devalloc's own, by version and hash."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Base:
 
     release: str
     """Of Debian."""
+    builder: str
+    """The digest of the image of this release, in which the Dockerfile builds."""
     python: str
     """Its Python, such as ``3.11``."""
     packages: tuple[str, ...]
@@ -110,6 +114,11 @@ def requirements(keys: Iterable[str]) -> list[str]:
     solver = {_name(line) for line in extras["solver"]} - {_name(line) for line in wanted}
     own_lines = [line for line in project["dependencies"] if _name(line) not in solver]
     return list(dict.fromkeys([*own_lines, *wanted]))
+
+
+def build_requirements() -> list[str]:
+    """What builds devalloc's own wheel, as pyproject.toml has it."""
+    return list(tomllib.loads((SOURCE / "pyproject.toml").read_text())["build-system"]["requires"])
 
 
 def _name(requirement: str) -> str:

@@ -16,7 +16,7 @@ _HEAD = """\
 #   docker build -f deploy/images/Dockerfile --target controller -t devalloc-controller .
 #   docker build -f deploy/images/Dockerfile --target node -t devalloc-node .
 # Written by python -m deploy.images dockerfile from contents.toml and the script; change those.
-FROM debian:{release} AS builder
+FROM debian:{release}@{digest} AS builder
 RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates python3 python3-pip
 COPY . /source
 WORKDIR /source
@@ -25,7 +25,7 @@ WORKDIR /source
 
 def text(contents: Contents) -> str:
     """All of it."""
-    parts = [_HEAD.format(release=contents.base.release)]
+    parts = [_HEAD.format(release=contents.base.release, digest=contents.base.builder)]
     for image in contents.images.values():
         started = config(image)
         labels = labelled(image)

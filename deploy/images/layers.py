@@ -17,7 +17,7 @@ from types import ModuleType
 
 from deploy.images import bom, debs, tree, wheels
 from deploy.images.cache import Progress, Unavailable, cache_folder, lock_folder
-from deploy.images.contents import SOURCE, Contents, Image
+from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image
 from devalloc.version import VERSION
 
 NAMES = ("base", "dependencies", "devalloc")
@@ -140,7 +140,7 @@ def _package(contents: Contents, base: Path, progress: Progress) -> Path:
         _compile(root, contents, base)
         return bom.wheel_components(site)
 
-    made = [repr(contents.base), contents.base.site, _sources()]
+    made = [repr(contents.base), contents.base.site, BUILD_LOCK.read_text(), _sources()]
     return _cached_layer("package", made, [wheels, debs], write, progress)
 
 

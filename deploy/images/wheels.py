@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.images.cache import Progress, Unavailable
-from deploy.images.contents import CONSTRAINTS, SOURCE, Contents, Image, requirements
+from deploy.images.constraints import Pin, pins, write_versions
+from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image, build_requirements, requirements
 
-_CONSTRAINTS_HEAD = """\
-# The versions that the tests run with and that the images have: written by python -m deploy.images constrain.
-"""
 _HEAD = """\
 # The wheels of the image devalloc-{}, for Python {}: written by python -m deploy.images lock.
 """
-
-
-def constrain(contents: Contents, progress: Progress) -> None:
-    """Write the constraints anew: the newest wheels that can be installed together for the tests, of which the images
-    have a part. Raises Unavailable."""
-    progress("looking for the newest wheels")
-    lines = sorted(f"{name}=={version}\n" for name, version, _ in _resolved(requirements(["dev"]), contents))
-    CONSTRAINTS.write_text(_CONSTRAINTS_HEAD + "".join(lines))
+_BUILD_HEAD = """\
+# The wheels that build devalloc's own: written by python -m deploy.images lock.
+"""
 
 
 def lock(image: Image, contents: Contents, progress: Progress) -> None:
     """Write the image's lock anew: the versions that the tests run with. Raises Unavailable."""
     progress(f"{image.name}: looking for its wheels")
-    wheels = _resolved([*requirements(image.extras), "--constraint", str(CONSTRAINTS)], contents)
-    lines = sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in wheels)
-    image.lock.write_text(_HEAD.format(image.key, contents.base.python) + "".join(lines))
+    head = _HEAD.format(image.key, contents.base.python)
+    image.lock.write_text(head + _locked(requirements(image.extras), contents))
+
+
+def lock_build(contents: Contents, progress: Progress) -> None:
+    """Write the lock of what builds devalloc's own wheel anew. Raises Unavailable."""
+    progress("looking for what builds devalloc's wheel")
+    BUILD_LOCK.write_text(_BUILD_HEAD + _locked(build_requirements(), contents))
+
+
+def _locked(wanted: list[str], contents: Contents) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        versions = write_versions(Path(folder))
+        resolved = _resolved([*wanted, "--constraint", str(versions)], contents)
+    return "".join(sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in resolved))
 
 
 def _resolved(words: list[str], contents: Contents) -> list[tuple[str, str, str]]:
@@ -51,24 +58,14 @@ def _resolved(words: list[str], contents: Contents) -> list[tuple[str, str, str]
         ]
 
 
-def constrained() -> dict[str, str]:
-    """Versions by package, with which the tests run."""
-    return _versions(CONSTRAINTS)
-
-
-def locked(image: Image) -> dict[str, str]:
-    """Versions by package."""
-    return _versions(image.lock)
-
-
-def _versions(file: Path) -> dict[str, str]:
-    lines = [line.split()[0] for line in file.read_text().splitlines() if not line.startswith("#")]
-    return dict(line.split("==", 1) for line in lines)
+def locked(file: Path) -> dict[str, Pin]:
+    """What a lock names, by package."""
+    return pins(file.read_text())
 
 
 def install(image: Image, contents: Contents, site: Path, progress: Progress) -> None:
     """Install what the lock names into a folder, not compiled. Raises Unavailable."""
-    progress(f"{image.name}: fetching {len(locked(image))} wheels")
+    progress(f"{image.name}: fetching {len(locked(image.lock))} wheels")
     _pip("install", "--no-compile", "--no-deps", "--require-hashes", "-r", str(image.lock), *_target(site, contents))
     for path in site.glob("*.dist-info"):
         for name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):  # of this installation
@@ -76,9 +73,13 @@ def install(image: Image, contents: Contents, site: Path, progress: Progress) ->
 
 
 def build(folder: Path, progress: Progress) -> Path:
-    """devalloc's own wheel. Raises Unavailable."""
+    """devalloc's own wheel, built by what its lock names. Raises Unavailable."""
     progress("building devalloc's wheel")
-    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(SOURCE))
+    with tempfile.TemporaryDirectory() as backend:
+        _pip("install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", backend,
+             "-r", str(BUILD_LOCK))  # fmt: skip
+        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(SOURCE),
+             environment={"PYTHONPATH": backend})  # fmt: skip
     (wheel,) = folder.glob("devalloc-*.whl")
     return wheel
 
@@ -89,8 +90,9 @@ def _target(folder: Path, contents: Contents) -> list[str]:
     return ["--target", str(folder), "--only-binary", ":all:", *platforms, *python]
 
 
-def _pip(*words: str) -> None:
+def _pip(*words: str, environment: Mapping[str, str] | None = None) -> None:
     command = [sys.executable, "-m", "pip", words[0], "--quiet", "--disable-pip-version-check", *words[1:]]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         raise Unavailable(f"pip {words[0]} failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")

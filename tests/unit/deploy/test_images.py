@@ -21,9 +21,23 @@ from packaging.requirements import Requirement
 
 from deploy.images import bom, dockerfile, oci, tree, wheels
 from deploy.images.cache import Unavailable
-from deploy.images.contents import HERE, SOURCE, contents, requirements
+from deploy.images.constraints import Pin, constrained, normalised
+from deploy.images.contents import BUILD_LOCK, HERE, SOURCE, build_requirements, contents, requirements
 
 CONTENTS = contents()
+
+
+def assert_allowed(wanted: list[str], pinned: dict[str, Pin]) -> None:
+    for requirement in map(Requirement, wanted):
+        name = normalised(requirement.name)
+        assert name in pinned, f"{requirement.name} has no version"
+        assert requirement.specifier.contains(pinned[name].version), requirement
+
+
+def assert_part_of_the_constraints(lock: dict[str, Pin]) -> None:
+    everything = constrained()
+    assert {name: pin.version for name, pin in lock.items()} == {name: everything[name].version for name in lock}
+    assert {name for name, pin in lock.items() if not pin.hashes or not pin.hashes <= everything[name].hashes} == set()
 
 
 def filled(root: Path, *, other: bool = False) -> Path:
@@ -132,10 +146,7 @@ class TestContents:
     def test_the_lock_has_what_pyproject_asks_for(self, key: str) -> None:
         """Where not: python -m deploy.images lock."""
         image = CONTENTS.images[key]
-        versions = wheels.locked(image)
-        for requirement in map(Requirement, requirements(image.extras)):
-            assert requirement.name.lower() in versions, f"{image.lock.name} has no {requirement.name}"
-            assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
+        assert_allowed(requirements(image.extras), wheels.locked(image.lock))
 
     def test_the_extra_of_the_solver_is_what_everybody_gets(self) -> None:
         """`pip install` of the wheel is enough for demo, solve and explain."""
@@ -145,19 +156,30 @@ class TestContents:
     @pytest.mark.parametrize("key", CONTENTS.images)
     def test_an_image_has_the_versions_that_the_tests_run_with(self, key: str) -> None:
         """If not: python -m deploy.images lock."""
-        versions = wheels.locked(CONTENTS.images[key])
-        assert versions.items() <= wheels.constrained().items(), versions.items() - wheels.constrained().items()
+        assert_part_of_the_constraints(wheels.locked(CONTENTS.images[key].lock))
+
+    def test_what_builds_the_wheel_is_pinned_with_all_that_it_needs(self) -> None:
+        """If not: python -m deploy.images lock."""
+        (backend,) = map(Requirement, build_requirements())
+        assert [specifier.operator for specifier in backend.specifier] == ["=="]
+        lock = wheels.locked(BUILD_LOCK)
+        assert_allowed(build_requirements(), lock)
+        assert_part_of_the_constraints(lock)
+        needed = [Requirement(line) for line in importlib.metadata.requires(backend.name) or []]
+        assert {each.name for each in needed if not each.marker or each.marker.evaluate()} <= lock.keys()
 
     def test_the_constraints_are_what_pyproject_allows(self) -> None:
-        """If not: python -m deploy.images constrain."""
-        versions = wheels.constrained()
-        for requirement in map(Requirement, requirements(["dev"])):
-            assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
+        """If not: python -m deploy.images constrain --keep."""
+        assert_allowed([*requirements(["dev"]), *build_requirements()], constrained())
+
+    def test_the_builder_of_the_dockerfile_is_one_image_and_no_tag_that_moves(self) -> None:
+        (line,) = re.findall(r"^FROM debian.*$", dockerfile.FILE.read_text(), re.MULTILINE)
+        assert re.fullmatch(r"FROM debian:bookworm@sha256:[0-9a-f]{64} AS builder", line)
 
     def test_nobody_gets_what_the_other_one_is_for(self) -> None:
-        node, controller = (set(wheels.locked(CONTENTS.images[key])) for key in ("node", "controller"))
+        node, controller = (set(wheels.locked(CONTENTS.images[key].lock)) for key in ("node", "controller"))
         assert not node & {"ortools", "numpy", "pandas", "cel-expr-python", "google-re2"}
-        assert not controller & {"grpcio", "pyroute2", "pyudev", "qemu.qmp"}
+        assert not controller & {"grpcio", "pyroute2", "pyudev", "qemu-qmp"}
         assert not (node | controller) & {"pip", "setuptools", "wheel", "pytest"}
 
     def test_the_dockerfile_is_what_the_script_does(self) -> None:
@@ -214,7 +236,7 @@ SHIPPABLE = {
 @pytest.mark.parametrize("image", CONTENTS.images)
 def test_each_wheel_has_a_licence_that_allows_to_ship_it(image: str, tmp_path: Path) -> None:
     """By the metadata of the same versions, installed here."""
-    for name in wheels.locked(CONTENTS.images[image]):
+    for name in wheels.locked(CONTENTS.images[image].lock):
         metadata = importlib.metadata.distribution(name).read_text("METADATA") or ""
         folder = tmp_path / f"{name}.dist-info"
         folder.mkdir()
