@@ -292,15 +292,12 @@ def _is_loaded_beforehand(document: Object) -> bool:
 
 def _is_unchanged(previous: Object | None, document: Object) -> bool:
     """Of claims all counts: what an allocated one is depends on more than itself (``effective_documents``). Of pools
-    the status does not: it says what claims hold."""
+    the status does not: it says what claims hold. A version says nothing: a Node that is cordoned or tainted changes
+    what its pools are here, and not the pools."""
     if previous is document:
         return True
     if previous is None or _is_claim(document):
         return previous == document
-    before, now = previous["metadata"], document["metadata"]
-    version = now.get("resourceVersion")
-    if version is not None and (before.get("uid"), before.get("resourceVersion")) == (now.get("uid"), version):
-        return True
     return _without_status(previous) == _without_status(document)
 
 

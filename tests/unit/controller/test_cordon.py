@@ -154,6 +154,24 @@ class TestNodes:
         allocator.round()
         assert held(store, "b") == ["p/d1"]
 
+    @pytest.mark.parametrize("state", CLOSED)
+    def test_a_node_is_seen_to_close_and_to_open_though_its_pools_stay_as_they_are(
+        self, store: SQLiteStore, state: str
+    ) -> None:
+        closed, _ = CLOSED[state]
+        fill(store, node(), gpu_pool(), gpu_class())
+        allocator = DeviceClaimAllocator(store)
+        for _ in range(2):  # the first writes on the pools
+            allocator.round()
+        change(store, closed)
+        store.create(gpu_claim("a"))
+        allocator.round()
+        allocator.round()
+        assert held(store, "a") == []
+        change(store, node())
+        allocator.round()
+        assert held(store, "a") == ["p/d0"]
+
     @pytest.mark.parametrize("state", OPEN)
     def test_any_other_node_is_used(self, store: SQLiteStore, state: str) -> None:
         fill(store, OPEN[state], gpu_pool(), gpu_class(), gpu_claim("a"))
