@@ -272,6 +272,31 @@ def test_what_a_claim_had_before_a_reboot_is_forgotten_with_the_claim(bed: Bed) 
         assert not node.journal.records("allocated")
 
 
+def test_a_claim_that_lets_go_before_the_reboot_was_cleared_up_gets_the_device_that_is_there(bed: Bed) -> None:
+    """The undoing of what a reboot left may fail again and again, such as where another program has a function."""
+    ref, other = bed.grants.add("training", GPU), bed.grants.add("other", VF)
+    with started(bed) as node:
+        prepare(node, ref)
+        reboot(bed)
+        replace_gpu(bed)
+        prepare(node, other)  # this notes the reboot, and clears up nothing of other claims
+        assert set(node.journal.records("allocated")) == {ref.uid}
+        node.claims.unprepare(ref, Deadline.after(20), kind="ResourceClaim")
+        assert prepare(node, ref).devices[0].identity["deviceID"] == "0x1eb8"
+
+
+def test_what_a_claim_had_is_remembered_while_its_kind_is_not_served(bed: Bed, store: SQLiteStore) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        prepare(node, ref)
+    reboot(bed)
+    with on_store(bed, store) as node:  # of DeviceClaims only
+        node.reconciler.reconcile()
+    replace_gpu(bed)
+    with started(bed) as node:
+        assert refused(node, ref).code == "DeviceChanged"
+
+
 def set_serial(bed: Bed, address: str, serial: str) -> None:
     spec = bed.host.functions[address].spec
     bed.host.write(bed.host.path(address, f"nvme/{spec.nvme}/serial"), serial)

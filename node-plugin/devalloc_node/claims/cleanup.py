@@ -274,11 +274,12 @@ class Reconciler:
         """Of claims that a reboot undid, and that hold nothing here any more."""
         for uid, content in self._claims.journal.records(ALLOCATED).items():
             grants = self._claims.grants.get(str(content.get("kind")))
+            if grants is None:
+                continue  # this run does not serve its kind, and the next one may
             ref = ClaimRef(str(content.get("namespace")), str(content.get("name")), uid)
             try:
-                if grants is not None:
-                    grants.look(ref)
-                    continue
+                grants.look(ref)
+                continue
             except Denied:
                 pass  # it holds nothing, or nothing here
             except NodeError as error:

@@ -198,6 +198,7 @@ class Claims:
             record = self.journal.claim(ref.uid)
             if record is not None:
                 self.clear(record, due, caller, force=force)
+                self.forget_devices(ref.uid)
                 return
             self.refuse_remains(ref)
             self.forget_devices(ref.uid)
