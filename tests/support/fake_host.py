@@ -64,6 +64,7 @@ class FakeHost(FakeSysfs):
         """Interfaces whose cable is out: igb sets no rate of a VF then."""
         self.held_by_daemon: dict[str, tuple[int, str]] = {}
         """GPUs that `nvidia-persistenced` can hold: its process, and the node."""
+        self.daemon_runs = False
         self._open: dict[int, tuple[str, ...]] = {}
         self._waiting: list[tuple[str, str]] = []
         self._kernel = threading.RLock()
@@ -226,7 +227,7 @@ class FakeHost(FakeSysfs):
         socket = self.root / "run/nvidia-persistenced/socket"
         socket.parent.mkdir(parents=True, exist_ok=True)
         socket.touch()
-        self.held_by_daemon = {address: (pid, "/dev/nvidia0")}
+        self.held_by_daemon, self.daemon_runs = {address: (pid, "/dev/nvidia0")}, True
         self._show_daemon(address, held=True)
         return "/dev/nvidia0"
 
@@ -236,14 +237,18 @@ class FakeHost(FakeSysfs):
 
     def _persistence(self, address: str) -> bool:
         with self._kernel:
-            if not self.held_by_daemon:
+            if not self.daemon_runs:
                 raise fail(errno.ENOENT, "run/nvidia-persistenced/socket")
+            if address not in self.held_by_daemon:
+                raise fail(errno.ENODEV, address)
             pid, node = self.held_by_daemon[address]
             return node in self._open[pid]
 
     def _set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
         with self._kernel:
             if self._persistence(address) != enabled:
+                if enabled and (address not in self.functions or self.functions[address].driver != "nvidia"):
+                    raise fail(errno.EIO, address)
                 self._show_daemon(address, held=enabled)
 
     def _own(self, node: str, uid: int, gid: int) -> None:

@@ -5,17 +5,23 @@ It is the only monitor that can let a single GPU go. It holds the GPU again when
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.locate import function_folder
 from devalloc.inventory.monitors import monitor_of
-from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import host_changes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.step import Step, Value
+
+_DRIVER = "nvidia"
+"""The only driver whose GPUs the daemon holds."""
 
 
 def release_steps(host: Host, tree: Tree, functions: Sequence[PciFunction]) -> Iterator[Step]:
@@ -45,14 +51,25 @@ class PersistenceKind:
             raise _failure(target, error) from error
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        if self.read(target) == value:
-            return
+        """See ``StepKind``. Raises Denied ``DeviceGone`` if there is no more to hold, or no daemon that could."""
+        host_changes.folder(self.host.tree(), target)
         try:
-            self.host.set_persistence(target, bool(value), deadline)
+            if self.host.persistence(target) != bool(value):
+                self.host.set_persistence(target, bool(value), deadline)
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise Denied("DeviceGone", "nvidia-persistenced does not run any more") from error
+            if value:
+                raise Denied("DeviceGone", "nvidia-persistenced does not run any more") from error
         except OSError as error:
+            if error.errno == errno.ENODEV:  # it looks for GPUs when it starts, and that was while a claim had this one
+                raise Denied("DeviceGone", f"nvidia-persistenced does not have {target} any more") from error
             raise _failure(target, error) from error
+
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """Another program gave the GPU another driver, so that the daemon cannot hold it."""
+        address = Address.parse(step.target)
+        folder = function_folder(self.host.tree(), address) if address is not None else None
+        driver = folder.link("driver") if folder is not None else _DRIVER
+        return None if driver == _DRIVER else f"{step.target} has the driver {driver or 'none'}"
 
 
 def _failure(target: str, error: OSError) -> Failed:

@@ -88,7 +88,7 @@ class TestHandOver:
     def test_a_daemon_that_has_ended_meanwhile_is_nothing_to_put_back(self, host: FakeHost) -> None:
         hand = BindingRunner.on(host, **RELEASE)
         hand.prepare(DEVICE)
-        host.held_by_daemon = {}
+        host.daemon_runs = False
         kind = step_kinds(hand.host)["persistence"]
         assert kind.read(GPU) == 0
         with pytest.raises(Denied) as caught:
