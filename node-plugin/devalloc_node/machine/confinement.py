@@ -92,8 +92,9 @@ def set_bounds(root: Path, name: str, limits: QemuLimits) -> tuple[list[Path], l
     return list(dict.fromkeys(procs)), missing
 
 
-def memory_bound(root: Path, pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """The file with the bound of memory of a process in a cgroup of ours; None if it is in none."""
+def memory_bound(root: Path, pid: int, name: str, unit: str, proc: Path = Path("/proc")) -> Path | None:
+    """The file with the bound of memory of a process, if it is in a machine's own cgroup: ``name`` of ours, or that of
+    the service ``unit``. None if it is elsewhere, such as in the plugin's own."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
@@ -101,7 +102,7 @@ def memory_bound(root: Path, pid: int, proc: Path = Path("/proc")) -> Path | Non
     for line in lines:
         _, controllers, path = line.split(":", 2)
         parts = path.lstrip("/").split("/")
-        if ".." in parts or not any(part == OURS or part.startswith(f"{OURS}-") for part in parts):
+        if parts[-2:] != [OURS, name] and parts[-1] != unit:
             continue
         if "memory" in controllers.split(","):
             return root / "memory" / path.lstrip("/") / "memory.limit_in_bytes"

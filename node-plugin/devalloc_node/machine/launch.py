@@ -254,7 +254,7 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Qe
 
 def grow_memory_limit(spec: MachineSpec, config: MachineConfig, pid: int) -> None:
     """Before a device is plugged in: it may be larger than all that the host had when the machine was started."""
-    file = confinement.memory_bound(config.cgroups, pid)
+    file = confinement.memory_bound(config.cgroups, pid, config.group(spec.id), config.unit(spec.id))
     if file is None:
         return
     least = qemu_limits(spec, "kvm", config.memory_slack, config.devices()).memory

@@ -641,6 +641,7 @@ def test_each_part_of_a_machine_that_takes_memory_of_its_host_raises_qemus_bound
     assert without == qemu_limits(replace(SPEC, pci_slots=0), "kvm", devices=BarSizes(prefetchable=1 << 40))
 
 
+OWN = ("m-1", "devalloc-m-1.service")
 GROUPS = {
     "version 2": ("0::/devalloc/m-1\n", "devalloc/m-1/memory.max"),
     "version 2, a service": (
@@ -659,7 +660,7 @@ def test_a_larger_device_raises_the_bound_of_a_machine_that_runs(tmp_path: Path,
     file = tmp_path / "cgroup" / place
     file.parent.mkdir(parents=True)
     file.write_text(str(4 * GIB))
-    assert confinement.memory_bound(tmp_path / "cgroup", 7, tmp_path / "proc") == file
+    assert confinement.memory_bound(tmp_path / "cgroup", 7, *OWN, tmp_path / "proc") == file
     assert confinement.raise_memory_bound(file, 6 * GIB)
     assert file.read_text() == str(6 * GIB)
     assert not confinement.raise_memory_bound(file, 5 * GIB), "it is never lowered"
@@ -667,11 +668,31 @@ def test_a_larger_device_raises_the_bound_of_a_machine_that_runs(tmp_path: Path,
     assert not confinement.raise_memory_bound(file, 5 * GIB)
 
 
-@pytest.mark.parametrize("lines", ["0::/\n", "0::/user.slice/qemu\n", "0::/../devalloc/m-1\n", ""])
-def test_the_bound_of_a_process_that_is_not_in_a_cgroup_of_ours_is_left_alone(tmp_path: Path, lines: str) -> None:
+FOREIGN = {
+    "none": "/",
+    "a user's": "/user.slice/qemu",
+    "the plugin's own": "/system.slice/devalloc-node.service",
+    "that of another machine": "/devalloc.slice/devalloc-machines.slice/devalloc-m-2.service",
+    "another one of our cgroups": "/devalloc/m-2",
+}
+
+
+@pytest.mark.parametrize("place", FOREIGN)
+def test_the_bound_of_a_cgroup_that_is_not_the_machines_is_left_alone(tmp_path: Path, place: str) -> None:
+    """QEMU is in the plugin's cgroup where it can have none of its own."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text(f"0::{FOREIGN[place]}\n")
+    file = tmp_path / "cgroup" / FOREIGN[place].lstrip("/") / "memory.max"
+    file.parent.mkdir(parents=True)
+    file.write_text("1")
+    assert confinement.memory_bound(tmp_path / "cgroup", 7, *OWN, tmp_path / "proc") is None
+
+
+@pytest.mark.parametrize("lines", ["", "0::/../devalloc/m-1\n"])
+def test_a_process_that_has_ended_or_is_out_of_sight_has_no_bound(tmp_path: Path, lines: str) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cgroup").write_text(lines)
-    assert confinement.memory_bound(tmp_path, 7, tmp_path / "proc") is None
+    assert confinement.memory_bound(tmp_path, 7, *OWN, tmp_path / "proc") is None
 
 
 def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path) -> None:
