@@ -35,6 +35,7 @@ from typing import Any, Literal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.host import linux
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine import (
     migrated_firmware,
@@ -421,16 +422,19 @@ def _check_own(record: MachineRecord, uid: str, role: Literal["source", "target"
 
 def refuse_own_services(address: str, own: str | None) -> None:
     """Refuse a target that is no other host: loopback, which plugins on one host may use if this one (``own``) does,
-    link-local addresses, where clouds have their metadata service, and what no single host has. The target's token may
-    write any address. Raises Denied."""
+    any other address of this host, link-local addresses, where clouds have their metadata service, and what no single
+    host has. The target's token may write any address. Raises Denied, and Failed if the kernel does not say."""
     to = ip_address(_checked_address(address))
     to = getattr(to, "ipv4_mapped", None) or to
-    is_loopback_bed = own is not None and to.is_loopback and ip_address(own).is_loopback
-    if is_loopback_bed or not (
-        to.is_loopback or to.is_link_local or to.is_multicast or to.is_unspecified or to.is_reserved
-    ):
+    if own is not None and to.is_loopback and ip_address(own).is_loopback:
         return
-    raise Denied("OfferInvalid", f"{to} is not an address of another host, to which a machine could move")
+    is_none = to.is_loopback or to.is_link_local or to.is_multicast or to.is_unspecified or to.is_reserved
+    try:
+        is_other = not is_none and not linux.route_to(str(to)).is_own
+    except OSError as error:
+        raise Failed("TargetUnreachable", f"cannot look up the way to {to}: {error.strerror or error}") from error
+    if not is_other:
+        raise Denied("OfferInvalid", f"{to} is not an address of another host, to which a machine could move")
 
 
 def _checked_address(text: str) -> str:

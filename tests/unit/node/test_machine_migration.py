@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import stat
@@ -22,6 +23,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.host import linux
 from devalloc_node.machine import firmware, migrated_firmware, migration, migration_tls
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.firmware import FirmwareIdentity
@@ -421,6 +423,24 @@ def test_a_machine_is_not_sent_to_what_is_no_other_host(address: str) -> None:
     for own in (None, "10.3.0.7"):
         with pytest.raises(Denied, match="not an address of another host"):
             migration.refuse_own_services(address, own)
+
+
+def test_a_machine_is_not_sent_to_an_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What listens there may answer this host only."""
+    monkeypatch.setattr(linux, "route_to", lambda to: linux.Route("lo", is_own=to == "10.3.0.7"))
+    for address in ("10.3.0.7", "::ffff:10.3.0.7"):
+        with pytest.raises(Denied, match="not an address of another host"):
+            migration.refuse_own_services(address, "10.4.0.1")
+    migration.refuse_own_services("10.3.0.8", "10.4.0.1")
+
+
+def test_a_machine_is_sent_nowhere_where_the_kernel_does_not_say_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(to: str) -> linux.Route:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(linux, "route_to", refuse)
+    with pytest.raises(Failed, match=r"cannot look up the way to .*: Operation not permitted"):
+        migration.refuse_own_services("10.3.0.8", "10.3.0.7")
 
 
 def test_a_machine_is_sent_to_other_hosts_and_by_loopback_where_this_one_receives_so() -> None:
