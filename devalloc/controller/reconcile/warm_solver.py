@@ -59,7 +59,11 @@ class WarmFleet:
         placement: str,
         is_unchanged: Callable[[Object | None, Object], bool],
     ) -> dict[ObjectName, Object | None] | None:
-        """Give the fleet all documents. Returns those that are new or changed, or (None) gone. None: all are new."""
+        """Give the fleet all documents. Returns those that are new or changed, or (None) gone. None: all are new.
+
+        They are what the store has now. It orders what it reads itself, and after the restore of a backup it goes on
+        with older states, so the fleet takes them whatever their version is.
+        """
         from devalloc_solver import Fleet  # takes a while to load
 
         fleet, self._fleet = self._fleet, None
@@ -72,7 +76,7 @@ class WarmFleet:
                 fleet.delete(self.loaded[name])
             for name, document in documents.items():
                 if not is_unchanged(self.loaded.get(name), document):
-                    fleet.update(document)
+                    fleet.update(document, is_current=True)
                     changed[name] = document
         self.loaded, self._placement, self._fleet = documents, placement, fleet
         return changed

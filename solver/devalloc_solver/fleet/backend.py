@@ -158,11 +158,12 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
-    def update(self, document: Manifest) -> list[dict[str, Any]]:
+    def update(self, document: Manifest, *, is_current: bool = False) -> list[dict[str, Any]]:
         """Take in an object that is new or has changed; what is wrong with it. Nothing of a claim in an older state
-        than the one that counts."""
+        than the one that counts, unless the caller says that this is the one."""
         name = self._checked_name(document)
-        if name[0] == self._claim_kind and self.holds(*name[1:]) and self._is_older(name, document):
+        is_claim = name[0] == self._claim_kind and self.holds(*name[1:])
+        if is_claim and not is_current and self._is_older(name, document):
             return []
         self._assumed.discard(name)
         return [problem.to_dict() for problem in self._replace(name, document)]

@@ -222,7 +222,7 @@ class Fleet:
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
-    def update(self, document: Manifest) -> list[ProblemDict]:
+    def update(self, document: Manifest, *, is_current: bool = False) -> list[ProblemDict]:
         """Take in an object that is new or has changed: a pool, a class, a configuration object or a claim.
 
         It replaces the objects of its kind, namespace and name; a pool only that of its node, if there is one (S2).
@@ -234,13 +234,18 @@ class Fleet:
         ``uid`` says that it is another claim. So an event from before the status was written frees nothing; ``release``
         and ``delete`` do.
 
+        Args:
+            is_current: the object has this state now, even if it is an older one: it was read after a backup of etcd
+                or of the store was restored, which makes versions smaller. Say so of what a list returned, never of an
+                event.
+
         Returns:
             What is wrong with it, as in ``problems`` of ``solve_manifests``. An invalid object counts as such.
 
         Raises:
             ValueError: if it is not a manifest, or has no kind and name.
         """
-        problems = self._backend(document).update(document)
+        problems = self._backend(document).update(document, is_current=is_current)
         return cast(list[ProblemDict], [*problems, *self._note_other(document)])
 
     def delete(self, document: Manifest) -> None:

@@ -317,6 +317,16 @@ def test_the_answer_follows_what_is_told() -> None:
     assert one.answers()["x"] == "NoMatchingDevices"
 
 
+def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> None:
+    """Versions are smaller then. What the claim had later is free, and what it had before is not."""
+    one = Played(node("n"), a_slice("s", pool="n.devalloc", devices=2), claim("y"), pod("p", "y"))
+    for version, device, left in ((12, "d1", "n/d0"), (9, "d0", "n/d1")):
+        held = claim("x", node="n", device=device)
+        held["metadata"]["resourceVersion"] = str(version)
+        one.tell(held)
+        assert one.answers() == {"y": left}
+
+
 def test_what_is_asked_for_a_claim_costs_in_proportion_to_the_nodes() -> None:
     seconds = []
     for count in (1000, 8000):

@@ -57,6 +57,18 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
 
 
+def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> None:
+    """Versions are smaller then. What the claim had later is free, and what it had before is not."""
+    warm = IncrementalSolver()
+    fleet = [gpu_pool("p", devices=2), gpu_class()]
+    for version, device in ((12, "d1"), (9, "d0")):
+        held = {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": device}]}}
+        held["metadata"] = {**held["metadata"], "resourceVersion": str(version)}
+        documents = [*fleet, held, gpu_claim("b")]
+        answer = warm(documents, placement="pack", deadline=None)
+        assert answer["claims"] == solve_manifests(documents)["claims"]
+
+
 def test_a_claim_without_a_spec_is_refused_and_stops_no_other() -> None:
     bare = {name: part for name, part in gpu_claim("bare").items() if name != "spec"}
     warm = IncrementalSolver()
@@ -71,8 +83,8 @@ def _refusing(self: Fleet, claims: object, deadline: float | None = None) -> dic
 
 
 def _noting(method: Any, updates: list[str]) -> Any:
-    def noting(self: Fleet, document: Object) -> Any:
+    def noting(self: Fleet, document: Object, **options: bool) -> Any:
         updates.append(document["metadata"]["name"])
-        return method(self, document)
+        return method(self, document, **options)
 
     return noting

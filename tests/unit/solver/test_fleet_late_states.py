@@ -86,6 +86,18 @@ def test_a_lower_version_changes_nothing(of: Any) -> None:
 
 
 @DIALECTS
+def test_a_state_that_is_said_to_count_counts_whatever_its_version(of: Any) -> None:
+    """As after the restore of a backup, which makes versions smaller."""
+    fleet = Fleet.from_manifests(of.documents)
+    fleet.update(version(of.written(of.pending(A), fleet.allocate(of.pending(A))), 12))
+    fleet.update(version(of.pending(A), 9), is_current=True)
+    assert not fleet.holds("default", A)
+    assert fleet.allocate(of.pending(B))["allocated"]
+    fleet.update(version(of.pending(B), 9), is_current=True)
+    assert not fleet.holds("default", B), "nor does it matter that this fleet gave the devices"
+
+
+@DIALECTS
 def test_another_claim_of_that_name_has_nothing(of: Any) -> None:
     fleet = Fleet.from_manifests(of.documents)
     assert fleet.allocate(of.pending(A, uid="1"))["allocated"]
