@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.open_nodes import Process
+from devalloc.inventory.open_nodes import COMM_LENGTH, Process
 from devalloc.inventory.sysfs import Tree
 
 
@@ -36,8 +36,7 @@ _MONITORS = (
     Monitor("nv-hostengine", "systemctl stop nvidia-dcgm"),
     Monitor("dcgm-exporter", "systemctl stop dcgm-exporter"),
 )
-_COMM_LENGTH = 15
-MONITORS = {monitor.name[:_COMM_LENGTH]: monitor for monitor in _MONITORS}
+MONITORS = {monitor.name[:COMM_LENGTH]: monitor for monitor in _MONITORS}
 """By their names, as Linux cuts off those of processes."""
 RELEASABLE = tuple(monitor.name for monitor in _MONITORS if monitor.socket is not None)
 """Names of those that can be asked to let one GPU go."""
@@ -45,7 +44,7 @@ RELEASABLE = tuple(monitor.name for monitor in _MONITORS if monitor.socket is no
 
 def monitor_of(process: Process) -> Monitor | None:
     """The monitor that a process seems to be: any program can give itself such a name."""
-    return MONITORS.get(process.name[:_COMM_LENGTH])
+    return MONITORS.get(process.name[:COMM_LENGTH])
 
 
 def describe_users(

@@ -9,11 +9,13 @@ its own, keeps alive cannot be known.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,7 +27,8 @@ _ESCAPED = re.compile(r"\\([0-7]{3})", re.ASCII)
 _MOST = 5000
 """Namespaces that are asked."""
 _CLONE_NEWNET = 0x40000000
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS, _MOST_SECONDS = 2.0, 15.0
+"""For one answer of the kernel, and for all of them together."""
 _BUFFER = 1 << 18
 
 _RTM_NEWLINK, _RTM_GETLINK, _RTM_NEWNSID, _RTM_GETNSID = 16, 18, 88, 90
@@ -59,16 +62,28 @@ def stacked_interfaces(tree: Tree) -> StackedInterfaces:
     """Asks the kernel. Nothing for a recording, whose processes are not this kernel's."""
     if tree.proc is None or not os.path.ismount(tree.proc.path):
         return StackedInterfaces()
-    proc = tree.proc.path
+    proc, ends = tree.proc.path, time.monotonic() + _MOST_SECONDS
+    if not _asking_now.acquire(timeout=_MOST_SECONDS):  # and no threads that pile up where the kernel hangs
+        return StackedInterfaces(problem="the network namespaces could not be asked: an earlier look has not ended")
     answers: list[StackedInterfaces] = []
+
+    def ask() -> None:
+        try:
+            answers.append(_ask_all(proc, ends))
+        finally:
+            _asking_now.release()
+
     # A thread of its own, which ends in the last namespace that it went to.
-    thread = threading.Thread(target=lambda: answers.append(_ask_all(proc)), name="network-namespaces", daemon=True)
+    thread = threading.Thread(target=ask, name="network-namespaces", daemon=True)
     thread.start()
-    thread.join()
+    thread.join(_MOST_SECONDS + _ANSWER_SECONDS)
     return answers[0] if answers else StackedInterfaces(problem="the network namespaces could not be asked")
 
 
-def _ask_all(proc: str) -> StackedInterfaces:
+_asking_now = threading.Lock()
+
+
+def _ask_all(proc: str, ends: float) -> StackedInterfaces:
     try:
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -76,32 +91,38 @@ def _ask_all(proc: str) -> StackedInterfaces:
     try:
         own = os.fstat(home).st_ino
         with _netlink() as asking:
-            interfaces = list(_interfaces(asking))
+            interfaces = list(_interfaces(asking, ends))
         names = {each.number: each.name for each in interfaces}
         stacked = {names[each.link]: each.name for each in interfaces
                    if each.namespace is None and each.link in names and each.link != each.number}  # fmt: skip
-        others, problem = _others(proc, own)
-        for inode, (path, owner) in others.items():
+        others, problem = _others(proc, own, ends)
+        for number, (inode, (path, owner)) in enumerate(others.items()):
+            if time.monotonic() >= ends:
+                left = len(others) - number
+                problem = f"{left} network namespaces were not asked within {_MOST_SECONDS:.0f} s"
+                break
             try:
-                for each in _standing_on(path, inode, home):
+                for each in _standing_on(path, inode, home, ends):
                     if each.link in names:
                         stacked.setdefault(names[each.link], f"{each.name} in the network namespace of {owner}")
             except FileNotFoundError:  # it has ended
                 continue
             except OSError as error:
-                problem = problem or f"the network namespace of {owner} cannot be asked: {error.strerror}"
+                problem = problem or f"the network namespace of {owner} cannot be asked: {error.strerror or error}"
         return StackedInterfaces(stacked, problem)
     except OSError as error:
-        return StackedInterfaces(problem=f"interfaces cannot be listed: {error.strerror}")
+        return StackedInterfaces(problem=f"interfaces cannot be listed: {error.strerror or error}")
     finally:
         os.close(home)
 
 
-def _others(proc: str, own: int) -> tuple[dict[int, tuple[str, str]], str | None]:
+def _others(proc: str, own: int, ends: float) -> tuple[dict[int, tuple[str, str]], str | None]:
     """The other namespaces: by their number a path to each, and whose it is; and why some may be missing."""
     namespaces: dict[int, tuple[str, str]] = {}
     denied = 0
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        if time.monotonic() >= ends:
+            return namespaces, f"not all processes were looked at within {_MOST_SECONDS:.0f} s"
         path = f"{proc}/{pid}/ns/net"
         try:
             match = _NAMESPACE.fullmatch(os.readlink(path))
@@ -144,7 +165,7 @@ def _named(proc: str, process: str) -> Iterator[tuple[int, str]]:
             yield int(match[1]), _ESCAPED.sub(lambda code: chr(int(code[1], 8)), row[4])
 
 
-def _standing_on(path: str, inode: int, home: int) -> list[_Interface]:
+def _standing_on(path: str, inode: int, home: int, ends: float) -> list[_Interface]:
     """The interfaces of a namespace that stand on one of the namespace ``home``. This thread stays in there. Raises
     OSError."""
     namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -157,20 +178,19 @@ def _standing_on(path: str, inode: int, home: int) -> list[_Interface]:
     finally:
         os.close(namespace)
     with _netlink() as asking:
-        foreign = [each for each in _interfaces(asking) if each.namespace is not None and each.link]
-        number = _number_of(asking, home) if foreign else None
+        foreign = [each for each in _interfaces(asking, ends) if each.namespace is not None and each.link]
+        number = _number_of(asking, home, ends) if foreign else None
     return [each for each in foreign if each.namespace == number]
 
 
 def _netlink() -> socket.socket:
     asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    asking.settimeout(_ANSWER_SECONDS)
     return asking
 
 
-def _interfaces(asking: socket.socket) -> Iterator[_Interface]:
+def _interfaces(asking: socket.socket, ends: float) -> Iterator[_Interface]:
     request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    for kind, body in _answers(asking, _RTM_GETLINK, _DUMP, request):
+    for kind, body in _answers(asking, _RTM_GETLINK, _DUMP, request, ends):
         if kind != _RTM_NEWLINK or len(body) < _LINK.size:
             continue
         attributes = dict(_attributes(body[_LINK.size :]))
@@ -187,10 +207,10 @@ def _interfaces(asking: socket.socket) -> Iterator[_Interface]:
 _LITTLE = struct.pack("=H", 1) == b"\1\0"
 
 
-def _number_of(asking: socket.socket, namespace: int) -> int | None:
+def _number_of(asking: socket.socket, namespace: int, ends: float) -> int | None:
     """The number that a namespace has in the one that is asked; None where it has none."""
     request = struct.pack("=B3x", socket.AF_UNSPEC) + _ATTRIBUTE.pack(8, _NETNSA_FD) + struct.pack("=I", namespace)
-    for kind, body in _answers(asking, _RTM_GETNSID, 0, request):
+    for kind, body in _answers(asking, _RTM_GETNSID, 0, request, ends):
         number = dict(_attributes(body[4:])).get(_NETNSA_NSID) if kind == _RTM_NEWNSID else None
         if number is not None and len(number) == 4:
             value: int = struct.unpack("=i", number)[0]
@@ -198,9 +218,13 @@ def _number_of(asking: socket.socket, namespace: int) -> int | None:
     return None
 
 
-def _answers(asking: socket.socket, kind: int, flags: int, request: bytes) -> Iterator[tuple[int, bytes]]:
+def _answers(asking: socket.socket, kind: int, flags: int, request: bytes, ends: float) -> Iterator[tuple[int, bytes]]:
     asking.send(_HEADER.pack(_HEADER.size + len(request), kind, _REQUEST | flags, 1, 0) + request)
     while True:
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "no answer in time")
+        asking.settimeout(min(left, _ANSWER_SECONDS))
         answer = asking.recv(_BUFFER)
         at = 0
         while at + _HEADER.size <= len(answer):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from devalloc.inventory.class_devices import DeviceNode, DeviceNumber
 from devalloc.inventory.sysfs import Folder
 
-_COMM_LENGTH = 15
+COMM_LENGTH = 15
 """To which Linux cuts off the names of processes."""
 _MOST_OF_NAME = 40
 
@@ -128,7 +128,7 @@ def _number(name: bytes, folder: int, answer: ctypes.Array[ctypes.c_char]) -> De
 def _name(process: Folder | None) -> str:
     """The name of a process, in full where its command line begins with it."""
     name = (process.text("comm") if process is not None else None) or "process"
-    if process is None or len(name) < _COMM_LENGTH:
+    if process is None or len(name) < COMM_LENGTH:
         return name
     program = (process.raw("cmdline") or b"").split(b"\0")[0].rpartition(b"/")[2]
     full = program.decode("utf-8", "replace")

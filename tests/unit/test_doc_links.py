@@ -241,3 +241,17 @@ def test_modules_that_a_package_does_not_have_are_reported(tmp_path: Path) -> No
         '"""With ``no_list``.\n\n- ``here``, ``gone``: one\n  and ``lost``\n- ``below``: two\n- three ``none``\n"""\n'
     )
     assert absent_modules(tmp_path) == ["gone", "lost"]
+
+
+def test_decisions_are_listed_in_order() -> None:
+    """Each once, with its title, and by number within its subject."""
+    rows = re.findall(
+        r"^\| (.*?) ?\| \[(\d{4})\]\((.+?)\) (.+) \|$", (REPO / "docs/decisions/README.md").read_text(), re.M
+    )
+    records = {path.name: path.read_text().split("\n")[0] for path in (REPO / "docs/decisions").glob("0*.md")}
+    assert {file: f"# {number} {title}" for _, number, file, title in rows} == records
+    assert len(rows) == len(records)
+    last = ""
+    for subject, number, *_ in rows:
+        assert subject or number > last, f"{number} is listed after {last}"
+        last = number

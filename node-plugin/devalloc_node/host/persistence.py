@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 from devalloc.inventory.pci import Address
@@ -17,8 +18,8 @@ from devalloc.inventory.pci import Address
 _PROGRAM, _VERSION, _SET, _GET = 35006, 1, 1, 2
 _CALL, _RPC_VERSION = 0, 2
 _LAST_FRAGMENT = 1 << 31
-_MOST = 4096
-"""Bytes of an answer."""
+_MOST, _MOST_FRAGMENTS = 4096, 64
+"""Bytes of an answer, and the parts in which they may come."""
 _ERRORS = {
     2: errno.ENODEV, 3: errno.EIO, 4: errno.ENOMEM, 5: errno.EINVAL, 6: errno.EIO, 7: errno.EPERM, 10: errno.EBUSY,
 }  # fmt: skip
@@ -49,10 +50,11 @@ def _call(path: Path, procedure: int, arguments: bytes, seconds: float) -> tuple
     number = int.from_bytes(os.urandom(4), "big")
     head = struct.pack(">10I", number, _CALL, _RPC_VERSION, _PROGRAM, _VERSION, procedure, 0, 0, 0, 0)  # no credentials
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        ends = time.monotonic() + seconds
         asking.settimeout(seconds)
         asking.connect(os.fspath(path))
         asking.sendall(struct.pack(">I", _LAST_FRAGMENT | (len(head) + len(arguments))) + head + arguments)
-        answer = _answer(asking)
+        answer = _answer(asking, ends)
     words = struct.unpack(f">{len(answer) // 4}I", answer[: len(answer) // 4 * 4])
     # Number, kind (1: an answer), accepted (0), verifier (kind, length, …), success (0), results.
     if len(words) < 5 or words[:3] != (number, 1, 0):
@@ -63,21 +65,26 @@ def _call(path: Path, procedure: int, arguments: bytes, seconds: float) -> tuple
     return results[1:]
 
 
-def _answer(asking: socket.socket) -> bytes:
+def _answer(asking: socket.socket, ends: float) -> bytes:
     answer = b""
-    while True:
-        (mark,) = struct.unpack(">I", _exactly(asking, 4))
+    for _ in range(_MOST_FRAGMENTS):
+        (mark,) = struct.unpack(">I", _exactly(asking, 4, ends))
         length = mark & (_LAST_FRAGMENT - 1)
         if len(answer) + length > _MOST:
-            raise OSError(errno.EMSGSIZE, "the answer of nvidia-persistenced is too long")
-        answer += _exactly(asking, length)
+            break
+        answer += _exactly(asking, length, ends)
         if mark & _LAST_FRAGMENT:
             return answer
+    raise OSError(errno.EMSGSIZE, "the answer of nvidia-persistenced is too long")
 
 
-def _exactly(asking: socket.socket, length: int) -> bytes:
+def _exactly(asking: socket.socket, length: int, ends: float) -> bytes:
     data = b""
     while len(data) < length:
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "nvidia-persistenced did not answer in time")
+        asking.settimeout(left)
         part = asking.recv(length - len(data))
         if not part:
             raise OSError(errno.EPIPE, "nvidia-persistenced closed the connection")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from devalloc.inventory import network_use
+from devalloc.inventory import network_namespaces, network_use
 from devalloc.inventory.network_namespaces import StackedInterfaces, stacked_interfaces
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
@@ -103,6 +104,44 @@ class TestTheKernel:
                     here.link("set", index=moved, net_ns_pid=pid)
                 assert stacked() == {"theirs": f"pod0 in the network namespace of sleep {pid}"}
             assert stacked() == {}
+
+
+class TestTime:
+    """However many namespaces there are, and whatever one of them does: what was not asked is said, and not guessed."""
+
+    def test_all_of_it_has_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 0.0
+
+        def slowly(*_: object) -> list[object]:
+            nonlocal now
+            now += 6.0
+            return []
+
+        others = {number: (f"/proc/{number}/ns/net", f"pod {number}") for number in range(1, 9)}
+        monkeypatch.setattr(network_namespaces.time, "monotonic", lambda: now)
+        monkeypatch.setattr(network_namespaces, "_others", lambda *_: (others, None))
+        monkeypatch.setattr(network_namespaces, "_standing_on", slowly)
+        answer = stacked_interfaces(Tree(Path("/")))
+        assert answer.problem == "5 network namespaces were not asked within 15 s"
+
+    def test_a_kernel_that_does_not_answer_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(network_namespaces, "_MOST_SECONDS", 0.0)
+        assert stacked_interfaces(Tree(Path("/"))).problem == "interfaces cannot be listed: no answer in time"
+
+    def test_looks_that_hang_do_not_pile_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(network_namespaces, "_MOST_SECONDS", 0.05)
+        monkeypatch.setattr(network_namespaces, "_ANSWER_SECONDS", 0.05)
+        over = threading.Event()
+        monkeypatch.setattr(network_namespaces, "_ask_all", lambda *_: over.wait(60) and StackedInterfaces())
+        before = threading.active_count()
+        problems = [stacked_interfaces(Tree(Path("/"))).problem for _ in range(3)]
+        assert problems == [
+            "the network namespaces could not be asked",
+            *["the network namespaces could not be asked: an earlier look has not ended"] * 2,
+        ]
+        assert threading.active_count() == before + 1
+        over.set()
+        until(lambda: stacked_interfaces(Tree(Path("/"))).problem is None, "it can be asked again")
 
 
 class TestWhatFollows:

@@ -184,3 +184,19 @@ class TestItsProtocol:
     def test_nonsense_is_an_error(self, daemon: Callable[[Answer], Path], answer: bytes) -> None:
         with pytest.raises(OSError, match="nvidia-persistenced"):
             persistence(daemon(lambda call: answer), self.ADDRESS, 5)
+
+    def test_an_answer_in_parts_without_end_is_an_error(self, daemon: Callable[[Answer], Path]) -> None:
+        path = daemon(lambda call: struct.pack(">I", 0) * 1000 + accepted(call[0], 0, 1))
+        with pytest.raises(OSError, match="too long") as caught:
+            persistence(path, self.ADDRESS, 5)
+        assert caught.value.errno == errno.EMSGSIZE
+
+    def test_the_time_is_for_the_whole_answer(
+        self, daemon: Callable[[Answer], Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However often something comes: each part here takes a second."""
+        seconds = iter(range(1000))
+        monkeypatch.setattr("devalloc_node.host.persistence.time.monotonic", lambda: float(next(seconds)))
+        path = daemon(lambda call: struct.pack(">I", 0) * 10 + accepted(call[0], 0, 1))
+        with pytest.raises(TimeoutError, match="did not answer in time"):
+            persistence(path, self.ADDRESS, 5)
