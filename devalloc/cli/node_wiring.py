@@ -182,7 +182,7 @@ def store_publishing(
     try:  # a dry run runs no machines, and may run beside the real plugin
         turn = PublishLock(place, settings.node_name, is_plugin=not settings.machines.dry_run, is_shared=is_cluster)
     except StoreLocked as error:
-        raise Denied("NodeServed", str(error), retryable=True) from error
+        raise Denied("NodeServed", str(error)) from error
     with closing(turn), closing(UdevSource()) as events:
         inventory = InventorySource(settings.node_name, look, standalone=False)
         host = HostInventory(

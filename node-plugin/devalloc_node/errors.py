@@ -7,13 +7,79 @@ from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 
+# docs/node-codes.md lists both; a test compares them.
+PASSING = frozenset(
+    {
+        "BridgeInUse",
+        "ClaimNameHeld",
+        "ClaimNotAllocated",
+        "ClaimTakenAway",
+        "CopyUnfinished",
+        "CpusInUse",
+        "DeadlineExceeded",
+        "DeviceExhausted",
+        "DeviceGone",
+        "DeviceInUse",
+        "DeviceWithheld",
+        "DiskInUse",
+        "DriverMissing",
+        "DriverUnknown",
+        "FirmwareChanged",
+        "FirmwareInvalid",
+        "FirmwareMissing",
+        "ForwardingOff",
+        "GuestNotReady",
+        "GuestRefused",
+        "HostDiskFull",
+        "HostFull",
+        "HugePagesTooFew",
+        "ImageChanged",
+        "InUseUnknown",
+        "MachineLost",
+        "MachineMigrates",
+        "MachineMigrating",
+        "MachineNotRunning",
+        "NoFreePciSlot",
+        "NoFreeUser",
+        "NodeServed",
+        "PathMissing",
+        "PermitRefused",
+        "PoolInUse",
+        "QemuMissing",
+        "SetupBusy",
+        "SetupInUse",
+        "SharedDiffers",
+        "SwtpmMissing",
+        "TapDiffers",
+        "TapInUse",
+        "TapMissing",
+        "TryAgain",
+        "VfCountFixed",
+        "VfsEnabled",
+        "VfsInUse",
+    }
+)
+"""Codes of refusals that may end without a change of the request: what is in use becomes free, or what is
+missing comes."""
+LASTING = frozenset(
+    {
+        "JournalDamaged",
+        "JournalGone",
+        "MonitorMisused",
+        "RecordUnreadable",
+        "SocketFailed",
+        "StepKindUnknown",
+    }
+)
+"""Codes of failures that another try does not end."""
+
 
 class NodeError(Exception):
     """Why something could not be done for one claim, device or machine; the text is a sentence for people."""
 
     def __init__(self, code: str, message: str, *, retryable: bool) -> None:
         """``code``: CamelCase and stable, such as ``DeviceInUse``. ``retryable``: the same request may succeed later
-        without a change of the request."""
+        without a change of the request. It belongs to the code: a place passes it only where it differs."""
         super().__init__(message)
         self.code = code
         self.retryable = retryable
@@ -26,15 +92,15 @@ class NodeError(Exception):
 class Denied(NodeError):
     """The answer is no, and nothing was changed: a rule, another owner, the guest or the hypervisor refuses."""
 
-    def __init__(self, code: str, message: str, *, retryable: bool = False) -> None:
-        super().__init__(code, message, retryable=retryable)
+    def __init__(self, code: str, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(code, message, retryable=code in PASSING if retryable is None else retryable)
 
 
 class Failed(NodeError):
     """It was tried and did not work. What had been done is undone, or the message says what is left."""
 
-    def __init__(self, code: str, message: str, *, retryable: bool = True) -> None:
-        super().__init__(code, message, retryable=retryable)
+    def __init__(self, code: str, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(code, message, retryable=code not in LASTING if retryable is None else retryable)
 
 
 class VfsRefused(Failed):

@@ -170,13 +170,13 @@ class HttpPermits:
         if answer.status >= 500:
             raise Failed("PermitFailed", f"{server.url} answers {answer.status}: {answer.shown}")
         if answer.status != 200:
-            raise Denied("PermitRefused", f"{server.url} answers {answer.status}: {answer.shown}", retryable=True)
+            raise Denied("PermitRefused", f"{server.url} answers {answer.status}: {answer.shown}")
         try:
             reply = decode_reply(answer.body)
         except Unreadable as error:
             raise Failed("PermitFailed", f"unreadable answer of {server.url}: {error}") from None
         if reply.migrate:
-            raise Denied("MachineMigrating", f"{self._pod} is about to be migrated and stays as it is", retryable=True)
+            raise Denied("MachineMigrating", f"{self._pod} is about to be migrated and stays as it is")
         return Resources(reply.permit.cpu, reply.permit.memory)
 
 

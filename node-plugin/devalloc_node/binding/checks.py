@@ -37,7 +37,7 @@ def locate_device(tree: Tree, config: BindingConfig, granted: GrantedDevice) -> 
     except locate.DeviceUnknown as error:
         raise Denied("DeviceUnknown", str(error)) from error
     except locate.DeviceGone as error:
-        raise Denied("DeviceGone", str(error), retryable=True) from error
+        raise Denied("DeviceGone", str(error)) from error
 
 
 def locate_device_of_kind(
@@ -70,10 +70,10 @@ def refuse_open(tree: Tree, nodes: Iterable[DeviceNode], what: str, *, certain: 
         return
     blind = visibility_problem(tree)
     if blind is not None and certain:
-        raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}", retryable=True)
+        raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}")
     if users := _open_nodes(tree, wanted):
         node, processes = min(users.items())
-        raise Denied("DeviceInUse", f"{what} is in use: {processes[0]} has {node} open", retryable=True)
+        raise Denied("DeviceInUse", f"{what} is in use: {processes[0]} has {node} open")
 
 
 def _open_nodes(tree: Tree, nodes: Collection[DeviceNode]) -> dict[str, tuple[Process, ...]]:
@@ -96,7 +96,7 @@ def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:
         is_reserved = is_used_by_host(tree.root / "dev" / block)
     except FileNotFoundError as error:
         why = f"/dev/{block} not found (does this process see the host's /dev?)"
-        raise Denied("InUseUnknown", f"cannot check whether the host needs {what}: {why}", retryable=True) from error
+        raise Denied("InUseUnknown", f"cannot check whether the host needs {what}: {why}") from error
     except OSError as error:
         why = f"cannot open {block}: {error.strerror}"
         raise Denied("InUseUnknown", f"cannot check whether the host needs {what}: {why}") from error
@@ -183,7 +183,7 @@ def refuse_in_use(
     known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)
     if known_by_others and (blind := visibility_problem(tree)) is not None:
         names = ", ".join(str(function.address) for function in functions)
-        raise Denied("InUseUnknown", f"cannot check whether {names} is in use: {blind}", retryable=True)
+        raise Denied("InUseUnknown", f"cannot check whether {names} is in use: {blind}")
     for function in functions:
         _refuse_users(port, function, holders)
 
@@ -204,7 +204,7 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: DeviceUsers) ->
             "InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/net/route not found"
         )
     if (why := holders.uncertainty(function)) is not None:
-        raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: {why}", retryable=True)
+        raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: {why}")
     if blocks and _is_unreadable(tree, "self", "mountinfo") and _is_unreadable(tree, "mounts"):
         raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/mounts not found")
 
@@ -266,4 +266,4 @@ def refuse_group(
 
 
 def _in_use(function: PciFunction, why: str) -> Denied:
-    return Denied("DeviceInUse", f"{function.address} is in use: {why}", retryable=True)
+    return Denied("DeviceInUse", f"{function.address} is in use: {why}")

@@ -112,7 +112,6 @@ class Mdev:
             raise Denied(
                 "DeviceInUse",
                 f"the mediated device {existing} was created by another program; `--adopt {granted.device}` offers it",
-                retryable=True,
             )
         folder = mdev_folder(tree, existing)
         refuse_open(tree, mdev_nodes(folder) if folder else (), f"the mediated device {existing}", certain=True)
@@ -186,13 +185,13 @@ class MdevKind:
         else:
             other = find_mdev_parent(tree, parent)
             if other is None:
-                raise Denied("DeviceGone", f"{parent} no longer exists", retryable=True)
+                raise Denied("DeviceGone", f"{parent} no longer exists")
             folder, path = other.folder, f"class/mdev_bus/{other.name}"
         place = folder.folder("mdev_supported_types", kind) if is_name(kind) else None
         if place is None:
-            raise Denied("DeviceGone", f"{parent} no longer offers {kind}", retryable=True)
+            raise Denied("DeviceGone", f"{parent} no longer offers {kind}")
         if not place.number("available_instances"):
-            raise Denied("DeviceExhausted", f"{parent} has no room for {place.text('name') or kind}", retryable=True)
+            raise Denied("DeviceExhausted", f"{parent} has no room for {place.text('name') or kind}")
         host_changes.write(self.host, f"{path}/mdev_supported_types/{kind}/create", target, deadline)
 
 

@@ -86,11 +86,7 @@ class VfCountKind:
         if now == value:
             return
         if now and value:
-            raise Denied(
-                "VfCountFixed",
-                f"{target} has {now} VFs; the count can change to {value} only from zero",
-                retryable=True,
-            )
+            raise Denied("VfCountFixed", f"{target} has {now} VFs; the count can change to {value} only from zero")
         if now:
             _refuse_users(tree, host_changes.function(tree, target))
         path = f"bus/pci/devices/{target}/sriov_numvfs"
@@ -159,7 +155,6 @@ def _refuse_users(tree: Tree, pf: PciFunction) -> None:
                 "VfsInUse",
                 f"the VFs of {pf.address} stay: {vf.address} has the driver {vf.driver}, which "
                 "devalloc did not bind; unbind it, and devalloc removes them",
-                retryable=True,
             )
 
 

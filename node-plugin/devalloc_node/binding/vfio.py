@@ -87,10 +87,6 @@ def _vf_addresses(port: PciPort) -> list[Address]:
 def _refuse_parts(tree: Tree, port: PciPort) -> None:
     for member in port.members:
         if member.has_vfs:
-            raise Denied(
-                "VfsEnabled",
-                f"{member.address} has {len(member.virtfns)} VFs, which would be lost with it",
-                retryable=True,
-            )
+            raise Denied("VfsEnabled", f"{member.address} has {len(member.virtfns)} VFs, which would be lost with it")
     for member in port.members:
         checks.refuse_vgpus(member)

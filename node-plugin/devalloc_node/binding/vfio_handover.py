@@ -54,7 +54,6 @@ def vfio_driver(tree: Tree, function: PciFunction) -> str:
         "DriverMissing",
         f"{function.address} needs the driver {module}, which is not loaded: run `modprobe {module}`, and list it in "
         "/etc/modules-load.d for the next boot",
-        retryable=True,
     )
 
 
@@ -74,7 +73,6 @@ def _aliases(tree: Tree) -> Aliases:
                 "DriverUnknown",
                 f"cannot choose the VFIO driver: /lib/modules/{release or '…'} not found (in a container, mount the "
                 "host's; if an upgrade removed it, reboot the host)",
-                retryable=True,
             )
         return ()
     identity = _identity(f"{folder.path}/modules.alias")  # before it is read: what is written meanwhile is read again

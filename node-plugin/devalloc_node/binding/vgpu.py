@@ -55,7 +55,7 @@ class Vgpu:
         type_id = int(device.profile_id.removeprefix(_PREFIX))
         live = _current(vf)
         if live:
-            raise Denied("DeviceInUse", f"{vf.address} already carries a vGPU ({_PREFIX}{live})", retryable=True)
+            raise Denied("DeviceInUse", f"{vf.address} already carries a vGPU ({_PREFIX}{live})")
         yield Step("vgpu", str(vf.address), live, type_id)
         after = host_changes.function(self.host.tree(), str(vf.address))
         if _current(after) != type_id or after.iommu_group is None:
@@ -106,9 +106,7 @@ class VgpuKind:
         if now == value:
             return
         if now and value:
-            raise Denied(
-                "DeviceInUse", f"{target} carries the vGPU type {now}, so it cannot take {value}", retryable=True
-            )
+            raise Denied("DeviceInUse", f"{target} carries the vGPU type {now}, so it cannot take {value}")
         if value:
             self._refuse_type(function, value)
         else:
@@ -140,7 +138,7 @@ class VgpuKind:
         if str(value) not in creatable:
             names = ", ".join(name for number, name in creatable.items() if number.isdecimal())
             raise Denied("DeviceExhausted", f"{function.address} has no room for vGPU type {value}; the driver would "
-                         f"create {names or 'nothing'}", retryable=True)  # fmt: skip
+                         f"create {names or 'nothing'}")  # fmt: skip
 
 
 def _current(function: PciFunction) -> int | None:

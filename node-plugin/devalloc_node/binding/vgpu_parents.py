@@ -58,7 +58,7 @@ def choose_parent(tree: Tree, device: ProfileDevice, held: Collection[str]) -> t
             return function, place
         reasons.append(f"{function.address} {why}")
     others = f" (the same holds for {len(reasons) - 1} other functions of the card)" if len(reasons) > 1 else ""
-    raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {reasons[0]}{others}", retryable=True)
+    raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {reasons[0]}{others}")
 
 
 def choose_place(device: MdevParentDevice, held: Collection[str]) -> str:
@@ -68,7 +68,7 @@ def choose_place(device: MdevParentDevice, held: Collection[str]) -> str:
     if place is not None and offered.available.get(device.profile_id or ""):
         return place
     why = "is held by other claims" if place is None else _no_room(offered)
-    raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {parent} {why}", retryable=True)
+    raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {parent} {why}")
 
 
 def recorded_parent(tree: Tree, device: ProfileDevice, keys: Collection[str]) -> PciFunction:
@@ -76,7 +76,7 @@ def recorded_parent(tree: Tree, device: ProfileDevice, keys: Collection[str]) ->
     for function in _candidates(tree, device):
         if function_key(function.address) in keys or any(part.startswith(f"part/{function.address}/") for part in keys):
             return function
-    raise Denied("DeviceGone", f"the function that was chosen for {device.profile_id} no longer exists", retryable=True)
+    raise Denied("DeviceGone", f"the function that was chosen for {device.profile_id} no longer exists")
 
 
 def _candidates(tree: Tree, device: ProfileDevice) -> Iterator[PciFunction]:

@@ -217,7 +217,6 @@ class ClaimFiles:
                 raise Denied(
                     "ClaimNameHeld",
                     f"another claim {other} (uid {other.uid}) is still prepared, and its files have the same names",
-                    retryable=True,
                 )
         return metadata_files(grant, devices, driver=self.driver, data=str(self.data), folder=str(self.cdi))
 

@@ -42,7 +42,7 @@ def reserve_devices(
             for key in keys:
                 if key in holdings:
                     both = f"{holdings[key]} and {granted.name}"
-                    raise Denied("DeviceInUse", f"devices {both} of claim {grant.ref} both need {key}")
+                    raise Denied("DeviceInUse", f"devices {both} of claim {grant.ref} both need {key}", retryable=False)
                 holdings[key] = granted.name
             chosen.append(keys)
         try:
@@ -58,13 +58,11 @@ def _held_by_others(journal: Journal, holding: HeldKey, wanted: str) -> Denied:
     if not holding.uid:
         reasons = (withheld.reason for withheld in journal.withheld() if withheld.device == holding.device)
         reason = next(reasons, "it could not be reset")
-        return Denied("DeviceWithheld", f"device {wanted}: {holding.key} is withheld: {reason}", retryable=True)
+        return Denied("DeviceWithheld", f"device {wanted}: {holding.key} is withheld: {reason}")
     owner = journal.claim(holding.uid)
     who = "a claim" if owner is None else f"claim {owner.ref} ({owner.state})"
     return Denied(
-        "DeviceInUse",
-        f"device {wanted}: {holding.key} is held by {who}, uid {holding.uid}; unprepare that claim first",
-        retryable=True,
+        "DeviceInUse", f"device {wanted}: {holding.key} is held by {who}, uid {holding.uid}; unprepare that claim first"
     )
 
 

@@ -85,11 +85,11 @@ def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
         )
     if node_name in fenced_from(claim):
         why = "was taken away from this node, which was fenced, and is not unprepared yet"
-        raise Denied("ClaimTakenAway", f"claim {ref} {why}", retryable=True)
+        raise Denied("ClaimTakenAway", f"claim {ref} {why}")
     if not ClaimView(claim).entries:
-        raise Denied("ClaimNotAllocated", f"claim {ref} has no devices (yet)", retryable=True)
+        raise Denied("ClaimNotAllocated", f"claim {ref} has no devices (yet)")
     if is_group_pending(claim):
-        raise Denied("ClaimNotAllocated", f"claim {ref} is being allocated together with others", retryable=True)
+        raise Denied("ClaimNotAllocated", f"claim {ref} is being allocated together with others")
     node = ClaimView(claim).node
     if node is not None and node != node_name:
         raise Denied("ClaimElsewhere", f"claim {ref} has devices of node {node}, not of this node ({node_name})")

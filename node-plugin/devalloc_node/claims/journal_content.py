@@ -128,7 +128,7 @@ def _decoded(kind: type[Device], content: Mapping[str, Any]) -> Device:
 
 
 def _unreadable(ref: ClaimRef, what: str, error: Exception) -> Failed:
-    return Failed("JournalDamaged", f"cannot read the {what} of claim {ref} in the journal: {error!r}", retryable=False)
+    return Failed("JournalDamaged", f"cannot read the {what} of claim {ref} in the journal: {error!r}")
 
 
 def orphaned_devices(tree: Tree, held: Collection[str]) -> list[str]:

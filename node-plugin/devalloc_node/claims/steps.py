@@ -356,7 +356,6 @@ class StepRunner:
                 "SharedDiffers",
                 f"{step.kind} of {step.target} was {step.before!r} and is now {now!r}: another program is changing "
                 "it; try again",
-                retryable=True,
             )
         return replace(step, before=now, shared=None)
 
@@ -368,7 +367,6 @@ class StepRunner:
                 "SharedDiffers",
                 f"{_what(step)} is required, but {existing.step.after!r} was set for claims "
                 f"{first}{(' and others' if others - set(sorted(others)[:3]) else '')}; unprepare those first",
-                retryable=True,
             )
 
     def _leave(self, record: StepRecord, deadline: Deadline, caller: str) -> list[NodeError]:
@@ -387,7 +385,6 @@ class StepRunner:
                 "StepKindUnknown",
                 f"this version does not support steps of kind {step.kind!r} ({step.target}); run the version that "
                 "recorded it",
-                retryable=False,
             ) from None
 
     def _read(self, step: Step) -> object:

@@ -50,7 +50,7 @@ def exclusive_host(
     with ExitStack() as stack:
         while (other := _acquire(folder, way, stack)) is not None:
             if time.monotonic() >= until:
-                raise Denied("NodeServed", f"{other}; {_ADVICE}", retryable=True)
+                raise Denied("NodeServed", f"{other}; {_ADVICE}")
             if not announced:
                 say(f"{other}; waiting {wait:.0f} s for it to end")
             announced = True
@@ -91,7 +91,7 @@ def _open_lock_file(folder: Path, name: str) -> FileLock:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return FileLock(path)
     except OSError as error:
-        raise Failed("SocketFailed", f"cannot open {path}: {error.strerror}", retryable=False) from error
+        raise Failed("SocketFailed", f"cannot open {path}: {error.strerror}") from error
 
 
 MOST_WAITING = 32

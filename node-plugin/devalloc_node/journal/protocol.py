@@ -146,7 +146,6 @@ class HeldByOther(Denied):
             "DeviceInUse",
             f"{holding.key} is held by {who} (device {holding.device}); "
             + ("unprepare that claim first" if holding.uid else "see its entry in `withheld`"),
-            retryable=True,
         )
         self.holding = holding
 

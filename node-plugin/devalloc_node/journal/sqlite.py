@@ -369,7 +369,7 @@ class SQLiteJournal:
     def failed(self, why: StoreError) -> Failed:
         """An error of the file in the plugin's words."""
         code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
-        return Failed(code, str(why), retryable=code == "JournalUnavailable")
+        return Failed(code, str(why))
 
     def shorten_log(self) -> None:
         with self._mutex:
@@ -392,7 +392,6 @@ class SQLiteJournal:
             "JournalGone",
             f"{lost} was removed or replaced while the node plugin ran. Nothing can be recorded, so nothing is "
             "changed; restore it if you can, and restart the plugin",
-            retryable=False,
         )
 
     def _now(self) -> str:
@@ -437,7 +436,7 @@ def _step(row: tuple[int, str, str, str, str, str, str, str, str]) -> StepRecord
     shared = owner if "/" in owner and not owner.startswith(WITHHELD) else None
     step = Step(kind, target, _value(was), _value(becomes), shared)
     if state not in _STEP_STATES:
-        raise Failed("JournalDamaged", f"step {number} is in the state {state!r}", retryable=False)
+        raise Failed("JournalDamaged", f"step {number} is in the state {state!r}")
     return StepRecord(number, owner, device, step, _STEP_STATES[state], problem)
 
 

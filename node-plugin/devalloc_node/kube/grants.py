@@ -40,7 +40,7 @@ class ResourceClaimGrants:
             raise Denied("ClaimUidMismatch", f"ResourceClaim {ref} now has the UID {uid}, not {ref.uid}")
         allocation = _at(claim, "status", "allocation")
         if not allocation:
-            raise Denied("ClaimNotAllocated", f"ResourceClaim {ref} is not allocated", retryable=True)
+            raise Denied("ClaimNotAllocated", f"ResourceClaim {ref} is not allocated")
         try:
             devices = tuple(self._devices(allocation))
             nodes = _nodes(allocation)

@@ -84,7 +84,6 @@ class AttachmentKind:
             raise Denied(
                 "NoFreePciSlot",
                 f"claim {prepared.ref} has {new} devices for machine {key}, which has {free} free PCI slots",
-                retryable=True,
             )
         return steps
 
@@ -258,10 +257,6 @@ def _owners(target: str, nodes: Sequence[str], recorded: Mapping[str, Any]) -> d
             try:
                 info = os.stat(node)
             except OSError as error:
-                raise Denied(
-                    "DeviceGone",
-                    f"cannot prepare {node}, which {target} needs: {error.strerror}",
-                    retryable=True,
-                ) from None
+                raise Denied("DeviceGone", f"cannot prepare {node}, which {target} needs: {error.strerror}") from None
             before[node] = [info.st_uid, info.st_gid]
     return before

@@ -111,7 +111,6 @@ def check(spec: MachineSpec, config: MachineConfig) -> None:
             "HostDiskFull",
             f"machine {spec.key}: its own disks take {memory_text(_rounded(missing))} at once, but the file system "
             f"of {config.state} has {memory_text(free // _MIB * _MIB)} free; make room there",
-            retryable=True,
         )
 
 
@@ -173,7 +172,7 @@ def _make_one(spec: MachineSpec, disk: Disk, image: Path, source: int, path: Pat
         _copy(spec, disk, source, part, deadline)
         if _state_of(image) != state:
             _remove_file(part)
-            raise Denied("DiskInUse", f"disk {disk.path} was changed while it was copied", retryable=True)
+            raise Denied("DiskInUse", f"disk {disk.path} was changed while it was copied")
     _finish(part, path)
 
 
@@ -215,7 +214,6 @@ def _copy(spec: MachineSpec, disk: Disk, source: int, part: Path, deadline: Dead
                     "CopyUnfinished",
                     f"the copy of disk {disk.path} for machine {spec.key} has {memory_text(_rounded(done))} of "
                     f"{memory_text(_rounded(size))}, and continues at the next start",
-                    retryable=True,
                 )
             done = _copy_chunk(source, target, done, size)
         os.fsync(target)
@@ -309,7 +307,6 @@ def _check_unchanged(spec: MachineSpec, disk: Disk, image: Path, folder: Path) -
             "ImageChanged",
             f"disk {disk.path} was changed or replaced since machine {spec.key} got its overlay, which does not fit it "
             "any more; put the image back with its time of change, or delete the machine. Give a new image a new name",
-            retryable=True,
         )
 
 

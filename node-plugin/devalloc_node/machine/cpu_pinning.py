@@ -29,7 +29,7 @@ class NotEnoughCpus(Denied):
     """There are too few now, and there may be enough soon."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("CpusInUse", message, retryable=True)
+        super().__init__("CpusInUse", message)
 
 
 @dataclass(frozen=True, slots=True)

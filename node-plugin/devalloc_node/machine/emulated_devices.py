@@ -130,7 +130,6 @@ def plug_emulated(
                 raise Denied(
                     "DiskInUse",
                     f"disk {wanted.what.path} is in use, by another machine or a process of this host: {error.reason}",
-                    retryable=True,
                 ) from error
             raise
     if not is_starting:
@@ -294,10 +293,8 @@ def _opened(machine: str, device: EmulatedDevice) -> Iterator[int | None]:
             fd = spawn.open_tap(what.interface)
     except OSError as error:
         if isinstance(what, Nic) and error.errno == errno.EBUSY:
-            raise Denied(
-                "TapInUse", f"TAP {what.interface} is in use, by another machine or a process of this host",
-                retryable=True,
-            ) from None  # fmt: skip
+            why = f"TAP {what.interface} is in use, by another machine or a process of this host"
+            raise Denied("TapInUse", why) from None
         raise Failed(
             "HostRefused", f"cannot open {backing_text(device)} for machine {machine}: {error.strerror or error}"
         ) from None

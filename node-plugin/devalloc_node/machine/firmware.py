@@ -60,7 +60,6 @@ def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
             "FirmwareMissing",
             f"machine {spec.key} requires {what}, but this host has no firmware for it: install ovmf (Debian, Ubuntu) "
             f"or edk2-ovmf (Fedora), or name the files with {option} CODE:VARS",
-            retryable=True,
         )
     for file in (files.code, files.variables):
         try:
@@ -71,14 +70,12 @@ def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
                 "FirmwareMissing",
                 f"machine {spec.key} requires {what}, but {file} cannot be read: {error.strerror}; install that "
                 f"firmware, or name other files with {option} CODE:VARS",
-                retryable=True,
             ) from None
         if start == _QCOW2 or not 0 < size <= _MAX_IMAGE:
             raise Denied(
                 "FirmwareInvalid",
                 f"firmware {file} must be a raw image of a flash chip, at most {_MAX_IMAGE >> 20} MiB; name other "
                 f"files with {option} CODE:VARS",
-                retryable=True,
             )
     return files
 
@@ -89,7 +86,7 @@ def code_digest(files: FirmwareFiles) -> str:
         with files.code.open("rb") as image:
             return hashlib.file_digest(image, "sha256").hexdigest()
     except OSError as error:
-        raise Denied("FirmwareMissing", f"{files.code} cannot be read: {error.strerror}", retryable=True) from None
+        raise Denied("FirmwareMissing", f"{files.code} cannot be read: {error.strerror}") from None
 
 
 def identity_here(files: FirmwareFiles) -> FirmwareIdentity:
@@ -97,7 +94,7 @@ def identity_here(files: FirmwareFiles) -> FirmwareIdentity:
     try:
         return FirmwareIdentity(code_digest(files), files.variables.stat().st_size)
     except OSError as error:
-        raise Denied("FirmwareMissing", f"{files.variables} cannot be read: {error.strerror}", retryable=True) from None
+        raise Denied("FirmwareMissing", f"{files.variables} cannot be read: {error.strerror}") from None
 
 
 def described_firmware(*, secure_boot: bool, folders: Sequence[Path] = DESCRIPTORS) -> FirmwareFiles | None:
@@ -157,7 +154,6 @@ def make_store(spec: MachineSpec, config: MachineConfig, files: FirmwareFiles) -
                 "FirmwareChanged",
                 f"the UEFI variables of machine {spec.key} ({store}) have {there} bytes, but those of its firmware "
                 f"{files.code} have {size}: name the firmware that it was started with before, or delete the machine",
-                retryable=True,
             )
         return store
     part = store.with_suffix(".new")
@@ -177,7 +173,6 @@ def swtpm_binary(spec: MachineSpec, config: MachineConfig) -> str:
             "SwtpmMissing",
             f"machine {spec.key} requires a TPM, but {config.swtpm} was not found: install swtpm, or name it with "
             "--swtpm",
-            retryable=True,
         )
     return os.path.abspath(binary)
 

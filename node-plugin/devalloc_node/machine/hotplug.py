@@ -113,12 +113,12 @@ def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline)
             # Of several functions, and of a card's own children, the events come in any order and some without an id.
             who = None if event is None else event.get("data", {}).get("device")
             if event is not None and event["event"] == "DEVICE_UNPLUG_GUEST_ERROR" and who in ids:
-                raise Denied("GuestRefused", f"machine {machine}: the guest refuses to release {name}", retryable=True)
+                raise Denied("GuestRefused", f"machine {machine}: the guest refuses to release {name}")
             # A guest can cause events as fast as they are read: those of others do not put the deadline off.
             if event is None or who in left or deadline.passed:
                 if deadline.passed:
                     seconds = time.monotonic() - began
-                    raise Denied("GuestRefused", _why_kept(monitor, machine, name, seconds), retryable=True)
+                    raise Denied("GuestRefused", _why_kept(monitor, machine, name, seconds))
                 there = present_devices(monitor, Deadline.after(ANSWER_SECONDS))
                 left = [i for i in left if i in there and i != who]
 
@@ -182,7 +182,9 @@ def _free(monitor: Monitor, machine: str, device: PciDevice, needs: SlotNeeds, d
     if needs.port:
         if (port := next((each for each in free if each.name == needs.port), None)) is not None:
             return port
-        raise Denied("NoFreePciSlot", f"machine {machine} has no free root port {needs.port} for {device.id}")
+        raise Denied(
+            "NoFreePciSlot", f"machine {machine} has no free root port {needs.port} for {device.id}", retryable=False
+        )
     plain = [port for port in free if port.reserve.prefetchable <= FIRMWARE_WINDOW]
     if needs.is_cold and needs.spares_plain and len(plain) == 1 < len(free):
         is_for_it = needs.size is not None and needs.size.prefetchable_32
@@ -381,7 +383,6 @@ def check_runs(monitor: Monitor, machine: str, deadline: Deadline) -> None:
             "GuestNotReady",
             f"the CPUs of machine {machine} do not run (QEMU reports {status!r:.50}), so its guest cannot accept a "
             "device; let them run, then attach",
-            retryable=True,
         )
 
 
@@ -450,7 +451,6 @@ def _problem(
             "GuestNotReady",
             f"machine {machine}: {names} got no addresses within {seconds:.0f} s: its firmware or system is still "
             "starting, or does not support PCI hot-plug; try again when its system is up",
-            retryable=True,
         )
     first = short[0][0]
     bars = ", ".join(str(bar) for function, bar in short if function is first)

@@ -389,7 +389,7 @@ def _resolved(
             )
         else:
             advice = "install qemu-system-x86 (Debian, Ubuntu), or set the path of QEMU (--qemu)"
-        raise Denied("QemuMissing", f"there is no program {config.binary}; {advice}", retryable=True)
+        raise Denied("QemuMissing", f"there is no program {config.binary}; {advice}")
     qmp = str(config.folder(spec.id) / "console")
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} is longer than a socket's path can be ({MAX_SOCKET_PATH} bytes)")
@@ -456,7 +456,6 @@ def _queues(spec: MachineSpec, incoming: IncomingPlatform | None) -> Mapping[int
         f"nics[{number}] of machine {spec.key} has {incoming.queues.get(number, 1)} queues on its node, and TAP "
         f"{spec.nics[number].interface} of this node gives it {here.get(number, 1)}: make both with multi_queue, or "
         "neither",
-        retryable=True,
     )
 
 

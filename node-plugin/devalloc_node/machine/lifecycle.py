@@ -589,7 +589,7 @@ class MachineLifecycle(MachineRegistry):
                 why = f"the guest did not power down within {seconds:.0f} s; when it does, it stays stopped;"
                 if not seconds:
                     why = "the guest was not asked to power down, because no time was left;"
-                raise Denied("GuestRefused", f"machine {record.spec.key}: {why} --force ends it now", retryable=True)
+                raise Denied("GuestRefused", f"machine {record.spec.key}: {why} --force ends it now")
             how = launch.end(monitor, record.spec.key, process)
         LOG.info("machine %s: %s", record.spec.key, how)
 

@@ -187,7 +187,7 @@ def resolve_allowed(
         missing, real = error, Path(os.path.realpath(path))
     _check_owner(path, real, folders, namespace, what, writes, option)
     if missing is not None:
-        raise Denied("PathMissing", f"{what} {path}: {missing.strerror}", retryable=True)
+        raise Denied("PathMissing", f"{what} {path}: {missing.strerror}")
     return real
 
 
@@ -323,7 +323,7 @@ class ImageInUse(Denied):
     """Another QEMU has an image open that does not get along with this one."""
 
     def __init__(self, path: str, by: str = "another machine, or by a tool of QEMU") -> None:
-        super().__init__("DiskInUse", f"disk {path} is in use by {by}", retryable=True)
+        super().__init__("DiskInUse", f"disk {path} is in use by {by}")
         self.path = path
 
 
@@ -375,7 +375,7 @@ def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
             "it)",
         )
     if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
-        raise Denied("TapMissing", f"no TAP interface {interface!r} on this host", retryable=True)
+        raise Denied("TapMissing", f"no TAP interface {interface!r} on this host")
     return interface
 
 

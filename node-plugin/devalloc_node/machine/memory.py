@@ -182,7 +182,6 @@ def _stop_asking(monitor: Monitor, machine: str, device: VirtioMem, goal: int, s
         "GuestRefused",
         f"machine {machine}: the guest has {_text(size)} of virtio-mem after {seconds:.0f} s, not the requested "
         f"{_text(goal)}, and makes no progress; the request was withdrawn",
-        retryable=True,
     )
 
 
@@ -286,6 +285,5 @@ def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline
                     "GuestRefused",
                     f"machine {machine}: the guest {why} a DIMM after {time.monotonic() - began:.0f} s; it has "
                     f"{_text(observe_memory(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
-                    retryable=True,
                 )
     monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)

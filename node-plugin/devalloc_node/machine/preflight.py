@@ -240,7 +240,6 @@ def _check_free_pages(spec: MachineSpec, size: int, node: int | None, more: int,
         f"machine {spec.key} needs {more // size} huge pages of {memory_text(size)}, but {where} has {free // size} "
         f"free; stop a machine that uses them, or set {missing} more aside: add them to the number in "
         f"{folder}/hugepages/hugepages-{size // 1024}kB/nr_hugepages (1Gi pages are best reserved at boot)",
-        retryable=True,
     )
 
 

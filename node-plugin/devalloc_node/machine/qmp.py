@@ -218,7 +218,7 @@ class QmpMonitor:
         try:
             json.dumps(arguments)
         except (TypeError, ValueError) as error:
-            raise Failed("MonitorMisused", f"cannot send {what}: {error}", retryable=False) from None
+            raise Failed("MonitorMisused", f"cannot send {what}: {error}") from None
         if not self._lock.acquire(timeout=deadline.seconds):
             raise Unknown(
                 "MonitorSilent", f"{what} was not sent: other commands still wait for answers; QEMU hangs or is busy"

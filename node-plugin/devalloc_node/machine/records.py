@@ -276,7 +276,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
         if record.spec.key != key:
             raise ValueError(f"it belongs to {record.spec.key}")
     except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
-        raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}", retryable=False) from None
+        raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}") from None
     return record
 
 

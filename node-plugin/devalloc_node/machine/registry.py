@@ -432,7 +432,7 @@ class MachineRegistry:
         record = self.record_for(key)
         process = self.process_of(record)
         if process is None:
-            raise Denied("MachineNotRunning", f"machine {key} does not run; start it first", retryable=True)
+            raise Denied("MachineNotRunning", f"machine {key} does not run; start it first")
         return record, process
 
     def lives_in(self, key: str, run: str) -> bool:
@@ -478,7 +478,6 @@ class MachineRegistry:
                     "MachineMigrates",
                     f"cannot {work}: machine {key} cannot be changed while {migrates}; wait until it has moved, or "
                     "cancel the migration",
-                    retryable=True,
                 )
             yield
 

@@ -342,7 +342,7 @@ class CapacityCheck:
         try:
             self._admission.validate(request, key)
         except Insufficient as error:
-            raise Denied("HostFull", f"{what}: {error}", retryable=True) from None
+            raise Denied("HostFull", f"{what}: {error}") from None
         except UsageUnknown as error:
             if isinstance(error.__cause__, NodeError):
                 raise error.__cause__ from None

@@ -74,7 +74,7 @@ def free_user(
     for user in config.users:
         if user not in taken:
             return user
-    raise Denied("NoFreeUser", f"all {len(config.users)} user ids for machines are in use", retryable=True)
+    raise Denied("NoFreeUser", f"all {len(config.users)} user ids for machines are in use")
 
 
 def listener_uid(record: MachineRecord) -> int:

@@ -159,7 +159,6 @@ def _remove(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> No
                     "GuestRefused",
                     f"machine {machine}: the guest refuses to give back a vCPU; it has {count(monitor, deadline)} "
                     f"instead of {goal}",
-                    retryable=True,
                 )
             # An emulated CPU leaves without an event of its own: its slot is what tells.
             now = slots(monitor, Deadline.after(_ANSWER_SECONDS))
@@ -170,7 +169,6 @@ def _remove(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> No
                     "GuestRefused",
                     f"machine {machine}: the guest did not give back a vCPU within {time.monotonic() - began:.0f} s; "
                     f"it has {_plugged_slots(now)} instead of {goal}",
-                    retryable=True,
                 )
 
 

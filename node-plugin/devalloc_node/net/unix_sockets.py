@@ -73,7 +73,7 @@ def listening_socket(path: Path, backlog: int) -> Iterator[tuple[socket.socket, 
             listener.setblocking(False)
             identity = place_socket(private, path)
         except OSError as error:
-            raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}", retryable=False) from error
+            raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}") from error
         try:
             yield listener, identity
         finally:

@@ -143,7 +143,6 @@ class NodeOperations:
                 "MachineLost",
                 f"machine {key} lives but is not in the journal, so the plugin cannot change it; shut its guest "
                 "down, or end its process (`devalloc vm get -o wide` shows which)",
-                retryable=True,
             )
 
     def check_offered(self, machine: VirtualMachine) -> None:
@@ -349,9 +348,7 @@ class NodeOperations:
         """The machine, if it runs and the caller may change it. Raises Denied."""
         machine = self._owned(key, owner)
         if not machine.runs:
-            raise Denied(
-                "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
-            )
+            raise Denied("MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first")
         return machine
 
     def _with_wanted(self, machine: MachineView) -> MachineView:

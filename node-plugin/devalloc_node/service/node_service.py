@@ -208,7 +208,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 try:
                     if due.passed:
                         late = f"no time was left for the {what} of machine {key}; try again"
-                        raise Denied("DeadlineExceeded", late, retryable=True)
+                        raise Denied("DeadlineExceeded", late)
                     # A guest that hangs over one amount leaves the others their time.
                     share = 1 / (len(wanted) - number)
                     self._operations.scale(key, what, amount, due, caller=caller, share=share)

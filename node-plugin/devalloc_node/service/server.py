@@ -237,9 +237,7 @@ def serve(path: Path, services: Sequence[Service], limits: ClientLimits | None =
         try:
             identity = stack.enter_context(_bound(path, server))
         except OSError as error:
-            raise Failed(
-                "SocketFailed", f"cannot serve on {path}: {error.strerror or error}", retryable=False
-            ) from error
+            raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror or error}") from error
         for name in ("", *names):
             status.set(name, health_pb2.HealthCheckResponse.SERVING)
         return SocketServer(path, server, status, identity, stack.pop_all())
@@ -258,7 +256,7 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[SocketIdentity]:
         descriptor = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # By the descriptor, so that the private name may be longer than the kernel takes.
         if server.add_insecure_port(f"unix:/proc/self/fd/{descriptor}/{name}") == 0:
-            raise Failed("SocketFailed", f"cannot bind a socket in {path.parent}", retryable=False)
+            raise Failed("SocketFailed", f"cannot bind a socket in {path.parent}")
         os.chmod(name, 0o600, dir_fd=descriptor)
         identity = place_socket(private / name, path, server.start)
     except BaseException:

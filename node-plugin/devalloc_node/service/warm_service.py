@@ -93,6 +93,7 @@ def _check_not_of_a_machine(pool: Pool, setup: str) -> None:
                 "SetupInUse",
                 f"setup {setup} belongs to machine {key} of this node, which gives it back when it ends: stop it "
                 "(spec.running: false) or delete it",
+                retryable=False,
             )
 
 

@@ -90,7 +90,6 @@ def _make_bridge(bridge: HostBridge) -> None:
                     "BridgeInUse",
                     f"bridge {network.bridge} still has the subnet {before['subnet']} for {ports} setups; return them, "
                     "or choose another --warm-bridge",
-                    retryable=True,
                 )
             _remove_bridge(bridge)
             link = before = None
@@ -108,7 +107,6 @@ def _make_bridge(bridge: HostBridge) -> None:
                 "ForwardingOff",
                 f"--warm-uplink {network.uplink} needs a host that forwards packets, and net.ipv4.ip_forward is 0: "
                 "run 'sysctl -w net.ipv4.ip_forward=1', or use --warm-uplink none",
-                retryable=True,
             )
         if link is None:
             _check_free(route, network)

@@ -421,7 +421,7 @@ def _reason(setup: Setup, record: SetupRecord, error: OSError | NodeError) -> No
 
 def _network_failure(error: OSError | NodeError) -> Failed:
     why = error.message if isinstance(error, NodeError) else _words(error)
-    return Failed("NetworkUnavailable", f"cannot maintain the network of warm setups: {why}", retryable=True)
+    return Failed("NetworkUnavailable", f"cannot maintain the network of warm setups: {why}")
 
 
 def _words(error: OSError) -> str:

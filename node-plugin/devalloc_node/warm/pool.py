@@ -263,9 +263,7 @@ class Pool:
             raise Failed("RecordsUnavailable", f"cannot lock {path}: {error.strerror}") from error
         if not lock.try_lock():
             with lock:
-                raise Denied(
-                    "PoolInUse", f"{lock.holder()} serves the warm setups in {self.config.run}", retryable=True
-                )
+                raise Denied("PoolInUse", f"{lock.holder()} serves the warm setups in {self.config.run}")
         return lock
 
     # Taking and giving back.
@@ -299,7 +297,7 @@ class Pool:
         with pool_state.call():
             with pool_state.mutex:
                 if request and key in pool_state.pending:
-                    raise Denied("SetupBusy", f"request {request} of {owner} is already in progress", retryable=True)
+                    raise Denied("SetupBusy", f"request {request} of {owner} is already in progress")
                 if request and (before := pool_state.of_request(owner, request)) is not None:
                     return self._taken_of(before)
                 pool_state.pending.add(key)
@@ -412,7 +410,6 @@ class Pool:
                 raise Denied(
                     "SetupInUse",
                     f"setup {record.id} of {record.owner} is still in use by {', '.join(who)}; end that first",
-                    retryable=True,
                 )
             time.sleep(min(_POLL_SECONDS, deadline.seconds))
 

@@ -76,7 +76,7 @@ class PoolState:
     def _check_still(self, setup: str) -> None:
         if setup in self._changing:
             why = f"another call is giving back or changing setup {setup}"
-            raise Denied("SetupBusy", why, retryable=True)
+            raise Denied("SetupBusy", why)
 
     @property
     def is_quiet(self) -> bool:

@@ -26,7 +26,7 @@ class NotEnoughSetups(Denied):
 
     def __init__(self, short: str, message: str) -> None:
         """``short``: what there is not enough of, such as ``setups`` or ``cpus``."""
-        super().__init__("TryAgain", message, retryable=True)
+        super().__init__("TryAgain", message)
         self.short = short
 
 

@@ -100,6 +100,7 @@ def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: ToyP
         refused = devalloc("warm", "return", setup, "--socket", socket)
         assert (refused.code, "[SetupInUse]" in refused.err) == (1, True)
         assert "stop it (spec.running: false) or delete it" in refused.err
+        assert "may succeed later" not in refused.err
         assert toy.there == [setup]
         pool.give_back(setup, soon())
 

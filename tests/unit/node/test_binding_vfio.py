@@ -340,6 +340,7 @@ class TestResetOfTheSlot:
         with pytest.raises(Failed, match="has the driver snd_hda_intel") as caught:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
+        assert caught.value.retryable
 
     def test_not_where_other_slots_are_below_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
@@ -347,6 +348,7 @@ class TestResetOfTheSlot:
         with pytest.raises(Failed, match="other slots share its bridge") as caught:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
+        assert not caught.value.retryable
 
 
 class TestResetByVfio:
@@ -395,6 +397,7 @@ class TestResetByVfio:
         with pytest.raises(Failed, match="the kernel has no reset method for it") as caught:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
+        assert not caught.value.retryable
 
     def test_what_the_kernel_refuses_keeps_the_device(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released

@@ -100,8 +100,11 @@ class TestPrepare:
         assert [record.ref for record in bench.journal.claims()] == [one]
 
     def test_one_device_twice_in_a_claim_is_refused(self, bench: EngineBench) -> None:
-        with pytest.raises(Denied, match="a/slot-0 and a/slot-0 of claim default/claim-uid-0 both need slot/a/0"):
+        with pytest.raises(
+            Denied, match="a/slot-0 and a/slot-0 of claim default/claim-uid-0 both need slot/a/0"
+        ) as refused:
             bench.claims.prepare(bench.add("a/slot-0", "a/slot-0"))
+        assert (refused.value.code, refused.value.retryable) == ("DeviceInUse", False)
         assert bench.is_initial()
 
     def test_admin_access_binds_nothing_and_excludes_nobody(self, bench: EngineBench) -> None:

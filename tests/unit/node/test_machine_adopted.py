@@ -1045,7 +1045,7 @@ def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
     five = tuple(PreparedDevice((), "pool", f"d{n}", "vfio", (f"0000:4{n}:00.0",)) for n in range(5))
     with pytest.raises(Denied, match=r"5 devices.*4 free") as denied:
         kind.attachments(KEY, Prepared(REF, five), soon())
-    assert denied.value.code == "NoFreePciSlot"
+    assert (denied.value.code, denied.value.retryable) == ("NoFreePciSlot", True)
     steps = kind.attachments(KEY, Prepared(REF, five[:4]), soon())
     for _, step in steps:
         kind.apply(step.target, step.after, soon())

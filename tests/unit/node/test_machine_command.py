@@ -261,7 +261,7 @@ def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, t
         theirs.listen()
         with pytest.raises(Denied, match="--machine-dir") as denied:
             check(spec, config, given)
-        assert denied.value.code == "MachineRuns"
+        assert (denied.value.code, denied.value.retryable) == ("MachineRuns", True)
         launch.forget(spec.id, config)
         assert (folder / "console").exists()
     check(spec, config, given)

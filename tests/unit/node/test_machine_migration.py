@@ -404,6 +404,17 @@ def test_a_target_has_the_time_that_huge_pages_take(
     assert given == [pytest.approx(seconds, abs=5)]
 
 
+def test_a_machine_that_is_here_already_is_not_received(tmp_path: Path) -> None:
+    """It may be on its way elsewhere, and go."""
+    machine = virtual_machine("m", pciSlots=4)
+    with plugin(toy_config(tmp_path)) as machines:
+        machines.put(here := MachineRecord(machine.to_manifest(), "running", RUN))
+        with pytest.raises(Denied, match="machine default/m is on this node already") as denied:
+            migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
+        assert (denied.value.code, denied.value.retryable) == ("MachineExists", True)
+        assert machines.find("default/m") == here
+
+
 @pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:22", "::1]:5,x", "0x7f.1"])
 def test_an_address_is_one_of_ip(tmp_path: Path, address: str) -> None:
     with plugin(toy_config(tmp_path)) as machines:

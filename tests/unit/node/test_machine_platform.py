@@ -305,7 +305,7 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
         kernel.touch()
         with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
             world.operations.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
-        assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
+        assert (denied.value.code, denied.value.retryable, lost.poll()) == ("MachineRuns", True, None)
         world.machines.recover()
         assert f"process {lost.pid}" in caplog.text
         assert world.machines.list() == []

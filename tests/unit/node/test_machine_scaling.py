@@ -141,6 +141,16 @@ def test_no_free_port_is_denied_before_anything_is_done(qemu: FakeQemu, line: Qm
     assert len(qemu.commands) == calls_before
 
 
+def test_a_device_that_must_have_one_port_gets_no_other(qemu: FakeQemu, line: QmpMonitor) -> None:
+    """Where it was before its machine moved here."""
+    assert hotplug.plug_device(line, KEY, card("first"), soon(), hotplug.SlotNeeds(port="port2")) == "port2"
+    for taken in ("port2", "port9"):
+        with pytest.raises(Denied, match=f"has no free root port {taken} for n") as denied:
+            hotplug.plug_device(line, KEY, card("n"), soon(), hotplug.SlotNeeds(port=taken))
+        assert (denied.value.code, denied.value.retryable) == ("NoFreePciSlot", False)
+    assert len(qemu.devices) == 1
+
+
 def test_a_machine_without_ports_is_said_to_need_them(tmp_path: Path) -> None:
     qemu = FakeQemu(tmp_path / "q", ports=0)
     line = QmpMonitor(KEY, str(qemu.path))

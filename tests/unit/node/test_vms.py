@@ -433,6 +433,9 @@ class TestStart:
                 assert isinstance(now, VirtualMachine)
                 assert not has_ended(now)
                 assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
+                with pytest.raises(Denied) as denied:
+                    world.loop._keeper._take_up(world.store.get("VirtualMachine", "default", "web"), now)
+                assert (denied.value.code, denied.value.retryable) == ("MachineRuns", True)
                 world.loop.leave_idle()
                 world.store.delete("VirtualMachine", "default", "web")
                 world.round(times=2)

@@ -387,7 +387,7 @@ def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
         return
     with pytest.raises(Denied, match=words) as denied:
         scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers)
-    assert denied.value.code == "GuestElsewhere"
+    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", False)
 
 
 def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: World) -> None:
@@ -404,7 +404,15 @@ def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: 
         address({"address": "10.88.0.3"}, machine)  # of another setup
     with pytest.raises(Denied, match=r"scaling.address is missing.*--warm-network") as denied:
         address({}, replace(machine, network_address=""))
-    assert denied.value.code == "GuestElsewhere"
+    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", True)
+
+    def fail(address: str) -> Route:
+        raise OSError(105, "No buffer space available")
+
+    world.scalers.way_to = fail  # type: ignore[method-assign]
+    with pytest.raises(Denied, match=r"cannot find the route to scaling\.address.*No buffer space") as denied:
+        address({"address": "10.88.0.3"}, machine)
+    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", True)
 
 
 def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_host(world: World) -> None:
