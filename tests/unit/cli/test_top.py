@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from devalloc.cli.render.fleet import overview_lines, screen_content, summary_line
+from devalloc.cli.verbs import top
 from devalloc.controller.overview import build_overview
-from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.cache import MIN_SECONDS, CachedOverview
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell
@@ -145,3 +147,28 @@ def test_many_alarms_leave_room_for_the_rest() -> None:
     shown = drawn([gpu_pool(devices=20), *claims], 24)
     assert len(shown) <= 24
     assert any(line.startswith("and 15 more alarms") for line in shown)
+
+
+def test_the_screen_is_drawn_at_its_interval_and_never_without_a_pause(
+    devalloc: Shell, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[CachedOverview] = []
+    pauses: list[float] = []
+
+    def draw(overview: CachedOverview) -> None:
+        drawn.append(overview)
+        if len(drawn) > 5:
+            raise KeyboardInterrupt
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(top, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr("devalloc.cli.render.fleet.live_screen", lambda wide: nullcontext(draw))
+    for interval, seconds in (("7s", 7.0), ("1ms", MIN_SECONDS)):
+        drawn.clear(), pauses.clear()
+        devalloc("top", "--interval", interval, "--store", path)
+        assert (len(drawn), pauses) == (3, [seconds] * 3)

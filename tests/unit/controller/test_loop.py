@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,21 @@ def test_a_round_that_left_something_is_followed_by_another_without_a_wait(
 
     loop.run(stop, act, wait)
     assert (stop.delays, waits) == (([], [True]) if pause is None else ([pause], []))
+
+
+@pytest.mark.parametrize(("is_busy", "seconds"), [(True, 0.1), (False, 60.0)])
+def test_while_a_search_runs_a_wait_looks_often_whether_it_has_ended(is_busy: bool, seconds: float) -> None:
+    loop, waits = _loop(), list[float]()
+
+    def watch(kinds: object, version: str, *, timeout: float, stop: threading.Event) -> Iterator[Any]:
+        waits.append(timeout)
+        return (event for event in ())
+
+    store: Any = SimpleNamespace(watch=watch)
+    searches: Any = SimpleNamespace(is_busy=is_busy, news=lambda: len(waits) == 2)
+    loop._store, loop.searches = store, searches
+    assert loop.wait_for_change("0", 60.0, threading.Event())
+    assert waits == [seconds, seconds]
 
 
 class TestCommit:

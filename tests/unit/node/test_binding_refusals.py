@@ -178,6 +178,14 @@ class TestWhatTheHostNeeds:
         host.default_route("eth9")
         assert refusal(host, "0000-00-02-0", allowed=ALL, allow_shared_groups=True) == "GroupShared"
 
+    def test_nor_where_a_machine_may_have_a_peer_of_its_group(self, host: FakeHost) -> None:
+        """A peer that VFIO has is not somebody's only if all processes can be seen."""
+        host.add(pci_cards.accelerator("0000:00:02.0", iommu_group=7, driver=None))
+        host.add(pci_cards.plain_nic(iommu_group=7, driver="vfio-pci"))
+        settings = {"allowed": ALL, "allow_shared_groups": True}
+        host.blind()
+        assert refusal(host, "0000-00-02-0", **settings) == "InUseUnknown"
+
     def test_what_cannot_be_told_is_not_taken(self, host: FakeHost) -> None:
         host.add(pci_cards.plain_nic())
         host.add(pci_cards.nvme())

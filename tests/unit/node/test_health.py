@@ -19,7 +19,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig, HealthState
 from devalloc_node.binding.registry import Bindings
 from devalloc_node.claims.journal_content import backing_devices
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.health.conditions import ClaimConditions
 from devalloc_node.health.watch import (
     ERROR_SECONDS,
@@ -317,6 +317,26 @@ class TestClaims:
         assert self.conditions(store)["Healthy"] == ("False", "it does not answer")
         statuses.update([], ward.watch.snapshot())
         assert self.conditions(store)["Ready"] == ("False", "")
+
+    @pytest.mark.parametrize(
+        ("error", "writes"), [(Denied("ClaimNotFound", "gone"), 1), (Failed("StoreUnavailable", "down"), 2)]
+    )
+    def test_are_not_written_again_where_there_is_no_object_to_write_to(
+        self, error: NodeError, writes: int, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A claim that is gone gets none; a store that does not answer gets them later."""
+        prepared = [Prepared(ClaimRef("default", "b", "uid"), (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
+        calls: list[ClaimRef] = []
+
+        def refuse(store: object, ref: ClaimRef, *conditions: object) -> None:
+            calls.append(ref)
+            raise error
+
+        monkeypatch.setattr("devalloc_node.health.conditions.set_device_statuses", refuse)
+        ward, statuses = Ward(WELL), ClaimConditions(store, "n")
+        for _ in range(2):
+            statuses.update(prepared, ward.watch.snapshot())
+        assert len(calls) == writes
 
     def test_do_not_stay_ready_when_a_reboot_or_another_instance_undid_it(self, store: SQLiteStore) -> None:
         ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])

@@ -25,7 +25,7 @@ from devalloc_node.errors import Failed
 from devalloc_node.journal import USE, ClaimState, HeldByOther, SQLiteJournal, open_journal
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.journal.state_folder import move_aside
+from devalloc_node.journal.state_folder import _has_tables, damaged_journals, move_aside
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Prepared, PreparedDevice, Step
 from tests.support.fake_tree import memory_folder
@@ -311,6 +311,28 @@ class TestDamage:
         with closing(open_journal(folder)) as journal:
             assert journal.setting(QUARANTINED) == aside
         assert len(list(folder.glob("journal.db.damaged-*Z"))) == 1
+
+    def test_those_that_were_moved_aside_are_listed_the_latest_last(self, tmp_path: Path) -> None:
+        days = [20, 3, 28, 11, 7, 16]
+        for day in days:
+            for end in ("", "-wal", "-shm"):
+                (tmp_path / f"journal.db.damaged-202611{day:02}T000000Z{end}").touch()
+        listed = [path.name for path in damaged_journals(tmp_path / "journal.db")]
+        assert listed == [f"journal.db.damaged-202611{day:02}T000000Z" for day in sorted(days)]
+
+    @pytest.mark.parametrize(
+        ("kind", "rows", "expected"), [(13, 0, False), (13, 1, True), (13, 256, True), (5, 0, True), (5, 2, True)]
+    )
+    def test_a_database_has_tables_if_its_first_page_lists_some_or_has_further_pages(
+        self, kind: int, rows: int, expected: bool, tmp_path: Path
+    ) -> None:
+        """A first page with children need not have a row of its own: the format of SQLite's files, 1.6."""
+        page = b"\0" * 100 + bytes([kind, 0, 0]) + rows.to_bytes(2, "big") + b"\0" * 3991
+        (tmp_path / "db").write_bytes(page)
+        assert _has_tables(tmp_path / "db") is expected
+        (tmp_path / "db").write_bytes(page[:104])
+        assert not _has_tables(tmp_path / "db")
+        assert not _has_tables(tmp_path / "none")
 
     def test_it_is_known_though_the_plugin_died_right_after_it_moved_it(self, folder: Path) -> None:
         open_journal(folder).close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import hotplug
+from devalloc_node.machine import hotplug, qmp
 from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
@@ -129,6 +129,18 @@ def test_a_qemu_whose_queue_is_full_is_waited_for_and_then_unknown(tmp_path: Pat
         QmpMonitor("default/m", str(tmp_path / "full")).execute("cont", deadline=soon(0.1))
     for each in (server, *waiting):
         each.close()
+
+
+def test_a_qemu_that_greets_late_is_waited_for_until_the_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    late = threading.Timer(0.3, theirs.send, [b"{}"])
+    with ours, theirs, contextlib.ExitStack() as stack:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with pytest.raises(TimeoutError):
+            qmp._peer_of(ours, soon(0.05))
+        late.start()
+        stack.callback(late.join)
+        assert qmp._peer_of(ours, soon(60)) == SocketPeer(os.getpid(), os.geteuid(), speaks=True)
 
 
 def test_a_socket_without_a_listener_is_failed(tmp_path: Path) -> None:

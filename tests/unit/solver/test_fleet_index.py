@@ -240,6 +240,21 @@ def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]])
                 assert mark not in {k.marks.get(name) for k, v in zip(kinds, values, strict=True) if v != value}
 
 
+def test_what_was_worked_out_of_a_node_goes_with_it() -> None:
+    """Nothing else has changed, and so nothing but its going makes the others be looked at anew."""
+    index = EqualDevicesIndex(GroupAttributes(frozenset(["rack"]), frozenset()))
+    columns = {}
+    for node, values in {"n1": ["a", "a", "long-name"], "n2": ["a"]}.items():
+        devices = tuple(Device(n, 0, f"d{n}", {"rack": ("text", one)}, {}, (), None) for n, one in enumerate(values))
+        columns[node] = columns_of_node(join_pools([Pool(0, node, "p", "driver", {}, devices)]))
+        index.enter(node, columns[node])
+    before = index.edition
+    assert (index.repeats("rack"), index.longest("rack")) == ({"n1": 2, "n2": 1}, len("long-name"))
+    index.leave("n1", columns["n1"])
+    assert (index.repeats("rack"), index.longest("rack")) == ({"n2": 1}, len("a"))
+    assert index.edition != before, "what others have worked out of it is out of date as well"
+
+
 _NODE = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", ONLY_CLASS]), st.integers(0, 1)), max_size=3)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver import solve_manifests
+from devalloc_solver.exact.claim_groups import are_shares_countable
+from devalloc_solver.problem.snapshot import Resource
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu")
@@ -84,6 +87,22 @@ def test_any_count_can_be_asked_for_and_any_limit_set(count: int) -> None:
     assert answers(fleet, want(limits={"count": count}))["c"]["allocated"]
     shares = pool("p", devices=[device("d", resources={"m": 4})])
     assert answers(shares, want(requests={"m": 2}, limits={"count": count}))["c"]["allocated"]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "is_countable"),
+    [(("4", "8"), True), (("4", str(2**42)), False), ((str(2**42), "4"), False), ((str(2**42), str(2**42)), False)],
+)
+def test_shares_are_counted_only_where_no_device_has_too_many_blocks(
+    amounts: tuple[str, str], is_countable: bool
+) -> None:
+    """One of them is enough: sums over thousands of members would not fit into 64 bits."""
+    groups: Any = [
+        SimpleNamespace(one=SimpleNamespace(index=n, resources={"m": Resource(1, int(amount))}))
+        for n, amount in enumerate(amounts)
+    ]
+    wanted: Any = SimpleNamespace(max_count=1, requests={"m": 2}, candidates=SimpleNamespace(accepted={0, 1}))
+    assert are_shares_countable(wanted, groups) is is_countable
 
 
 @pytest.mark.parametrize("block", ["", "/1n", "/7", "/4Gi"])

@@ -149,6 +149,28 @@ def test_pack_leaves_the_largest_partition_free() -> None:
     assert answer["claims"][0]["allocations"][0]["deviceName"] == "right-1"
 
 
+def test_a_batch_leaves_the_largest_partition_free() -> None:
+    """As for one claim: two ones go into the half that is broken into already, and the other half stays whole."""
+    card = pool(
+        "card",
+        resources={"left": "4", "right": "4"},
+        devices=[
+            device("a-half", attributes={"size": 4}, requests={"left": 4}),
+            device("b-half", attributes={"size": 4}, requests={"right": 4}),
+            *[device(f"{s}-{i}", attributes={"size": 1}, requests={s: 1}) for s in ("left", "right") for i in range(4)],
+        ],
+    )
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("card", "right-0")], node="n1")
+    batch = [claim(name, {"deviceClass": "gpu", "constraints": "device.size == 1"}) for name in ("c1", "c2")]
+    answer = solve_manifests([GPU, card, held, *batch])
+    got = {
+        one["name"]: one["allocations"][0]["deviceName"].partition("-")[0]
+        for one in answer["claims"]
+        if one["allocated"]
+    }
+    assert got == {"held": "right", "c1": "right", "c2": "right"}
+
+
 def test_a_deadline_that_is_over_still_gives_a_checked_answer_and_says_so() -> None:
     answer = solve_manifests([GPU, *fleet(4), *claims(12)], deadline=0.0)
     assert len(answer["claims"]) == 12

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -63,6 +64,40 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+class Busy:
+    """A connection to a file that others open at the same moment, for the first ``times``."""
+
+    def __init__(self, times: int, mode: str = "wal") -> None:
+        self.times, self.mode, self.statements = times, mode, list[str]()
+
+    def execute(self, statement: str) -> Any:
+        self.statements.append(statement)
+        if len(self.statements) > self.times:
+            return SimpleNamespace(fetchone=lambda: (self.mode,))
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY | 2 << 8
+        raise error
+
+
+class TestWriteAheadLog:
+    def test_who_opens_a_new_file_at_the_same_moment_is_waited_for(self) -> None:
+        busy: Any = Busy(3)
+        database._use_wal(busy)
+        assert busy.statements[:4] == ["PRAGMA journal_mode = WAL"] * 4
+
+    def test_the_wait_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+        busy: Any = Busy(10**6)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            database._use_wal(busy)
+        assert len(busy.statements) > 1
+
+    def test_a_file_system_without_it_is_refused(self) -> None:
+        other: Any = Busy(0, "delete")
+        with pytest.raises(sqlite3.OperationalError, match="does not support SQLite's write-ahead log"):
+            database._use_wal(other)
 
 
 class TestPlace:

@@ -175,6 +175,21 @@ def test_compatibility_groups_take_their_slice_out_and_so_the_pool_is_not_comple
         SliceBook(slices, DEFAULT_GATES | {"DRADeviceCompatibilityGroups"}).pools(NODE)
 
 
+@pytest.mark.parametrize("drawing", [1, 2])
+def test_a_slice_of_another_node_counts_if_any_of_its_devices_draws_counters(drawing: int) -> None:
+    """One of its devices may be allocated, and the others need not draw anything."""
+    counters = [{"counterSet": "s", "counters": {"memory": {"value": "1"}}}]
+    there = [device("d2", consumesCounters=counters), device("d3", consumesCounters=counters if drawing > 1 else [])]
+    pool = pools(
+        counter_slice("c", {"s": {"memory": "4"}}, count=3),
+        slice_("a", [device("d1", consumesCounters=counters)], count=3),
+        slice_("b", there, count=3, nodeName="n2"),
+    )["gpu.io/p"]
+
+    assert pool.state is PoolStatus.COMPLETE
+    assert [one.name for one in pool.hidden] == ["b"]
+
+
 def test_a_node_selector_that_is_none_is_an_error_that_names_the_slice() -> None:
     odd = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]}
 
