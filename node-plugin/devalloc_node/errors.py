@@ -8,7 +8,7 @@ from collections.abc import Sequence
 log = logging.getLogger(__name__)
 
 # docs/node-codes.md lists both; a test compares them.
-PASSING = frozenset(
+TRANSIENT = frozenset(
     {
         "BridgeInUse",
         "ClaimNameHeld",
@@ -61,7 +61,7 @@ PASSING = frozenset(
 )
 """Codes of refusals that may end without a change of the request: what is in use becomes free, or what is
 missing comes."""
-LASTING = frozenset(
+PERMANENT = frozenset(
     {
         "JournalDamaged",
         "JournalGone",
@@ -93,14 +93,14 @@ class Denied(NodeError):
     """The answer is no, and nothing was changed: a rule, another owner, the guest or the hypervisor refuses."""
 
     def __init__(self, code: str, message: str, *, retryable: bool | None = None) -> None:
-        super().__init__(code, message, retryable=code in PASSING if retryable is None else retryable)
+        super().__init__(code, message, retryable=code in TRANSIENT if retryable is None else retryable)
 
 
 class Failed(NodeError):
     """It was tried and did not work. What had been done is undone, or the message says what is left."""
 
     def __init__(self, code: str, message: str, *, retryable: bool | None = None) -> None:
-        super().__init__(code, message, retryable=code not in LASTING if retryable is None else retryable)
+        super().__init__(code, message, retryable=code not in PERMANENT if retryable is None else retryable)
 
 
 class VfsRefused(Failed):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from devalloc_node.errors import LASTING, PASSING, Denied, Failed, Unknown
+from devalloc_node.errors import PERMANENT, TRANSIENT, Denied, Failed, Unknown
 from tests.unit.node.test_codes import PAGE, ROOT, called, in_the_code, words_of
 
 SECTION = PAGE.read_text().partition("\n## Another try\n")[2].partition("\n## ")[0]
@@ -92,13 +92,13 @@ def listed(label: str) -> set[str]:
 
 
 def test_the_page_lists_which_codes_are_worth_another_try() -> None:
-    assert listed("Refusals that may pass") == PASSING
-    assert listed("Failures that stay") == LASTING
+    assert listed("Transient refusals") == TRANSIENT
+    assert listed("Permanent failures") == PERMANENT
     assert set(re.findall(r"^\| `(\w+)`", SECTION, re.MULTILINE)) == {code for _, _, code, _ in DIFFERENT}
 
 
 def test_each_of_them_is_raised_so_somewhere() -> None:
-    raisers = {"Denied": PASSING, "Failed": LASTING, "__init__": frozenset({"CpusInUse", "TryAgain"})}
+    raisers = {"Denied": TRANSIENT, "Failed": PERMANENT, "__init__": frozenset({"CpusInUse", "TryAgain"})}
     for name, codes in raisers.items():
         others = {"CpusInUse", "TryAgain"} if name == "Denied" else set()  # their classes name them
         calls = [call for _, _, call in raised() if called(call) == name and call.args]
@@ -111,8 +111,8 @@ def test_only_places_that_differ_from_their_code_say_so() -> None:
 
 @pytest.mark.parametrize("code", sorted(in_the_code()))
 def test_a_code_is_worth_another_try_as_the_page_says(code: str) -> None:
-    assert Denied(code, "no").retryable is (code in listed("Refusals that may pass"))
-    assert Failed(code, "no").retryable is (code not in listed("Failures that stay"))
+    assert Denied(code, "no").retryable is (code in listed("Transient refusals"))
+    assert Failed(code, "no").retryable is (code not in listed("Permanent failures"))
     assert Unknown(code, "no").retryable
 
 
