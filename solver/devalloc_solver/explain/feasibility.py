@@ -12,7 +12,17 @@ from typing import Any, Protocol
 from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitReader, can_match, fits, place_on
+from devalloc_solver.place import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    SearchTimeout,
+    StepBudget,
+    StepsExhausted,
+    UnitReader,
+    can_match,
+    fits,
+    place_on,
+)
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -223,7 +233,7 @@ class FeasibilityChecker:
         """The same as ``works`` with much more work, for the few questions that a finding hangs on."""
         if self._hard_left <= 0:
             return False
-        fitting, hard = self._look(question, StepBudget(HARD_STEPS), self._fits_on)
+        fitting, hard = self._look(question, self._budget(HARD_STEPS), self._fits_on)
         if fitting is None and hard:
             self._hard_left -= 1
             try:
@@ -257,7 +267,7 @@ class FeasibilityChecker:
         if self._left <= 0:
             self.is_cut_short = True
             return None
-        budget = StepBudget(min(PROBE_STEPS, self._left))
+        budget = self._budget(min(PROBE_STEPS, self._left))
         given = budget.left
         answer, hard = self._look(question, budget, search_function)
         self._left -= given - max(0, budget.left)
@@ -292,7 +302,9 @@ class FeasibilityChecker:
                 raise Undecided
             self.searched += 1
             try:
-                answer = search_function(question, usage, node, budget or StepBudget(DEFAULT_STEPS))
+                answer = search_function(question, usage, node, budget or self._budget(DEFAULT_STEPS))
+            except SearchTimeout:
+                raise Undecided from None
             except StepsExhausted:
                 hard.append(node)
                 if budget is not None and budget.left <= 0:
@@ -301,6 +313,10 @@ class FeasibilityChecker:
             if answer is not None:
                 return answer, []
         return None, hard
+
+    def _budget(self, steps: int) -> StepBudget:
+        """So many steps, and no longer than until the deadline."""
+        return StepBudget(steps, SearchDeadline(self.ends, grace=0))
 
     def _nodes(self, question: FeasibilityQuestion) -> Sequence[str | None]:
         """Nodes that are worth a search."""

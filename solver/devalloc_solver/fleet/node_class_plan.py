@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
-from devalloc_solver.place import StepsExhausted, place_on
+from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place_on
 from devalloc_solver.place.search_context import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
@@ -69,7 +69,7 @@ def place_exactly(
     network: NodeRecord | None,
     unit_on: Callable[[Snapshot], PlacementUnit | None],
     placement: str,
-    ends: float | None = None,
+    deadline: SearchDeadline,
 ) -> tuple[Score, Sequence[Taken]] | None:
     """The best on one node by search, for a unit of one demand; None when it does not fit there.
 
@@ -77,7 +77,7 @@ def place_exactly(
         network: the record of the network, if any of its devices may be taken.
         unit_on: the unit in terms of what the node reaches; None if it is known not to fit.
         placement: ``pack`` or ``spread``.
-        ends: a monotonic time. Raises OutOfTime where nothing is known by then.
+        deadline: shared by all searches of a call. Raises OutOfTime where nothing is known by then.
     """
     if network is None:
         offset, snapshot, usage = 0, record.snapshot, record.usage()
@@ -90,10 +90,11 @@ def place_exactly(
     if unit is None:
         return None
     try:
-        answer = place_on(snapshot, usage, unit, record.name, placement=placement)
+        steps = StepBudget(DEFAULT_STEPS, deadline)
+        answer = place_on(snapshot, usage, unit, record.name, placement=placement, steps=steps)
         placements = () if answer is None else answer.placements
     except StepsExhausted:
-        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, placement, ends),)
+        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, placement, deadline.ends),)
     if not placements:
         return None
     entries = placements[0].entries

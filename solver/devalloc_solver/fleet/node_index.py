@@ -22,6 +22,7 @@ from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeC
 from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
+from devalloc_solver.place import SearchDeadline
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.ordering import natural_key
@@ -145,6 +146,8 @@ class NodeIndex:
     """attributes that claims are known to read: they come first among those that are part of kinds"""
     allowance: Allowance = field(default_factory=Allowance)
     """of the call that goes on"""
+    _deadline: tuple[object, SearchDeadline] = (None, SearchDeadline(None))
+    """a call, and the deadline of its searches"""
     _shapes: dict[Hashable, ShapeSearch | UniqueAttributeSearch] = field(default_factory=dict)
     _order: list[tuple[object, int]] = field(default_factory=list)
     """(natural order of the name, rank) of every node ever met, sorted"""
@@ -355,6 +358,14 @@ class NodeIndex:
             self._forget_shapes()
 
     # -- the best place ------------------------------------------------------------------------------------------------
+
+    @property
+    def search_deadline(self) -> SearchDeadline:
+        """The deadline of this call, which all its searches share."""
+        call = self.allowance.serial, self.allowance.until
+        if self._deadline[0] != call:
+            self._deadline = call, SearchDeadline(self.allowance.until)
+        return self._deadline[1]
 
     def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""

@@ -473,7 +473,7 @@ class ShapeSearch:
         index = self.index
         network = index.network if self.wide else None
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.placement, index.allowance.until)
+        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.placement, index.search_deadline)
         if best is None:
             return None
         score, taken = best

@@ -291,7 +291,7 @@ class UniqueAttributeSearch:
 
     def _solve(self, record: NodeRecord) -> BestOnNode | None:
         index = self.index
-        best = place_exactly(record, index.network, self._unit_on, index.placement, index.allowance.until)
+        best = place_exactly(record, index.network, self._unit_on, index.placement, index.search_deadline)
         if best is None:
             return None
         score, taken = best

@@ -21,7 +21,7 @@ from devalloc_solver.place.step_budget import FEW_NEEDS, StepBudget
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.snapshot import Device, Pool
 
-_MANY_WAYS = 10_000
+_MANY_WAYS = 1_000
 """Ways to use all stacks beyond which their devices are looked at one by one."""
 
 Counter = Hashable

@@ -162,7 +162,16 @@ def cover(
     if fewest is None or fewest > limit:
         return None
     search = _Search(ordered, bounds, steps)
+    if search.flow is not None and search.flow.choose_pools(demand_vector.needs, limit, steps) is None:
+        return None
     for count in [limit] if any_will_do else range(fewest, limit + 1):
+        if search.flow is not None:
+            chosen = search.flow.choose_pools(demand_vector.needs, count, steps)
+            if chosen is None:
+                continue
+            if search.flow.is_exact:  # the first pools that do; which devices of them is left to find
+                own = [ordered[number] for number in chosen]
+                search = _Search(own, LinearBounds(demand_vector, own), steps)
         cost = search.best(search.start(demand_vector, count))
         if cost is not None:
             return Cover(closed, count, cost, tuple(search.parts(search.start(demand_vector, count))))
@@ -236,6 +245,8 @@ class _Search:
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
         self.rates = _cost_rates(components)
         self.flow = make_flow_bound(len(self.rates), components)
+        self.gains: dict[int, list[tuple[int, int]]] = {}
+        """identity of an option -> (need, what it gains of it)"""
 
     def start(self, demand_vector: DemandVector, pools: int) -> _State:
         return self._enter(0, demand_vector.needs, demand_vector.budgets, pools, 0)
@@ -291,17 +302,25 @@ class _Search:
         component, number, needs, budgets, _, _, used = state
         if option.wide & used:
             return None
-        left = tuple([need - gain if need > gain else 0 for need, gain in zip(needs, option.gain, strict=True)])
-        if left == needs:
+        gains = self.gains.get(id(option))
+        if gains is None:
+            gains = self.gains[id(option)] = [(need, gain) for need, gain in enumerate(option.gain) if gain]
+        left: list[int] | None = None
+        for position, gain in gains:
+            if need := needs[position]:
+                left = [*needs] if left is None else left
+                left[position] = max(0, need - gain)
+        if left is None:
             return None
+        after = tuple(left)
         if budgets:
             budgets = tuple([budget - spent for budget, spent in zip(budgets, option.spend, strict=True)])
             if min(budgets) < 0:
                 return None
         self.steps.spend()
         if number + 1 < len(self.components[component].cells):
-            return component, number + 1, left, budgets, more, True, used | option.wide
-        return self._enter(component + 1, left, budgets, more, used | option.wide)
+            return component, number + 1, after, budgets, more, True, used | option.wide
+        return self._enter(component + 1, after, budgets, more, used | option.wide)
 
     def _skip(self, state: _State) -> _State:
         """Use nothing of this cell, nor of its equals after it; nor of equal pools, where the pool stays closed."""

@@ -6,19 +6,41 @@ enters none without an answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from heapq import nlargest
+from itertools import pairwise
+from typing import NamedTuple
 
-from devalloc_solver.place.components import MergedGroup, PoolComponents
+from devalloc_solver.place.components import Component, MergedGroup, PoolComponents
 from devalloc_solver.place.step_budget import FEW_NEEDS, StepBudget
 
+_CLOSED = -1
+"""Devices of a bin that does not count."""
 _WORK_OF_STEP = 32
 """Devices and entries looked at that cost as much as a step."""
 
 
+class _Shortage(NamedTuple):
+    """Needs for which some pools have too few devices."""
+
+    missing: int
+    """devices for them that open pools have too few of"""
+    rooms: Sequence[int]
+    """per component, the devices that it has for them"""
+
+    def may_end(self, chosen: Sequence[int], others: Sequence[int], count: int) -> bool:
+        """Whether so many of the others could have what is missing beside the chosen components."""
+        more = nlargest(count, (self.rooms[number] for number in others))
+        return sum(self.rooms[number] for number in chosen) + sum(more) >= self.missing
+
+
 class FlowBound:
-    """Serves needs by devices of the cells from some cell on, and begins with what it last did."""
+    """Serves needs by devices of the cells from some cell on, or of some pools, and begins with what it last did."""
 
     def __init__(self, components: Sequence[PoolComponents]) -> None:
+        self.components = components
+        self.is_exact = all(_is_plain(cell) for component in components for cell in component.cells)
+        """whether what the flow serves can be served: nothing but the devices may run out"""
         self.starts: list[list[int]] = []
         """per component, per cell: its first bin"""
         self.sizes: list[int] = []
@@ -41,9 +63,58 @@ class FlowBound:
     def may_serve(self, component: int, cell: int, needs: Sequence[int], steps: StepBudget) -> bool:
         """Whether the cells from this one on have devices for all needs; draws and numbers of pools are left aside."""
         first = self.starts[component][cell]
+        return self._find_shortage([_CLOSED] * first + self.sizes[first:], needs, steps) is None
+
+    def choose_pools(self, needs: Sequence[int], count: int, steps: StepBudget) -> list[int] | None:
+        """The first components that have devices for all needs, so many at most that are not open yet; None where there
+        are none."""
+        is_open = [number for number, component in enumerate(self.components) if component.is_open]
+        closed = [number for number, component in enumerate(self.components) if not component.is_open]
+        shortages: list[_Shortage] = []
+
+        def choose(chosen: list[int], others: list[int]) -> list[int] | None:
+            steps.spend(1 + len(shortages) * len(others) // _WORK_OF_STEP)
+            count_left = count - len(chosen)
+            if not all(shortage.may_end(chosen, others, count_left) for shortage in shortages):
+                return None
+            if not others or not count_left:
+                served = sorted([*is_open, *chosen])
+                short = self._find_shortage(self._rooms_of(served), needs, steps)
+                if short is not None:
+                    shortages.append(self._note_shortage(short, needs, is_open))
+                return served if short is None else None
+            first, *rest = others
+            if (with_first := choose([*chosen, first], rest)) is not None:
+                return with_first
+            kind = self.components[first].kind
+            return choose(chosen, [number for number in rest if self.components[number].kind != kind])
+
+        return choose([], closed)
+
+    def _rooms_of(self, components: Sequence[int]) -> list[int]:
+        """Per bin its devices, if it is of these components."""
+        rooms = [_CLOSED] * len(self.sizes)
+        ends = [*(starts[0] for starts in self.starts), len(self.sizes)]
+        for number in components:
+            rooms[ends[number] : ends[number + 1]] = self.sizes[ends[number] : ends[number + 1]]
+        return rooms
+
+    def _note_shortage(self, short: Collection[int], needs: Sequence[int], is_open: Sequence[int]) -> _Shortage:
+        bins = {position for need in short for position in self.bins.get(need, ())}
+        ends = [*(starts[0] for starts in self.starts), len(self.sizes)]
+        rooms = [
+            sum(self.sizes[position] for position in range(start, end) if position in bins)
+            for start, end in pairwise(ends)
+        ]
+        return _Shortage(sum(needs[need] for need in short) - sum(rooms[number] for number in is_open), rooms)
+
+    def _find_shortage(self, left: list[int], needs: Sequence[int], steps: StepBudget) -> Collection[int] | None:
+        """Needs for which the bins have too few devices; None where all can be served. ``left``: per bin its devices,
+        or _CLOSED, which is changed."""
         missing = list(needs)
-        left = list(self.sizes)
-        for position in range(first, len(self.sizes)):
+        for position, room in enumerate(left):
+            if room == _CLOSED:
+                continue
             given = self.given[position]
             for need, count in [*given.items()]:
                 stays = min(count, missing[need])
@@ -53,17 +124,18 @@ class FlowBound:
                     given[need] = stays
                 else:
                     del given[need]
-        steps.spend(1 + (len(self.sizes) - first) // _WORK_OF_STEP)
+        steps.spend(1 + len(left) // _WORK_OF_STEP)
         for need in range(len(missing)):
             while missing[need]:
-                moved = self._augment(need, missing[need], first, left, steps)
-                if not moved:
-                    return False
+                moved = self._augment(need, missing[need], left, steps)
+                if not isinstance(moved, int):
+                    return moved
                 missing[need] -= moved
-        return True
+        return None
 
-    def _augment(self, need: int, wanted: int, first: int, left: list[int], steps: StepBudget) -> int:
-        """Give up to ``wanted`` devices to a need along one path, moving other needs aside; how many, 0 for none."""
+    def _augment(self, need: int, wanted: int, left: list[int], steps: StepBudget) -> int | Collection[int]:
+        """Give up to ``wanted`` devices to a need along one path, moving other needs aside: how many; or, where there
+        is no path, the needs that have all that there is for them."""
         came: dict[int, tuple[int, int] | None] = {need: None}
         """need -> (the need that it makes room for, the bin that it gives up)"""
         looked: set[int] = set()
@@ -73,7 +145,7 @@ class FlowBound:
             bins = self.bins.get(other, ())
             work += len(bins)
             for position in bins:
-                if position < first or position in looked:
+                if left[position] == _CLOSED or position in looked:
                     continue
                 looked.add(position)
                 if left[position]:
@@ -84,7 +156,7 @@ class FlowBound:
                         came[holder] = (other, position)
                         queue.append(holder)
         steps.spend(work // _WORK_OF_STEP)
-        return 0
+        return came.keys()
 
     def _move(
         self, came: dict[int, tuple[int, int] | None], need: int, position: int, wanted: int, left: list[int]
@@ -120,6 +192,12 @@ def _serves_one_each(group: MergedGroup) -> bool:
     return not group.watchers and all(
         len(use.takes) == 1 and use.takes[0][1] == 1 and sum(use.gain) == 1 for use in group.uses
     )
+
+
+def _is_plain(cell: Component) -> bool:
+    """Whether the devices of a cell draw on nothing and rule nothing out, and all cost the same."""
+    groups = all(not group.draws and group.group is None for group in cell.groups)
+    return groups and not any(option.cost or option.wide or any(option.spend) for option in cell.options)
 
 
 def _need_of(gain: Sequence[int]) -> int:

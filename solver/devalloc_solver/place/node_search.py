@@ -140,7 +140,7 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
         and not any(candidate_group.draws for candidate_group in demand_vector.stock.node_view.candidate_groups)
     ):
         return cover
-    own = StepBudget(min(_POLICY_STEPS, steps.left))
+    own = StepBudget(min(_POLICY_STEPS, steps.left), steps.deadline)
     try:
         components = make_components(demand_vector, own, context.partitions if context.packs else None)
         opening = tuple(

@@ -26,8 +26,8 @@ class SharesInterfere(StepsExhausted):
     """Shares of several requests meet in a way that this search cannot split."""
 
 
-GRACE_GROUPS = 20_000
-"""Candidate groups that searches look at whatever the time is: about half a second."""
+GRACE_WORK = 5_000
+"""Steps and candidate groups that searches may take whatever the time is: less than 0.2 seconds."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class SearchDeadline:
 
     ends: float | None
     """monotonic time, in seconds"""
-    grace: int = GRACE_GROUPS
+    grace: int = GRACE_WORK
 
-    def spend(self, groups: int) -> None:
-        """Raises SearchTimeout after the deadline."""
-        self.grace -= groups
+    def spend(self, work: int) -> None:
+        """Count so many steps or candidate groups. Raises SearchTimeout after the deadline."""
+        self.grace -= work
         if self.grace < 0 and self.ends is not None and time.monotonic() > self.ends:
             raise SearchTimeout("the search is out of time")
 
@@ -62,13 +62,17 @@ class StepBudget:
             self.deadline.spend(groups)
 
     def spend(self, count: int = 1) -> None:
-        """Raises StepsExhausted when nothing is left."""
+        """Raises StepsExhausted when nothing is left, and SearchTimeout after the deadline."""
         self.left -= count
         if self.left < 0:
             raise StepsExhausted("the search is out of steps")
+        if self.deadline is not None:
+            self.deadline.spend(count)
 
     def spend_each(self, count: int) -> None:
         """The same as to spend one step so many times."""
         self.left = max(self.left - count, -1)
         if self.left < 0:
             raise StepsExhausted("the search is out of steps")
+        if self.deadline is not None:
+            self.deadline.spend(count)

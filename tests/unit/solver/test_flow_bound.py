@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from itertools import combinations
+from operator import ge
 from random import Random
 from typing import Any
 
@@ -11,7 +14,16 @@ import pytest
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import prepare
-from devalloc_solver.place import StepBudget, UnitPlacement, cover_dp, place
+from devalloc_solver.place import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    SearchTimeout,
+    StepBudget,
+    UnitPlacement,
+    cover_dp,
+    place,
+)
+from devalloc_solver.place.step_budget import GRACE_WORK
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.testing import claim, device, device_class, pool, request
 
@@ -52,6 +64,11 @@ COMPETING = {
     "two devices of each value": documents([v for v in ORDER for _ in range(2)], ORDER),
     "two devices for each entry": documents([v for v in ORDER for _ in range(2)], ORDER, count=2),
     "in eight pools": documents(ORDER, range(ENTRIES), pools=8),
+    "half of the devices of five pools": documents([v for v in ORDER for _ in range(2)], ORDER, pools=5),
+    "half of the devices of ten pools": documents([v for v in ORDER for _ in range(2)], ORDER, pools=10),
+    "two devices for each entry of ten pools": documents(
+        [v for v in ORDER for _ in range(2)], ORDER[: ENTRIES // 2], pools=10, count=2
+    ),
 }
 
 
@@ -71,6 +88,70 @@ def test_a_chain_whose_only_assignment_is_forced_gets_it() -> None:
 
     for answer in (solve_manifests(docs)["claims"][0], Fleet.from_manifests(docs[:-1]).allocate(docs[-1], deadline=60)):
         assert [entry["deviceName"] for entry in answer["allocations"]] == expected
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_fewer_pools_would_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devalloc_solver.place.flow_bound.FEW_NEEDS", 0)
+    rng = Random(seed)
+    pools = rng.choice((3, 5, 6))
+    values = [rng.randrange(9) for _ in range(pools * 4)]
+    wanted = [rng.randrange(9) for _ in range(rng.randrange(5, 11))]
+    outcome = placed(documents(values, wanted, pools=pools))
+
+    assert (outcome and outcome.score.pools) == fewest_pools([values[n * 4 : n * 4 + 4] for n in range(pools)], wanted)
+
+
+def fewest_pools(pools: Sequence[Sequence[int]], wanted: Sequence[int]) -> int | None:
+    """Of pools with these values, which serve entries that each want at least a value: the largest for the largest."""
+    for count in range(1, len(pools) + 1):
+        for some in combinations(pools, count):
+            best = sorted((value for pool in some for value in pool), reverse=True)
+            if len(best) >= len(wanted) and all(map(ge, best, sorted(wanted, reverse=True))):
+                return count
+    return None
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of all searches, while those for competing entries do without the flow: so they are long."""
+    monkeypatch.setattr(cover_dp, "make_flow_bound", lambda *_: None)
+    spend, counted = StepBudget.spend, list[int]()
+
+    def count_and_spend(steps: StepBudget, count: int = 1) -> None:
+        counted.append(count)
+        spend(steps, count)
+
+    monkeypatch.setattr(StepBudget, "spend", count_and_spend)
+    return counted
+
+
+LONG = documents([v for v in ORDER for _ in range(2)], ORDER, pools=5)
+
+
+def test_a_search_stops_at_its_deadline(work: list[int]) -> None:
+    problem = prepare(read_documents(LONG))
+    steps = StepBudget(DEFAULT_STEPS, SearchDeadline(time.monotonic()))
+
+    with pytest.raises(SearchTimeout):
+        place(problem.snapshot, Usage(problem.snapshot), problem.units[0], steps=steps)
+
+    assert GRACE_WORK / 2 < sum(work) < GRACE_WORK * 1.1
+
+
+def test_the_searches_of_a_warm_fleet_share_one_deadline(work: list[int]) -> None:
+    """A claim that is sought on several nodes, each of which takes long."""
+    classes, *pools, wanted = LONG
+    nodes = [
+        {**one, "metadata": {**one["metadata"], "name": f"{one['metadata']['name']}-{node}"}}
+        | {"spec": {**one["spec"], "nodeName": node}}
+        for node in ("n1", "n2", "n3")
+        for one in pools
+    ]
+    fleet = Fleet.from_manifests([classes, *nodes])
+
+    assert fleet.allocate(wanted, deadline=0)["reason"] == "SearchLimit"
+    assert GRACE_WORK / 2 < sum(work) < GRACE_WORK * 1.1
 
 
 @pytest.mark.parametrize("seed", range(40))
