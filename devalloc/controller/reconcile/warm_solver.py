@@ -6,7 +6,7 @@ import operator
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason, is_final_refusal
@@ -405,9 +405,9 @@ class IncrementalResourceSolver(_WaitingFleet):
 
     def _wake(self, units: Mapping[_ClaimKey, Sequence[Object]]) -> None:
         """Let those rest no more that a change could help, and forget those that wait no more."""
-        for key in self._resting.keys() - units.keys():
+        for key in self.waiting.units - units.keys():  # those too that were woken and had no answer
             self.waiting.discard(key)
-            del self._resting[key]
+            self._resting.pop(cast(_ClaimKey, key), None)
         woken = {*self.wake(WAKE_SECONDS), *self.waiting.outdated(REFRESHED)} if self._resting else set()
         self._resting = {key: one for key, one in self._resting.items() if key not in woken}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 REFRESH_SECONDS = 60.0
 """How old a refusal may be while the fleet changes: who holds what is wanted is part of it."""
@@ -25,6 +25,7 @@ QUESTION_SECONDS = 0.1
 MAX_CLASSES = 50_000
 """Classes that are remembered; claims of further ones are not left alone."""
 
+T = TypeVar("T")
 Manifest = Mapping[str, Any]
 Answer = dict[str, Any]
 Order = tuple[Any, ...]
@@ -118,8 +119,8 @@ class WaitingBook:
     """driver (None: any) -> classes to which devices of a new kind may matter"""
     _of_any_kind: dict[str | None, dict[Hashable, None]] = field(default_factory=dict)
     """the same for classes to which all devices of a driver may matter"""
-    _of_no_kind: dict[None, dict[Hashable, None]] = field(default_factory=dict)
-    """classes that are refused by the rules, whatever is free"""
+    _by_rules: dict[Hashable, None] = field(default_factory=dict)
+    """classes of which a claim is refused by the rules, whatever is free"""
     _dirty: dict[str, dict[Hashable, None]] = field(default_factory=dict)
     """namespace -> classes that a change could have helped"""
     _edition: tuple[object, ...] = ()
@@ -135,6 +136,11 @@ class WaitingBook:
 
     def __len__(self) -> int:
         return len(self._class_of)
+
+    @property
+    def units(self) -> Set[Hashable]:
+        """All that wait, those too that are asked for now."""
+        return self._class_of.keys()
 
     def refusal(self, fleet: Questioned, claim: Manifest) -> Answer | None:
         """The answer to a claim of which equals wait, if it holds still, without its names; None if it is to be asked
@@ -157,7 +163,7 @@ class WaitingBook:
             prospects = fleet.prospects(claim, QUESTION_SECONDS)
             if prospects is None or prospects.fits or (record is None and len(self._classes) >= MAX_CLASSES):
                 return False
-            record = self._enter(key, record, (claim,), prospects.kinds, prospects.drivers, answer)
+            record = self._enter(key, record, (claim,), [prospects], answer)
         self._note(record, answer)
         self._add(key, record, unit, order)
         return True
@@ -175,18 +181,15 @@ class WaitingBook:
         """The same of claims that are satisfied together, and are proven not to fit; False if it cannot be told what
         could help them."""
         self.discard(unit)
-        kinds: frozenset[int] | None = frozenset()
-        drivers: frozenset[str] | None = frozenset()
+        prospects = []
         for claim in claims:
-            prospects = fleet.prospects(claim, QUESTION_SECONDS)
-            if prospects is None:
+            if (one := fleet.prospects(claim, QUESTION_SECONDS)) is None:
                 return False
-            kinds = None if kinds is None or prospects.kinds is None else kinds | prospects.kinds
-            drivers = None if drivers is None or prospects.drivers is None else drivers | prospects.drivers
+            prospects.append(one)
         if len(self._classes) >= MAX_CLASSES:
             return False
         key = ("unit", unit)
-        self._add(key, self._enter(key, None, tuple(claims), kinds, drivers, None), unit, order)
+        self._add(key, self._enter(key, None, tuple(claims), prospects, None), unit, order)
         return True
 
     def discard(self, unit: Hashable) -> None:
@@ -212,11 +215,11 @@ class WaitingBook:
         key: Hashable,
         record: _Class | None,
         claims: tuple[Manifest, ...],
-        kinds: frozenset[int] | None,
-        drivers: frozenset[str] | None,
+        prospects: Sequence[Prospects],
         answer: Answer | None,
     ) -> _Class:
-        """A class that was judged now."""
+        """A class that was judged now, with the prospects of its claims."""
+        kinds, drivers = _union(one.kinds for one in prospects), _union(one.drivers for one in prospects)
         if record is not None:
             self._take_out(key, record)
             record.kinds, record.drivers = kinds, drivers
@@ -228,8 +231,8 @@ class WaitingBook:
             (self._by_driver if kinds is not None else self._of_any_kind).setdefault(driver, {})[key] = None
         for kind in kinds or ():
             self._by_kind.setdefault(kind, {})[key] = None
-        if kinds is not None and not kinds:
-            self._of_no_kind.setdefault(None, {})[key] = None
+        if any(one.kinds is not None and not one.kinds for one in prospects):
+            self._by_rules[key] = None
         return record
 
     def _drop(self, key: Hashable, record: _Class) -> None:
@@ -241,7 +244,7 @@ class WaitingBook:
             _remove(self._by_kind, kind, key)
         for driver in (None,) if record.drivers is None else record.drivers:
             _remove(self._by_driver if record.kinds is not None else self._of_any_kind, driver, key)
-        _remove(self._of_no_kind, None, key)
+        self._by_rules.pop(key, None)
         _remove(self._dirty, record.namespace, key)
 
     def _is_dirty(self, key: Hashable, record: _Class) -> bool:
@@ -262,7 +265,7 @@ class WaitingBook:
             return
         if gains.names is not self._names:
             self._names = gains.names
-            for key in self._of_no_kind.get(None, ()):
+            for key in self._by_rules:
                 self._mark(key)
         for kind in gains.kinds:
             for key in self._that_could_use(kind, gains.drivers[kind]):
@@ -299,12 +302,17 @@ class WaitingBook:
         ends = None if seconds is None else self.clock() + seconds
         woken: list[Hashable] = []
         turns = [[*keys] for keys in self._dirty.values()]
-        for number in range(max(map(len, turns), default=0)):
-            for keys in turns:
-                if number < len(keys):
-                    woken += self._ask(fleet, keys[number])
-                    if ends is not None and self.clock() >= ends:
-                        return woken
+        try:
+            for number in range(max(map(len, turns), default=0)):
+                for keys in turns:
+                    if number < len(keys):
+                        woken += self._ask(fleet, keys[number])
+                        if ends is not None and self.clock() >= ends:
+                            return woken
+        except BaseException:
+            for unit in woken:  # nobody hears of them
+                self._classes[self._class_of[unit]].woken.discard(unit)
+            raise
         return woken
 
     @property
@@ -321,7 +329,7 @@ class WaitingBook:
         if record.answer is not None:
             prospects = fleet.prospects(record.claims[0], QUESTION_SECONDS)
             if prospects is not None and not prospects.fits and prospects.key == key:
-                self._enter(key, record, record.claims, prospects.kinds, prospects.drivers, record.answer)
+                self._enter(key, record, record.claims, [prospects], record.answer)
                 return []
             if prospects is None:
                 record.most = 1
@@ -356,6 +364,16 @@ class WaitingBook:
 
     def _is_old(self, record: _Class, now: float) -> bool:
         return record.as_of < self._changes and now - record.since >= REFRESH_SECONDS and not record.woken
+
+
+def _union(sets: Iterable[frozenset[T] | None]) -> frozenset[T] | None:
+    """All of them; None if one is."""
+    union: frozenset[T] = frozenset()
+    for each in sets:
+        if each is None:
+            return None
+        union |= each
+    return union
 
 
 def _rank(entry: tuple[Order, Hashable]) -> Order:

@@ -327,6 +327,20 @@ def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> Non
         assert one.answers() == {"y": left}
 
 
+def test_a_claim_that_goes_after_a_failed_round_does_not_hold_up_its_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = claim("holder", node="n", device="d0")
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), holder)
+    one.tell(claim("x"), pod("p", "x"), claim("y"), pod("q", "y"))
+    assert one.answers() == {"x": "DevicesInUse", "y": "DevicesInUse"}
+    one.lose(holder)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.solver, "_ask", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one.answers()
+    one.lose(claim("x"), pod("p", "x"))
+    assert one.answers() == {"y": "n/d0"}
+
+
 def test_what_is_asked_for_a_claim_costs_in_proportion_to_the_nodes() -> None:
     seconds = []
     for count in (1000, 8000):

@@ -160,3 +160,31 @@ def test_an_old_refusal_is_found_anew_once_for_all_its_equals_and_told_where_it_
     waiting.rest(gpu_claim("w0"))
     assert sorted(waiting.book.outdated(3) + waiting.book.outdated(3)) == ["w1", "w2", "w3", "w4"]
     assert not waiting.book.has_outdated
+
+
+def test_a_configuration_that_comes_wakes_the_group_of_a_claim_that_lacked_it(waiting: Waiting) -> None:
+    lacks = gpu_claim("lacks")
+    lacks["spec"]["claims"][0]["configs"] = [{"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "name": "c"}]
+    assert waiting.book.rest_together(waiting.fleet, "group", (0,), [gpu_claim("other"), lacks])
+    assert waiting.change() == []
+    metadata = {"name": "c", "namespace": "default"}
+    config = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "metadata": metadata, "spec": {}}
+    assert waiting.change(config) == ["group"]
+
+
+def test_units_are_woken_again_if_an_error_kept_them_from_being_heard_of(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting.rest(gpu_claim("w0"), gpu_claim("w1", namespace="b"))
+    prospects = waiting.fleet.prospects
+
+    def fail_at_the_second(claim: Object, deadline: float | None = None) -> Any:
+        if claim["metadata"]["name"] == "w1":
+            raise RuntimeError
+        return prospects(claim, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting.fleet, "prospects", fail_at_the_second)
+        with pytest.raises(RuntimeError):
+            waiting.change(released="held-0")
+    assert waiting.book.wake(waiting.fleet) == ["w0", "w1"]
