@@ -180,18 +180,18 @@ class DeviceClaimAllocator:
 
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
+        last, self._last = self._last, None  # after an error, what has changed is not new to the next round
         is_due = self._resting is not None and self._resting.is_due
         everything, version, is_new = self.loop.reading.look()
         objects = self._active(everything)
+        is_due = is_due or (self._resting is not None and self._resting.has_woken)
         if take_from_fenced(self._store, list(objects.values()), self._fence_backoff, self._may_write):
             everything, version, _ = self.loop.reading.look()
             objects = self._active(everything)
             is_new = True
-        if self._last is not None and not (
-            is_new or is_due or self.loop.is_unfinished or self.loop.refusals.has_entries()
-        ):
-            return replace(self._last, seconds=0.0)
-        self._last = None
+        if last is not None and not (is_new or is_due or self.loop.is_unfinished or self.loop.refusals.has_entries()):
+            self._last = last
+            return replace(last, seconds=0.0)
         self._memo.turn()
         for key, obj in objects.items():
             is_told = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)

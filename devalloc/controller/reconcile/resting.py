@@ -96,6 +96,8 @@ class RestingObjects:
     """Objects that wait and that the last round looked at."""
     postponed: frozenset[Key] = frozenset()
     """Objects that wait and were left to a later round."""
+    has_woken: bool = False
+    """The last ``look`` woke some."""
 
     def __len__(self) -> int:
         return len(self._unit_of)
@@ -132,6 +134,7 @@ class RestingObjects:
         awake |= self._touched(
             [*((key, before.get(key), obj) for key, obj in changed), *((key, before[key], None) for key in gone)]
         )
+        self.has_woken = bool(awake)
         if awake:
             self._wake(awake)
             active = self.without_resting(objects)
@@ -194,9 +197,8 @@ class RestingObjects:
 
     @property
     def is_due(self) -> bool:
-        """Whether a round has something to look at, though nothing has changed."""
-        now = self.clock()
-        return self.is_behind or self.solver.waiting.has_outdated or any(each <= now for each in self._until.values())
+        """Whether a round has something to look at, though nothing has changed and the next ``look`` wakes none."""
+        return self.is_behind or self.solver.waiting.has_outdated
 
     def _wake(self, units: Iterable[Unit]) -> None:
         for unit in units:

@@ -310,7 +310,7 @@ class WaitingBook:
                         if ends is not None and self.clock() >= ends:
                             return woken
         except BaseException:
-            for unit in woken:  # nobody hears of them
+            for unit in woken:  # no caller hears of them
                 self._classes[self._class_of[unit]].woken.discard(unit)
             raise
         return woken

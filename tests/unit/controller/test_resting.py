@@ -242,3 +242,38 @@ def test_what_rests_counts_as_waiting(loop: Loop) -> None:
     done = loop.allocator.round()
     assert (done.claims, done.allocated, done.waiting) == (4, 1, 3)
     assert Key("DeviceClaim", "default", "new") in done.granted
+
+
+def test_what_changed_before_a_round_failed_is_answered_by_the_next(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop.settle()
+    loop.settle()
+    loop.store.create(gpu_claim("new"))
+    with monkeypatch.context() as patch:
+        patch.setattr(device_claims, "take_from_fenced", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.allocator.round()
+    loop.settle()
+    assert held(loop.store, "new")
+
+
+def test_a_claim_whose_time_is_over_while_a_round_reads_is_asked_for_in_that_round(tmp_path: Path) -> None:
+    loop, seconds = Loop(tmp_path), [0.0]
+    resting_objects = loop.allocator._resting
+    assert resting_objects is not None
+    resting_objects.clock = lambda: seconds[0]
+    fill(loop.store, gpu_claim("w", 5))
+    loop.settle()
+    loop.settle()
+    (unit,) = resting_objects._members
+    resting_objects._until[unit] = 60.0  # as of one whose expressions take too long
+    read = loop.allocator.loop.reading.look
+
+    def slow() -> Any:
+        seconds[0] = 61.0
+        return read()
+
+    loop.allocator.loop.reading.look = slow  # type: ignore[method-assign]
+    assert loop.looked_at(loop.allocator.round) == {"w"}
+    loop.store.close()
