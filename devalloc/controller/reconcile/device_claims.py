@@ -160,6 +160,8 @@ class DeviceClaimAllocator:
         often, in one round, has a bound."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
+        self._changed: set[Key] = set()
+        """Objects that may be others than in the last round that came to its end."""
         self._problems: frozenset[str] = frozenset()
         self._left: frozenset[Key] = frozenset()
         """Refusals that the last round left to this one."""
@@ -241,6 +243,7 @@ class DeviceClaimAllocator:
         freed = {key for unit in units if unit.released or unit.follows_up for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**everything, **written}
+        self._changed = set()
         resting = 0 if self._resting is None else self._resting.claims
         if self._resting is not None:
             gives = any(unit.granted or unit.grows for unit in units)
@@ -288,7 +291,10 @@ class DeviceClaimAllocator:
 
     def _active(self, objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
         """The objects that a round looks at: without what waits and cannot be helped by what has changed."""
-        return objects if self._resting is None else self._resting.look(objects, self._seen)
+        if self._resting is None:
+            return objects
+        self._changed |= self.loop.reading.take_changes()
+        return self._resting.look(objects, self._seen, self._changed)
 
     def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], vm_scheduling.SchedulingInput]:
         documents = self._documents(objects.values())

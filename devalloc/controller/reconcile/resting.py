@@ -6,7 +6,7 @@ A unit (a claim, the members of a group, or a machine) rests once its refusal st
 - a quota or admin access keeps it out: until the quota, the namespace or a class changes, or a claim of the namespace
   gives something back.
 
-It also wakes if it changes itself, or something that belongs to it. What rests costs a round a look-up, however much it
+It also wakes if it changes itself, or something that belongs to it. What rests costs a round nothing, however much it
 is. Of a namespace with very many new claims, a round looks at the first.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from devalloc.api import host_pool_names
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
+from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
@@ -79,6 +80,8 @@ class RestingObjects:
     clock: Callable[[], float] = time.monotonic
     _asleep: dict[Key, Object] = field(default_factory=dict)
     """Objects that are left alone, as they are."""
+    _awake: set[Key] = field(default_factory=set)
+    """All others that there are, as of the last look; and some that are gone."""
     _written: dict[Key, str] = field(default_factory=dict)
     """The same for those that were written in the last round: their versions."""
     _machines: set[Key] = field(default_factory=set)
@@ -117,28 +120,35 @@ class RestingObjects:
 
     # -- before a round ------------------------------------------------------------------------------------------------
 
-    def look(self, objects: Mapping[Key, Object], before: Mapping[Key, Object]) -> dict[Key, Object]:
-        """The objects that a round looks at. ``objects``: all; ``before``: the same as of the last round."""
-        written = self._written
-        active = self.without_resting(objects)
-        if written:
-            for key in [key for key in written if key in active]:
-                if active[key]["metadata"].get("resourceVersion") == written[key]:
-                    self._asleep[key] = active.pop(key)
-                    del written[key]
-        changed = [(key, obj) for key, obj in active.items() if before.get(key) is not obj]
-        awake = {self._unit_of[key] for key, _ in changed if key in self._unit_of}
-        awake |= {self._unit_of[key] for key in [*self._unit_of.keys() - objects.keys()]}
+    def look(
+        self, objects: Mapping[Key, Object], before: Mapping[Key, Object], changed: Collection[Key]
+    ) -> dict[Key, Object]:
+        """The objects that a round looks at.
+
+        ``objects``: all. ``before``: the same as of the last round, with what it wrote. ``changed``: those that are
+        others now, have come or gone, and perhaps more."""
+        changes: list[tuple[Key, Object | None, Object | None]] = []
+        for key in {*changed, *self._written}:
+            old, new = before.get(key), objects.get(key)
+            if new is None:
+                self._awake.discard(key)
+                self._written.pop(key, None)
+            elif new["metadata"].get("resourceVersion") == self._written.get(key, ()):
+                self._asleep[key] = new
+                self._awake.discard(key)
+                del self._written[key]
+                continue
+            elif self._asleep.get(key) is not new:
+                self._awake.add(key)
+            if old is not new:
+                changes.append((key, old, new))
+        awake = {self._unit_of[key] for key, _, _ in changes if key in self._unit_of}
         awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
-        gone = before.keys() - objects.keys()
-        awake |= self._touched(
-            [*((key, before.get(key), obj) for key, obj in changed), *((key, before[key], None) for key in gone)]
-        )
+        awake |= self._touched(changes)
         self.has_woken = bool(awake)
-        if awake:
-            self._wake(awake)
-            active = self.without_resting(objects)
-        return self._first(active)
+        self._wake(awake)
+        self._awake = {key for key in self._awake if key in objects}
+        return self._first(_in_order(self._awake, objects))
 
     def _touched(self, changes: Iterable[tuple[Key, Object | None, Object | None]]) -> set[Unit]:
         """The units to which changes of other objects may matter: each with what it was and what it is."""
@@ -182,13 +192,14 @@ class RestingObjects:
         keys = {key for unit in woken for key in self._members[unit]}
         for key in keys:
             self._forget(key)
-        return {key: obj for key, obj in objects.items() if key in active or key in keys}
+        return _in_order(active.keys() | keys, objects)
 
     def _forget(self, key: Key) -> None:
         """It does not rest."""
         self._asleep.pop(key, None)
         self._written.pop(key, None)
         self._machines.discard(key)
+        self._awake.add(key)
 
     @property
     def is_behind(self) -> bool:
@@ -347,6 +358,11 @@ class RestingObjects:
                 self._written[key] = written[key]["metadata"]["resourceVersion"]
             else:
                 self._asleep[key] = active[key]
+                self._awake.discard(key)
+
+
+def _in_order(keys: Iterable[Key], objects: Mapping[Key, Object]) -> dict[Key, Object]:
+    return {key: objects[key] for key in sorted(keys, key=order_of_key)}
 
 
 def _unit_of(key: Key, obj: Object) -> Unit:

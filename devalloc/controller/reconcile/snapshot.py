@@ -15,7 +15,7 @@ class Snapshot(NamedTuple):
     """All objects as of one moment."""
 
     objects: Mapping[Key, Object]
-    """By kind, namespace and name in order."""
+    """By kind, namespace and name in order; if the reader is asked for changes, new ones are the last."""
     version: str
     """The place in the store's history that they are of."""
     is_new: bool
@@ -36,16 +36,28 @@ class SnapshotReader:
         self._objects: dict[Key, Object] = {}
         self._version: str | None = None
         """None before the first look."""
+        self._changed: set[Key] | None = None
+        """None before the first ``take_changes``."""
+
+    def take_changes(self) -> set[Key]:
+        """The objects that have come, gone or become others between the last call and the last look; all at first.
+
+        From then on a look costs what has changed, because new objects are no longer put in order among the others."""
+        changed, self._changed = self._changed, set()
+        return {*self._objects} if changed is None else changed
 
     def look(self) -> Snapshot:
         """What there is now. Raises StoreError."""
         before = self._objects
         if self._version is None or not self._hear(self._version):
             listed, self._version = self._store.list(self._kinds)
-            keys = ((Key.of(obj), obj) for obj in listed)
+            keys = sorted(((Key.of(obj), obj) for obj in listed), key=lambda item: order_of_key(item[0]))
             self._objects = {
                 key: _previous_if_equal(before.get(key), obj) for key, obj in keys if key.kind not in self._without
             }
+            if self._changed is not None:
+                self._changed |= before.keys() - self._objects.keys()
+                self._changed |= {key for key, obj in self._objects.items() if before.get(key) is not obj}
         return Snapshot(self._objects, self._version, self._objects is not before)
 
     def _hear(self, since: str) -> bool:
@@ -61,24 +73,32 @@ class SnapshotReader:
         if not events:
             return True
         objects = dict(self._objects)  # who was given the others may have them still
-        is_ordered = True
+        new: dict[Key, Object] = {}
         for event in events:
             key = Key.of(event.object)
             if event.type is EventType.DELETED:
                 objects.pop(key, None)
-            else:
-                is_ordered = is_ordered and key in objects
+                new.pop(key, None)
+            elif key in objects:
                 objects[key] = event.object
-        self._objects = objects if is_ordered else {key: objects[key] for key in _in_order(objects)}
+            else:
+                new[key] = event.object
+        if self._changed is None:
+            self._objects = _merged(objects, new) if new else objects
+        else:
+            self._objects = objects | new
+            self._changed |= {Key.of(event.object) for event in events}
         return True
 
 
-def _in_order(keys: Collection[Key]) -> list[Key]:
-    """By kind, namespace and name. Keys of a kind all have a namespace, or none has one, nearly always."""
-    try:
-        return sorted(keys)
-    except TypeError:
-        return sorted(keys, key=lambda key: (key.kind, key.namespace or "", key.name))
+def _merged(objects: Mapping[Key, Object], new: Mapping[Key, Object]) -> dict[Key, Object]:
+    """Both in order."""
+    return dict(sorted([*objects.items(), *new.items()], key=lambda item: order_of_key(item[0])))
+
+
+def order_of_key(key: Key) -> tuple[str, str, str]:
+    """What snapshots are sorted by: kind, namespace and name."""
+    return key.kind, key.namespace or "", key.name
 
 
 def _previous_if_equal(before: Object | None, obj: Object) -> Object:

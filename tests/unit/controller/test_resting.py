@@ -166,9 +166,35 @@ def test_thousands_of_claims_that_are_given_back_at_once_cost_no_more_each_howev
         for key in waiting:
             rests._enter(Unit(key), [key], waiting, {}, by_admission=True)
         began = time.process_time()
-        assert len(rests.look(waiting, {**waiting, **holding})) == resting.MAX_NEW
+        assert len(rests.look(waiting, {**waiting, **holding}, holding.keys())) == resting.MAX_NEW
         costs.append(time.process_time() - began)
     assert costs[1] < 10 * costs[0], "four times as many"
+
+
+class OnlyLookedUp(dict[Key, Any]):
+    """Objects whose number costs nothing, because nobody walks through them."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all objects were walked through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+def test_what_rests_costs_a_round_nothing_and_what_changed_is_looked_at_in_order() -> None:
+    rests = RestingObjects(IncrementalSolver())
+    claims = {Key("DeviceClaim", "a", f"w{number}"): gpu_claim(f"w{number}", namespace="a") for number in range(500)}
+    objects = OnlyLookedUp(claims)
+    first = rests.look(objects, {}, claims.keys())
+    for key in first:
+        rests._enter(Unit(key), [key], first, {}, by_admission=True)
+    rests._awake = set()  # as if the others rested as well
+    assert rests.look(objects, objects, ()) == {}
+
+    new = Key("DeviceClaim", "a", "a"), Key("DeviceClaim", "a", "z"), next(iter(first))
+    changed = OnlyLookedUp({**claims, **{key: gpu_claim(key.name, namespace="a") for key in new}})
+    active = rests.look(changed, objects, new)
+
+    assert list(active) == sorted(new), "one that rested is looked at because it is another one now"
 
 
 def test_of_a_namespace_with_very_many_new_claims_a_round_looks_at_the_first(

@@ -35,6 +35,31 @@ def test_an_object_that_did_not_change_is_the_same_one(store: Store) -> None:
     assert before.objects.keys() != after.objects.keys(), "a look stays as it is"
 
 
+@pytest.mark.parametrize("deletions_kept", [1, 1000], ids=["listed anew", "heard"])
+def test_changes_add_up_until_they_are_taken(tmp_path: Path, deletions_kept: int) -> None:
+    store = SQLiteStore(tmp_path / "store.db", deletions_kept=deletions_kept)
+    fill(store, gpu_pool("d"), gpu_pool("m"), gpu_pool("r"), gpu_class("x"))
+    reading = SnapshotReader(store, None)
+    assert reading.look().objects.keys() == reading.take_changes(), "all have come"
+    assert reading.take_changes() == set()
+
+    store.delete("DevicePool", None, "r")
+    fill(store, gpu_pool("p"), gpu_pool("a"), gpu_claim("c"))
+    reading.look()
+    store.delete("DevicePool", None, "m")
+    store.delete("DevicePool", None, "a")
+    pool = store.get("DevicePool", None, "d")
+    store.replace({**pool, "spec": {**pool["spec"], "devices": []}})
+    fill(store, gpu_class("b"), gpu_pool("z"), gpu_pool("m", devices=7))
+    seen = reading.look()
+
+    assert seen.objects == {Key.of(obj): obj for obj in store.list().objects}
+    named = {(key.kind, key.name) for key in reading.take_changes()}
+    pools = {("DevicePool", name) for name in "adrmpz"}
+    assert named == {*pools, ("DeviceClaim", "c"), ("DeviceClass", "b")}
+    store.close()
+
+
 def test_one_of_the_same_name_is_another_object(store: Store) -> None:
     fill(store, gpu_pool("p"))
     reading = SnapshotReader(store, ["DevicePool"])
