@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -55,6 +56,11 @@ MAX_TRIES = 5
 UNPLACED_SECONDS = 15.0
 """How long a claim keeps devices for a pod that kube-scheduler does not place, the first time; then doubled. Twice the
 longest back-off that kube-scheduler has by default, less what a busy one needs."""
+REPEAT_SECONDS, MAX_REPEAT_SECONDS = 60.0, 960.0
+"""How long after an Event of a claim another one may have the same reason and another message; doubled each time."""
+MAX_REPEATS, MAX_OWN_REPEATS = 100, 20
+"""Such Events in ``REPEAT_SECONDS``, of all claims and of those of one namespace: a change of the fleet can change the
+messages of all."""
 ALLOCATED = "Allocated"
 """Reason of the Event of a claim that was given devices."""
 _COPIED_KINDS = frozenset({KIND, "DeviceClass"})
@@ -100,11 +106,22 @@ class _ClaimNotes:
     """It found nothing where most of its pods have room."""
     reason: str = ""
     """The reason of the last Event; empty if that reported devices."""
+    message: str = ""
+    """Its message."""
+    reported: float = 0.0
+    """When that was."""
+    repeats: int = 0
+    """How often it had that reason again, with another message."""
 
     @property
     def delay(self) -> float:
         """How long a node is avoided now."""
         return min(MAX_AVOID_SECONDS, MIN_AVOID_SECONDS * 2.0 ** (self.tries - 1)) if self.tries else 0.0
+
+    @property
+    def pause(self) -> float:
+        """How long the last Event stands before another message is one."""
+        return min(MAX_REPEAT_SECONDS, REPEAT_SECONDS * 2.0 ** min(self.repeats, 10))
 
     @property
     def patience(self) -> float:
@@ -162,6 +179,8 @@ class ResourceClaimAllocator:
         self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, WATCHED_KINDS, clock)
         self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
         self._notes: dict[str, _ClaimNotes] = {}
+        self._repeats: deque[tuple[float, str]] = deque()
+        """When the last Events with another message were recorded, and in which namespace."""
         self._last_requests: list[SolverRequest] = []
         self._version = ""
         """Of the last round; empty before the first one."""
@@ -377,13 +396,35 @@ class ResourceClaimAllocator:
     def _refused(
         self, want: PendingGroup, claims: Mapping[Key, Object], reason: str, message: str
     ) -> list[ObjectEvent]:
-        """Reported once for each reason, of the claims and the pods."""
+        """Reported once for each reason, of the claims and the pods; and again for another message, at a bounded
+        rate."""
+        now = self._clock()
         news = [claims[key] for key in want.claims if self._of(claims[key]).reason != reason]
-        for key in want.claims:
-            self._of(claims[key]).reason = reason
-        if not news:
+        repeated = [] if news else self._repeated(want, claims, message, now)
+        for claim in (*news, *repeated):
+            notes = self._of(claim)
+            notes.reason, notes.message, notes.reported = reason, message, now
+            notes.repeats = notes.repeats + 1 if repeated else 0
+        if not news and not repeated:
             return []
-        return [object_event(each, WARNING, reason, "Allocate", message) for each in (*news, *want.pods)]
+        objects = (*news, *want.pods) if news else (*repeated, *want.pods)[:MAX_OWN_REPEATS]
+        return [object_event(each, WARNING, reason, "Allocate", message) for each in objects]
+
+    def _repeated(self, want: PendingGroup, claims: Mapping[Key, Object], message: str, now: float) -> list[Object]:
+        """The claims whose last Event had another message, if it may be reported now."""
+        changed = [
+            claims[key]
+            for key in want.claims
+            if (notes := self._of(claims[key])).message != message and now >= notes.reported + notes.pause
+        ]
+        while self._repeats and self._repeats[0][0] <= now - REPEAT_SECONDS:
+            self._repeats.popleft()
+        namespace, events = want.claims[0][0], min(MAX_OWN_REPEATS, len(changed) + len(want.pods))
+        own = sum(1 for _, of in self._repeats if of == namespace)
+        if not changed or own + events > MAX_OWN_REPEATS or len(self._repeats) + events > MAX_REPEATS:
+            return []
+        self._repeats.extend([(now, namespace)] * events)
+        return changed
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
