@@ -177,12 +177,8 @@ def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
     named = claim.allocated_node or claim.pinned_node
     if named is not None or claim.status is None:
         return named
-    devices = [
-        d
-        for entry in claim.status.allocations
-        for d in _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
-        if d.ghost is None
-    ]
+    look_up = DevicesByName(snapshot)
+    devices = [d for entry in claim.status.allocations for d in look_up.devices(None, entry) if d.ghost is None]
     nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
@@ -194,11 +190,12 @@ def read_allocations(
     allocations: list[Allocation] = []
     lost: list[MissingDevice] = []
     problems: list[Problem] = []
+    look_up = DevicesByName(snapshot)
     for claim in claims:
         assert claim.status is not None
         held: list[AllocatedDevice] = []
         for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
-            devices = _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
+            devices = look_up.devices(claim.allocated_node or claim.pinned_node, entry)
             published = [device for device in devices if device.ghost is None]
             if not published:
                 lost.append(MissingDevice(claim.key, entry.device_pool_name, entry.device_name))
@@ -247,8 +244,9 @@ def recover_allocation(
     """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
     held: list[AllocatedDevice] = []
     lost: list[MissingDevice] = []
+    look_up = DevicesByName(snapshot)
     for entry in entries:
-        devices = _devices(snapshot, node, entry)
+        devices = look_up.devices(node, entry)
         held += _held_devices(devices, allocated_amounts(entry))
         if all(device.ghost is not None for device in devices):
             lost.append(MissingDevice(claim, entry.device_pool_name, entry.device_name))
@@ -266,19 +264,37 @@ def _held_devices(devices: Sequence[Device], amounts: tuple[tuple[str, int], ...
     ]
 
 
-def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> list[Device]:
-    """The device of an entry, and its ghost. Where its node is unknown and the pool name is not unique, every one it
-    may be: holding too much is safe, giving a device twice is not (S13)."""
-    pools = _pools_of(snapshot, node, entry.device_pool_name)
-    return [device for pool in pools for device in pool.devices if device.name == entry.device_name]
+class DevicesByName:
+    """The pools and devices of a snapshot by their names. A pool of which several devices are looked up is read twice,
+    however many they are."""
 
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._by_pool: dict[int, dict[str, list[Device]]] = {}
 
-def _pools_of(snapshot: Snapshot, node: str | None, name: str) -> Sequence[Pool]:
-    """The pools that an entry may mean."""
-    if node is None:
-        return snapshot.pools_by_name.get(name, ())
-    pool = snapshot.find_pool(node, name)
-    return (pool,) if pool is not None else ()
+    def devices(self, node: str | None, entry: DeviceAllocation) -> list[Device]:
+        """The device of an entry, and its ghost. Where its node is unknown and the pool name is not unique, every one
+        it may be: holding too much is safe, giving a device twice is not (S13)."""
+        pools = self.pools(node, entry.device_pool_name)
+        return [device for pool in pools for device in self.devices_of(pool, entry.device_name)]
+
+    def pools(self, node: str | None, name: str) -> Sequence[Pool]:
+        """The pools that an entry may mean."""
+        if node is None:
+            return self._snapshot.pools_by_name.get(name, ())
+        pool = self._snapshot.find_pool(node, name)
+        return (pool,) if pool is not None else ()
+
+    def devices_of(self, pool: Pool, name: str) -> Sequence[Device]:
+        """The device of that name in a pool, and its ghost."""
+        by_name = self._by_pool.get(pool.index)
+        if by_name is None:  # the only one, for most claims
+            self._by_pool[pool.index] = {}
+            return [device for device in pool.devices if device.name == name]
+        if not by_name:
+            for device in pool.devices:
+                by_name.setdefault(device.name, []).append(device)
+        return by_name.get(name, ())
 
 
 def ghosts_of(
@@ -291,7 +307,7 @@ def ghosts_of(
 
     ``others``: node and entries of invalid claims, of which no record counts.
     """
-    held = HeldRecords()
+    held, look_up = HeldRecords(), DevicesByName(snapshot)
     for claim in claims:
         assert claim.status is not None
         node = claim.allocated_node or claim.pinned_node
@@ -299,18 +315,18 @@ def ghosts_of(
         for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
             if not admin:
                 record = records.get((entry.device_pool_name, entry.device_name))
-                _add_record(held, snapshot, node, entry, record)
+                _add_record(held, look_up, node, entry, record)
     for node, entries in others:
         for entry in entries:
-            _add_record(held, snapshot, node, entry, None)
+            _add_record(held, look_up, node, entry, None)
     return held.ghosts()
 
 
 def _add_record(
-    held: HeldRecords, snapshot: Snapshot, node: str | None, entry: DeviceAllocation, record: DeviceRecord | None
+    held: HeldRecords, look_up: DevicesByName, node: str | None, entry: DeviceAllocation, record: DeviceRecord | None
 ) -> None:
-    pools = _pools_of(snapshot, node, entry.device_pool_name)
-    devices = [(pool, device) for pool in pools for device in pool.devices if device.name == entry.device_name]
+    pools = look_up.pools(node, entry.device_pool_name)
+    devices = [(pool, device) for pool in pools for device in look_up.devices_of(pool, entry.device_name)]
     for pool, device in devices:
         held.add(pool, entry.device_name, device, record)
     for pool in pools if not devices else ():

@@ -20,7 +20,7 @@ from devalloc_solver.dialects import units
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.units import RejectedClaim
-from devalloc_solver.problem.allocations import node_of
+from devalloc_solver.problem.allocations import DevicesByName, node_of
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -60,11 +60,11 @@ def _with_agreeing_candidates(
 
 def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:
     """Those of its devices that are still there."""
-    node = node_of(claim, snapshot)
+    node, look_up = node_of(claim, snapshot), DevicesByName(snapshot)
     for entry in claim.status.allocations if claim.status is not None else ():
         for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
             if pool.node in (node, None):
-                yield from (d for d in pool.devices if d.name == entry.device_name and d.ghost is None)
+                yield from (d for d in look_up.devices_of(pool, entry.device_name) if d.ghost is None)
 
 
 def _devices_with_value(name: str, value: object, snapshot: Snapshot) -> frozenset[int]:
