@@ -58,6 +58,8 @@ _COMMON_TO_MEMBERS = frozenset(
     ("node", "matchAttribute", "constraint", "poolResource", "compatibilityGroup", "counter")
 )
 """Kinds of edits of ``special_tiers``, which do not depend on the member that gets the message."""
+_WHOLE = frozenset(("request", "member", "matchAttribute", "constraint"))
+"""Kinds of edits that leave a rule out, and not only reduce an amount: nothing is less than one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ class Explainer(ABC):
         except Undecided:
             note = _OTHERS_UNKNOWN
         remedy = self.describe_remedy(marked, claims)
-        if self.finder.is_cut_short and not note:
+        is_smallest = len(marked) == 1 and marked[0].kind in _WHOLE and not claims
+        if self.finder.is_cut_short and not note and not is_smallest:
             note = NOT_PROVEN if remedy else CUT_SHORT
         typos = self.typos.of_unit(unit, self.ends)
         text = join_sentences(lack, *typos, remedy, self.ghosts_of(claims), note)

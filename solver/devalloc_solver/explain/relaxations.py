@@ -81,13 +81,35 @@ def fewest_relaxations(
         if len(chosen) == len(edits) or works(chosen):
             return narrow_relaxations(question, chosen, finder)
     if finder.is_cut_short:
-        singles = (chosen for chosen in islice(relaxation_sets(edits), MAX_TRIES) if len(chosen) == 1)
-        for chosen in singles:
+        singles = [chosen for chosen in islice(relaxation_sets(edits), MAX_TRIES) if len(chosen) == 1]
+        for chosen in _largest_requests_first(question, singles):
             if finder.works_if_searched(apply_relaxations(question, chosen)):
                 finder.is_cut_short = was_cut_short
                 finder.refill()
                 return narrow_relaxations(question, chosen, finder)
     return narrow_relaxations(question, drop_unneeded(question, edits, finder), finder)
+
+
+def _largest_requests_first(
+    question: FeasibilityQuestion, singles: Sequence[Sequence[Relaxation]]
+) -> Iterator[Sequence[Relaxation]]:
+    """The sets of one edit each; where they leave out whole requests, the one that frees most comes first, because only
+    a few of them are searched."""
+
+    def rest(chosen: Sequence[Relaxation]) -> tuple[int, int]:
+        demands = apply_relaxations(question, chosen).unit.demands
+        left = [detail[0] for demand in demands for detail in demand.details]
+        return sum(map(_amount, left)), sum(request.min_count for request in left)
+
+    by_size = iter(sorted((chosen for chosen in singles if chosen[0].kind == "request"), key=rest))
+    for chosen in singles:
+        yield next(by_size) if chosen[0].kind == "request" else chosen
+
+
+def _amount(request: Request) -> int:
+    """What a request wants at least of shared devices, over all resources."""
+    portions = (sum(amount for _, amount in portion) for portion in request.portions.values())
+    return request.min_count * (sum(request.requests.values()) or min(portions, default=0))
 
 
 def relaxation_sets(edits: Sequence[Relaxation]) -> Iterator[Sequence[Relaxation]]:

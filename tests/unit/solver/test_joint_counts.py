@@ -175,3 +175,22 @@ def test_one_request_is_named_where_one_suffices() -> None:
 
     assert [blocker["kind"] for blocker in answer["blockers"]] == ["request"]
     assert "cut short" not in answer["message"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_request_is_named_without_which_the_others_can_be_packed(order: int) -> None:
+    """8 devices of 74, and 16 requests for 30 to 45: only without 45, the others fit, in pairs of exactly 74."""
+    amounts = [*range(30, 46)][::order]
+    shared = [{"name": f"g{n}", "capacity": {"m": {"value": "74"}}, "allowMultipleAllocations": True} for n in range(8)]
+    requests = [request(f"r{m}", 1) for m in amounts]
+    for one, amount in zip(requests, amounts, strict=True):
+        one["exactly"]["capacity"] = {"requests": {"m": str(amount)}}
+    details = [wants("gpu", requests={"m": m}, limits={"count": 1}) for m in amounts]
+    pools = [device(f"g{n}", resources={"m": 74}) for n in range(8)]
+
+    of_pools = solve_manifests(fleet(*details, devices=pools))["claims"][0]
+    for answer in (resource_answer(resource_claim(*requests), slice_("s", shared)), of_pools):
+        assert answer["reason"] == "InsufficientCapacity"
+        assert "cut short" not in answer["message"]
+        (blocker,) = answer["blockers"]
+        assert blocker["request"] in ("r45", str(amounts.index(45)))
