@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from devalloc.api.cordon import is_node
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
 from devalloc.cli.terminal import print_note
+
+if TYPE_CHECKING:
+    from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
 
 Object = dict[str, Any]
 CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
@@ -106,16 +109,31 @@ def _load_cluster_objects(place: StoreTarget) -> list[Object]:
 
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     """What decides about a pending claim of a cluster, without other claims that wait."""
-    from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
     from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
 
-    waiting = [id(one) for one in of_kind(objects, CLAIM) if not (one.get("status") or {}).get("allocation")]
-    others = [one for one in objects if one["kind"] != TEMPLATE and id(one) not in waiting and _key(one) != _key(claim)]
+    others = _others(claim, objects)
     if not is_for_devalloc(claim):
         return others
-    state = ClusterState()
-    state.look(others)
-    if missing := state.none_set_aside():
-        print_note(f"warning: {missing}")
-    documents = state.documents().values()
+    documents = _state_of(others).documents().values()
     return [*documents, *(one for one in others if one["kind"] == "Node")]
+
+
+def none_set_aside(claim: Object, objects: Sequence[Object]) -> str:
+    """Why a claim for devalloc gets nothing although devices are published; "" if that is not why."""
+    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
+
+    return _state_of(_others(claim, objects)).none_set_aside() if is_for_devalloc(claim) else ""
+
+
+def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:
+    """All but the claim, other claims that wait, and templates."""
+    waiting = [id(one) for one in of_kind(objects, CLAIM) if not (one.get("status") or {}).get("allocation")]
+    return [one for one in objects if one["kind"] != TEMPLATE and id(one) not in waiting and _key(one) != _key(claim)]
+
+
+def _state_of(objects: Sequence[Object]) -> ClusterState:
+    from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
+
+    state = ClusterState()
+    state.look(objects)
+    return state

@@ -4,13 +4,14 @@ like this one fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
@@ -22,6 +23,7 @@ from devalloc.cli.resource_claims import (
     as_claim,
     documents_about,
     load_resource_objects,
+    none_set_aside,
     of_kind,
     resource_kind,
 )
@@ -142,10 +144,12 @@ def capacity(
         raise BadInput(f"{' and '.join(idle)}: only with --host, which shows what this host offers to machines")
     from devalloc_solver import capacity as count
 
+    missing = ""
     if not files and name is not None and (kind := resource_kind(name.rpartition("/")[0])):
         objects: list[Object] = load_resource_objects(place)
         claim = _chosen([*of_kind(objects, kind)], name, namespace, None)
         documents, code = documents_about(as_claim(claim), objects), 0
+        missing = none_set_aside(as_claim(claim), objects)
     else:
         question = load_solver_input(files, namespace, place, with_store)
         documents, code = [one for one in question.all if _is_named(one)], question.code
@@ -158,6 +162,8 @@ def capacity(
         claim = _chosen(claims, name, namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
         counted = count(documents, claim)
+    if missing:
+        counted = replace(counted, reason=Reason.NO_MATCHING_DEVICES, message=missing)
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}

@@ -28,6 +28,7 @@ from devalloc.cli.resource_claims import (
     documents_about,
     load_resource_objects,
     named_object,
+    none_set_aside,
     of_kind,
     resource_kind,
     with_claim_of,
@@ -241,8 +242,13 @@ def _explain_resource_claim(place: StoreTarget, key: Key, placement: str, deadli
     with show_spinner("solving"):
         answer = solve_manifests([*documents_about(claim, objects), claim], placement=placement, deadline=deadline)
     (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
+    missing = "" if one["allocated"] else none_set_aside(claim, objects)
+    if missing:
+        one = {**one, "message": missing}
     if output in ("json", "yaml"):
         print_content(one, output)
+    elif missing:
+        print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", missing)
     else:
         is_allocated = bool((claim.get("status") or {}).get("allocation"))
         then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
