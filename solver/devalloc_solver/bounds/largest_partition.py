@@ -1,8 +1,9 @@
-"""The largest partition that a pool can still provide, which packing tries to keep (S17, goal 5)."""
+"""The largest partition that a pool can still provide, which packing tries to keep, and after it the others (S17, goal
+5)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.snapshot import Pool
@@ -40,7 +41,7 @@ def size_of(draws: Draws, capacity: Mapping[str, int]) -> int:
 
 def largest_free(shapes: Shapes, free: Mapping[str, int]) -> int:
     """The size of the largest that fits into what is free."""
-    return next((size for size, draws in shapes if all(blocks <= free[name] for name, blocks in draws)), 0)
+    return next((size for size, draws in shapes if _fits(draws, free)), 0)
 
 
 def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> int:
@@ -49,13 +50,31 @@ def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draw
     Of each part of the pool that is drawn on apart from the others, such as one card, it is what the square of the
     size of its largest device falls by: a pool of two cards loses something when one of them is broken up.
     """
+    parts = _parts_of(shapes, free, taken)
+    return sum(largest_free(near, free) ** 2 - largest_free(near, left) ** 2 for near, left in parts)
+
+
+def ruled_out(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> tuple[int, int]:
+    """How much devices that draw so much rule out, in the same parts: sizes of which none can be had there any more,
+    and shapes."""
+    sizes = total = 0
+    for near, left in _parts_of(shapes, free, taken):
+        before, after = ([shape for shape in near if _fits(shape[1], room)] for room in (free, left))
+        sizes += len({size for size, _ in before} - {size for size, _ in after})
+        total += len(before) - len(after)
+    return sizes, total
+
+
+def _parts_of(
+    shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]
+) -> Iterator[tuple[Shapes, Mapping[str, int]]]:
+    """The shapes of each part of a pool that devices are taken of, and what is left then."""
     left = dict(free)
     drawn: set[str] = set()
     for draws in taken:
         for name, blocks in draws:
             left[name] -= blocks
             drawn.add(name)
-    total = 0
     while drawn:
         part = {drawn.pop()}
         near: Shapes = ()
@@ -65,5 +84,8 @@ def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draw
             near = [shape for shape in shapes if any(name in part for name, _ in shape[1])]
             part.update(name for _, draws in near for name, _ in draws)
         drawn -= part
-        total += largest_free(near, free) ** 2 - largest_free(near, left) ** 2
-    return total
+        yield near, left
+
+
+def _fits(draws: Draws, free: Mapping[str, int]) -> bool:
+    return all(blocks <= free[name] for name, blocks in draws)

@@ -20,6 +20,9 @@ MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
 
 Values = tuple[object, ...]
+Loss = tuple[int, int, int]
+"""What is lost of the largest devices, and what else one device rules out (S17, goal 5)."""
+NO_LOSS: Loss = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class FastPath:
     _choices: dict[tuple[int, ...], dict[Values, RequestOption]] = field(default_factory=dict)
     """request, kind of node and states of the pools with candidates -> what the request can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
-    _parts: dict[tuple[int, PartState], dict[tuple[Values, Values], tuple[int, list[int], list[int]]]] = field(
+    _parts: dict[tuple[int, PartState], dict[tuple[Values, Values], tuple[Loss, list[int], list[int]]]] = field(
         default_factory=dict
     )
     """request and part of a pool -> what one device of it costs"""
@@ -283,7 +286,7 @@ class FastPath:
     def _find_offers(self, request: Request, state: PoolState) -> dict[Values, dict[Values, PoolOption]]:
         by_value: dict[Values, dict[Values, PoolOption]] = {}
         if request.min_count == 1 and state.kind.blocks:
-            for (common, own), (loss, one_of) in self._cheapest(request, state).items():
+            for (common, own), ((loss, *_), one_of) in self._cheapest(request, state).items():
                 by_value.setdefault(common, {})[own] = PoolOption(1, tuple(sorted(one_of)), loss)
             return by_value
         gathered: dict[tuple[Values, Values], list[int]] = {}
@@ -299,9 +302,9 @@ class FastPath:
                 by_value.setdefault(common, {})[own] = PoolOption(count, tuple(groups), loss)
         return by_value
 
-    def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[int, list[int]]]:
+    def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[Loss, list[int]]]:
         """At each choice of values what one device costs at least, and the groups whose devices cost that."""
-        best: dict[tuple[Values, Values], tuple[int, list[int]]] = {}
+        best: dict[tuple[Values, Values], tuple[Loss, list[int]]] = {}
         sizes_differ = state.sizes_differ
         for number, part in enumerate(state.parts):
             options = self._parts.get((id(request), part))
@@ -309,7 +312,7 @@ class FastPath:
                 options = self._options_of_part(request, state.kind, number, part)
                 self._parts[id(request), part] = options
             for values, (least, cheapest, fitting) in options.items():
-                loss, groups = (least, cheapest) if sizes_differ else (0, fitting)
+                loss, groups = (least, cheapest) if sizes_differ else (NO_LOSS, fitting)
                 before = best.get(values)
                 if before is None or loss < before[0]:
                     best[values] = loss, [*groups]
@@ -319,15 +322,19 @@ class FastPath:
 
     def _options_of_part(
         self, request: Request, kind: PoolKind, number: int, state: PartState
-    ) -> dict[tuple[Values, Values], tuple[int, list[int], list[int]]]:
+    ) -> dict[tuple[Values, Values], tuple[Loss, list[int], list[int]]]:
         """At each choice of values (least loss, the groups of that loss, all groups) of which a device can be had."""
-        gathered: dict[tuple[Values, Values], list[tuple[int, int]]] = {}
+        gathered: dict[tuple[Values, Values], list[tuple[Loss, int]]] = {}
         free = dict(zip(state.part.groups, state.free, strict=True))
         for group, common, own in self._groups_of(request, kind) or ():
             if kind.part_of[group] == number and free[group]:
                 draws = kind.kinds[group].one.draws
                 if all(state.left[name] >= blocks for name, blocks in draws):
-                    loss = 0 if self.spread or not draws else self._losses.of_part(state, group, 1)
+                    loss = NO_LOSS
+                    if draws and not self.spread:
+                        # Of several requests the search, which they share with others, looks at the largest only.
+                        rest = (0, 0) if self.several else self._losses.ruled_out(state, group)
+                        loss = (self._losses.of_part(state, group, 1), *rest)
                     gathered.setdefault((common, own), []).append((loss, group))
         options = {}
         for values, costs in gathered.items():

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
 
-from devalloc_solver.bounds.largest_partition import partition_loss, size_of
+from devalloc_solver.bounds.largest_partition import Draws, Shapes, partition_loss, ruled_out, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.placement_policy import PoolScale, growth, scale_of
@@ -432,6 +432,7 @@ class PartitionLosses:
 
     _by_part: dict[tuple[PartState, int, int], int] = field(default_factory=dict)
     """(part, group, devices taken) -> loss"""
+    _ruled_out: dict[tuple[PartState, int], tuple[int, int]] = field(default_factory=dict)
     _least: dict[int, int | None] = field(default_factory=dict)
 
     def of(self, state: PoolState, group: int, count: int) -> int:
@@ -444,6 +445,13 @@ class PartitionLosses:
         if loss is None:
             loss = self._by_part[part, group, count] = _loss(part, group, count)
         return loss
+
+    def ruled_out(self, part: PartState, group: int) -> tuple[int, int]:
+        """What else one free device of a group rules out; see ``ruled_out``."""
+        lost = self._ruled_out.get((part, group))
+        if lost is None:
+            lost = self._ruled_out[part, group] = ruled_out(_shapes_of(part), part.left, [_draws_of(part, group)])
+        return lost
 
     def least(self, state: PoolState) -> int | None:
         """Of whichever free device takes the least; None when none is free."""
@@ -459,8 +467,14 @@ class PartitionLosses:
 
 
 def _loss(state: PartState, group: int, count: int) -> int:
-    part = state.part
-    groups = zip(part.draws, part.sizes, state.free, strict=True)
+    return partition_loss(_shapes_of(state), state.left, [_draws_of(state, group)] * count)
+
+
+def _shapes_of(state: PartState) -> Shapes:
+    groups = zip(state.part.draws, state.part.sizes, state.free, strict=True)
     sizes = {draws: size for draws, size, free in groups if free and size is not None}
-    shapes = sorted(((size, draws) for draws, size in sizes.items()), reverse=True)
-    return partition_loss(shapes, state.left, [part.draws[part.groups.index(group)]] * count)
+    return sorted(((size, draws) for draws, size in sizes.items()), reverse=True)
+
+
+def _draws_of(state: PartState, group: int) -> Draws:
+    return state.part.draws[state.part.groups.index(group)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from devalloc_solver.bounds.largest_partition import Draws, partition_loss
+from devalloc_solver.bounds.largest_partition import Draws, partition_loss, ruled_out
 from devalloc_solver.place.node_view import free_blocks, pool_allows
 from devalloc_solver.place.search_context import PlacementScore, SearchContext
 from devalloc_solver.problem.allocations import Usage
@@ -205,7 +205,7 @@ def _free(
 
 
 def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Device]) -> tuple[int, Device]:
-    """The device that costs least of the largest partition; the first of equals."""
+    """The device that costs least of the largest partition; of equals the one that rules out least, then the first."""
     first = devices[0]
     if not context.packs or not first.draws:
         return 0, first
@@ -217,4 +217,9 @@ def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Devi
     for device in devices:
         if device.draws not in losses:
             losses[device.draws] = partition_loss(shapes, free, [device.draws])
-    return min(((losses[device.draws], device) for device in devices), key=lambda pair: pair[0])
+    least = min(losses.values())
+    others: dict[Draws, tuple[int, int]] = {}
+    for draws, loss in losses.items():
+        if loss == least:
+            others[draws] = ruled_out(shapes, free, [draws])
+    return least, min((device for device in devices if device.draws in others), key=lambda one: others[one.draws])
