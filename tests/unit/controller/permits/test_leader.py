@@ -23,7 +23,7 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant
-from devalloc.scaling.messages.permits import PodName, decode_request
+from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
@@ -134,6 +134,51 @@ def test_a_node_finds_it_and_gets_permits_for_its_own_machines(kube: FakeKube) -
         asyncio.run(course())
         permit: Any = permit_of(process.store, "a")
         assert (permit["cpus"], permit["memory"], permit["givenBy"]) == ("2", "4Gi", "one")
+
+
+def test_who_waits_when_a_server_stops_is_answered(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent asks the next server at once, and not after its own deadline."""
+    queued: list[str] = []
+    writing, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+    enqueue = PermitDecider.ask
+
+    async def ask_decider(self: PermitDecider, request: PermitRequest, *how: Any, **more: Any) -> Any:
+        queued.append(request.pod.name)
+        return await enqueue(self, request, *how, **more)
+
+    def hang(number: int, what: str) -> None:
+        if "/virtualmachines/a" in what:
+            writing.set()
+            go_on.wait(60)
+
+    async def course() -> None:
+        async with new_session() as session:
+            own = server_of(kube, "node-a")
+            first = asyncio.create_task(ask(session, own, "a", amounts(2000, 4)))
+            await asyncio.to_thread(until, writing.is_set, "the first is being written")
+            second = asyncio.create_task(ask(session, own, "b", amounts(1000, 2)))
+            await asyncio.to_thread(until, lambda: "b" in queued, "the second waits behind it")
+            stop.set()
+            with pytest.raises(NodeError, match=r"503.*does not answer any more"):
+                await second
+            go_on.set()
+            with suppress(NodeError):
+                await first
+
+    monkeypatch.setattr(PermitDecider, "ask", ask_decider)
+    process = Leading(kube, "one")
+    process.client.before = hang
+    with closing(process.store):
+        serving = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
+        serving.start()
+        try:
+            until(lambda: process.urls, "it serves")
+            asyncio.run(course())
+        finally:
+            stop.set()
+            go_on.set()
+            serving.join(60)
+    assert not serving.is_alive()
 
 
 def test_a_node_goes_from_a_leader_that_is_gone_to_the_next_one(kube: FakeKube) -> None:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +19,11 @@ from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits import decider, server
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.machine_objects import object_key
+from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT
+from devalloc.controller.permits.settings import Settings
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_node.agent.http_client import new_session
@@ -207,3 +214,20 @@ def test_machines_without_number_are_written_a_few_at_a_time(both: FakeKube) -> 
     with leading(both, "one"):
         begin(both, amounts(250, 1))
         assert asyncio.run(course()) == [amounts(500, 1)] * 11
+
+
+def test_a_batch_with_a_machine_of_devalloc_is_written_as_its_machines_are(
+    both: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is in it: NeonVM's time limit would make the server doubt a write of devalloc's own machine."""
+    monkeypatch.setattr(decider, "NEON_SECONDS", 0.05)
+    own, neon = (Mock(key=object_key(("default", name))) for name in ("a", "vm.neon.tech/vm1"))
+    book, draft = PermitLedgers(Settings()), Mock()
+    with closing(KubernetesStore(FakeClient(both))) as store, ThreadPoolExecutor(1) as writer:  # type: ignore[arg-type]
+        leader = ProcessLeadership("one", lambda: True)
+        deciding = decider.PermitDecider(store, book, leader, PermitMetrics(book), writer)
+        monkeypatch.setattr(deciding, "_commit", lambda changes: time.sleep(0.5) or len(changes))
+        assert asyncio.run(deciding._write([own, neon], draft)) == 2
+        assert asyncio.run(deciding._write([own], draft)) == 1
+        with pytest.raises(decider._NeonWriteFailed):
+            asyncio.run(deciding._write([neon, neon], draft))
