@@ -359,7 +359,7 @@ class MachineFaults(FaultPoints):
             start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append, **scenario.start}
             disks = [{**disk, "path": str(self.folder / disk["path"])} for disk in scenario.start.get("disks", ())]
             start |= {"disks": disks} if disks else {}
-            spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 1, **scenario.spec}
+            spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 20, **scenario.spec}
         with ExitStack() as stack:
             for where, name, what in host_seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
                 stack.enter_context(patch.object(where, name, what))
