@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,24 @@ from tests.support.guest_monitor_peers import (
 from tests.support.virtual_time import run
 
 GIB = 2**30
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The codes that connections end with. Only their words go to the listener."""
+    codes: list[str] = []
+    for step in ("_connect", "_watch"):
+        real = getattr(MonitorConnection, step)
+
+        async def noted(self: MonitorConnection, session: Any, real: Any = real) -> None:
+            try:
+                await real(self, session)
+            except Failed as error:
+                codes.append(error.code)
+                raise
+
+        monkeypatch.setattr(MonitorConnection, step, noted)
+    return codes
 
 
 async def healthy(monitor: ScriptedConnection) -> None:
@@ -82,7 +101,7 @@ def test_health_is_checked_every_five_seconds() -> None:
 
 
 def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, ends: list[str]
 ) -> None:
     codes: list[tuple[int | None, int]] = []
 
@@ -107,6 +126,7 @@ def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011
     assert "connected to the monitor in its guest" in recovered, "who reads the one reads the other"
     # The first failure is known after 5 s, and 30 s later they have failed for no longer than that.
     assert codes[0] == (1011, 40_000)
+    assert ends == ["GuestMonitorUnhealthy"]
 
 
 def test_one_answered_check_begins_the_thirty_seconds_anew() -> None:
@@ -140,13 +160,14 @@ def test_a_monitor_that_closes_at_once_is_tried_every_five_seconds_and_no_sooner
     run(main())
 
 
-def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds() -> None:
+def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds(ends: list[str]) -> None:
     async def main() -> None:
         async with raw_server(lambda reader, writer: asyncio.sleep(0)) as port:
             pass  # closed again
         async with watched(port) as (monitor, heard):
             await asyncio.sleep(11)
             assert heard.times("disconnected") == [0, 5_000, 10_000]
+            assert ends == ["GuestMonitorUnreachable"] * 3
             assert monitor.status().why.endswith("Connection refused"), monitor.status().why
             with pytest.raises(Failed, match="Connection refused") as refused:
                 await monitor.upscale(Resources(250, GIB))

@@ -94,19 +94,10 @@ def test_the_codes_are_found_wherever_they_are_said() -> None:
     assert len(in_the_code()) > 100
 
 
-WITHOUT_TEST = {
-    "GuestMonitorUnhealthy": "only its words leave the client: test_agent_monitor compares these",
-    "GuestMonitorUnreachable": "only its words leave the client: test_agent_monitor compares these",
-    "MachineElsewhere": "needs another node that takes the machine between two reads",
-    "LimitNotRemoved": "needs a kernel that keeps a qdisc",
-}
-"""Codes that no test provokes by name, and why."""
-
-
 def test_a_test_names_each_code() -> None:
     """A refusal that nobody provokes can go without anybody noticing."""
     tests = "\n".join(
         path.read_text() for path in (ROOT / "tests").rglob("*.py") if "upgrade" not in path.parts and path != SELF
     )
     named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", tests))
-    assert in_the_code() - named == WITHOUT_TEST.keys()
+    assert in_the_code() - named == set()

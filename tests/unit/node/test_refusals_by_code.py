@@ -1,5 +1,5 @@
 """Codes of the node plugin that a caller acts upon, each provoked: what raises it, whether it is worth another try, and
-what it names. ``test_codes`` lists those that no test provokes."""
+what it names. ``test_codes`` checks that tests name all codes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.steps import PrepareOptions, StepRunner
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.host import traffic
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine import cpu_pinning, firmware, launch, machine_files, migration, migration_tls, pci, preflight
@@ -45,6 +46,7 @@ from devalloc_node.machine.vcpu import scale
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, Step
 from devalloc_node.net.unix_sockets import check_path, listening_socket
+from devalloc_node.vms.objects import Outcome
 from devalloc_node.warm import bridge
 from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.bridge import HostBridge
@@ -52,8 +54,8 @@ from devalloc_node.warm.setup import check_identifier
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fleet_manifests import fill, gpu_class, gpu_pool
-from tests.support.machines import virtual_machine
-from tests.support.node_service import platform_of, toy_bench
+from tests.support.machines import plugin, virtual_machine
+from tests.support.node_service import ToyLoop, platform_of, toy_bench
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.toy_setups import ToyPart, opened
@@ -473,6 +475,38 @@ def test_an_image_that_no_qemu_holds_is_not_proven_to_be_shared(tmp_path: Path) 
     image.write_bytes(bytes(4096))
     with open(image, "rb") as file, raises(Denied, "DiskNotShared", "lock of the other node's QEMU is not seen here"):
         machine_files.check_image_held(file.fileno(), str(image), writable=True)
+
+
+def test_a_machine_is_not_forgotten_while_its_interfaces_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record alone says whose limits they are: the next machine with the interface would keep them."""
+    settings = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", binary="/none", accel="tcg", users=None)
+    record = MachineRecord(virtual_machine("m").to_manifest(), "stopped", "run", tap_limits=(("", "tap0"),))
+
+    def refuse(*_: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    with plugin(settings) as machines:
+        machines.put(record)
+        monkeypatch.setattr(traffic, "set_rates", refuse)
+        for forget in (lambda: machines.forget("default/m", soon()), lambda: machines.remove(record, soon())):
+            with raises(Failed, "LimitNotRemoved", "the limits of its TAP interfaces remain", retryable=True):
+                forget()
+            assert machines.find("default/m") == record
+        monkeypatch.setattr(traffic, "set_rates", lambda *_: None)
+        machines.forget("default/m", soon())
+        assert machines.find("default/m") is None
+
+
+def test_a_machine_that_another_node_still_has_is_left_to_it(tmp_path: Path, store: SQLiteStore) -> None:
+    """Its object names this node by now, and the other one has not stopped it yet."""
+    loop = ToyLoop(tmp_path, store)
+    made = store.create(vm("web"))
+    held = {**made["metadata"], "annotations": {meta.PREPARED_ON: "node-b"}, "finalizers": [meta.NODE_FINALIZER]}
+    now = store.replace({**made, "metadata": held})
+    assert loop.loop._keeper.keep(now, lambda obj: ()) == Outcome("MachineElsewhere", "it is still on node node-b")
+    assert (loop.machines.list(), store.get("VirtualMachine", "default", "web")) == ([], now)
 
 
 def test_what_is_no_json_is_not_sent_to_qemu(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -62,13 +63,17 @@ DIFFERENT = {
 """The places that differ from their code (module, function, code, expression), and a test that provokes each."""
 
 
-def raised() -> Iterator[tuple[str, str, ast.Call]]:
+@cache
+def raised() -> tuple[tuple[str, str, ast.Call], ...]:
     """Each error that the node plugin makes: the module, the function, the call."""
-    for folder in (ROOT / "node-plugin" / "devalloc_node", ROOT / "devalloc"):
-        for path in sorted(folder.rglob("*.py")):
-            if path.name in ("errors.py", "node_pb2.py", "node_pb2_grpc.py"):
-                continue
-            yield from within(str(path.relative_to(folder)), "", ast.parse(path.read_text()))
+    texts = {
+        str(path.relative_to(folder)): path.read_text()
+        for folder in (ROOT / "node-plugin" / "devalloc_node", ROOT / "devalloc")
+        for path in sorted(folder.rglob("*.py"))
+        if path.name != "errors.py"
+    }
+    texts = {module: text for module, text in texts.items() if "devalloc_node.errors import" in text}
+    return tuple(each for module, text in texts.items() for each in within(module, "", ast.parse(text)))
 
 
 def within(module: str, function: str, node: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
