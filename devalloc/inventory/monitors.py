@@ -50,7 +50,7 @@ def monitor_of(process: Process) -> Monitor | None:
 def describe_users(
     processes: Collection[Process], address: str, tree: Tree, released: Collection[str] = ()
 ) -> str | None:
-    """Who uses a GPU, for its reason: a program that is no monitor; if there is none, what to do about the monitor.
+    """Who uses a GPU, as the reason shows it: first any program other than a monitor, else a monitor and the remedy.
 
     None if only monitors use it that the admin lets devalloc ask to let it go (``released``), and that can be asked.
     """

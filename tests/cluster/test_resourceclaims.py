@@ -90,7 +90,7 @@ def test_only_set_aside_devices_go_to_labelled_claims_only(space: Space, client:
     with allocating(client) as allocator:
         space.all_given("ours")
         assert space.node_of("ours") != "open"
-        (note,) = until(lambda: allocator.notes("NotEnoughDevices"), "it is told why")
+        (note,) = until(lambda: allocator.notes("NotEnoughDevices"), "its Event has the reason")
         assert "5" in note
     assert not space.given("seven")
     assert not space.given("not-ours")
@@ -104,7 +104,7 @@ def test_a_pod_is_not_sent_where_it_may_not_run(space: Space, client: Client) ->
     with allocating(client) as allocator:
         space.all_given("a")
         assert space.node_of("a") == on(space, "large")
-        (note,) = until(lambda: allocator.notes("NoSuitableNode"), "it is told why")
+        (note,) = until(lambda: allocator.notes("NoSuitableNode"), "its Event has the reason")
         assert "suits pod p2" in note
         assert space.get("a")["spec"]["devices"]["requests"][0]["exactly"].get("selectors") is None
 

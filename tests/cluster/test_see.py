@@ -292,7 +292,7 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
         for url in urls:
             until(
                 lambda url=url: "NotEnoughDevices" in page(url).rows[f"resourceclaim:{SPACE}/too-many"],
-                "it is told why",
+                "the page shows the reason",
             )
             rows = page(url, f"?{'&'.join(f'open={row}' for row in opened)}").rows
             assert "QuotaExceeded" in rows[f"claim:{SPACE}/over"]

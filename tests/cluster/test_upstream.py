@@ -268,7 +268,7 @@ def test_pods_that_share_a_claim_end_on_the_node_that_suits_them(ready: Node, cl
             assert len(running.notes("SentBack")) == 1
             space.claim("none-left", "suits")
             space.pod("r", "none-left", tolerations=everything, affinity=away, nodeSelector={"size": "none"})
-            until(lambda: running.notes("NoSuitableNode"), "it is told why")
+            until(lambda: running.notes("NoSuitableNode"), "its claim has the reason")
     finally:
         space.clear()
 

@@ -187,7 +187,7 @@ API = "resource.k8s.io/v1"
 
 
 class ResourceHistory:
-    """Slices, classes and claims of a cluster, and the solver that is told what changes of them."""
+    """Slices, classes and claims of a cluster, and a solver that gets each change to them."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -129,8 +129,8 @@ _KERNEL = ("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "Percpu")
 def read_memory(system: GuestSystem) -> GuestMemory:
     """Raises OSError, and ValueError where a field is missing.
 
-    Documentation/filesystems/proc.rst of Linux describes the fields. A balloon is no cache: unless it deflates on OOM,
-    MemTotal leaves it out already.
+    Documentation/filesystems/proc.rst of Linux describes the fields. Memory in a balloon does not count as cache:
+    unless the balloon deflates on OOM, MemTotal does not include it.
     """
     fields: dict[str, int] = {}
     for line in system.read("proc/meminfo").splitlines():
