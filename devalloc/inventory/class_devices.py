@@ -88,6 +88,8 @@ class ClassDevices:
     folder: Folder
     top: tuple[str, ...] | None = None
     """The folders directly in it; None if it cannot be listed."""
+    is_readable: bool = True
+    """False if something else of the folder could not be read that says what is there, such as its driver."""
     _devices: list[ClassDevice] | None = field(default=None, init=False)
     _elsewhere: set[str] = field(default_factory=set, init=False)
     _is_complete: bool = field(default=True, init=False)
@@ -96,7 +98,9 @@ class ClassDevices:
     def devices(self) -> list[ClassDevice]:
         """In the order of their paths."""
         if self._devices is None:
+            before = self.folder.tree.fault_count
             self._devices = [*self._below()]
+            self._is_complete &= self.is_readable and self.folder.tree.fault_count == before
         return self._devices
 
     def of_class(self, *subsystems: str) -> Iterator[ClassDevice]:
@@ -111,7 +115,7 @@ class ClassDevices:
 
     @property
     def is_complete(self) -> bool:
-        """False where a folder cannot be listed, or more hangs below it than is looked at."""
+        """False where something of it cannot be read, or more hangs below it than is looked at."""
         assert self.devices is not None
         return self._is_complete
 
@@ -131,8 +135,7 @@ class ClassDevices:
                 self.folder.tree.fault(self.folder.path, f"has more than {_MOST} folders below it")
                 return
             folder = Folder(self.folder.tree, path)
-            names, folders, is_complete = folder.listing()
-            self._is_complete &= is_complete
+            names, folders = folder.listing()
             if not names and folder.name in _BY_NAMESPACE:
                 self._elsewhere.add(folder.name)
             subsystem = _subsystem(folder, names, above_class, above)
@@ -150,7 +153,7 @@ class ClassDevices:
         disk = system.folder("class", "block", match[1] + match[2]) if system is not None and match else None
         if disk is None or disk.path.startswith(f"{self.folder.path}/"):
             return []
-        parts = [name for name in disk.listing().folders if name.startswith(f"{disk.name}p")]
+        parts = [name for name in disk.listing()[1] if name.startswith(f"{disk.name}p")]
         folders = [disk, *(Folder(disk.tree, f"{disk.path}/{name}") for name in parts)]
         return [ClassDevice(folder, BLOCK, _node(folder, folder.names(), BLOCK)) for folder in folders]
 

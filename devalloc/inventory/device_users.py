@@ -74,6 +74,8 @@ class DeviceUsers:
     """Functions that processes have open, and which processes."""
     open_groups: Mapping[int, tuple[Process, ...]]
     """IOMMU groups of mediated devices that processes have open, and which processes."""
+    unreadable: frozenset[Address] = frozenset()
+    """Functions that may have device nodes beside those that were seen."""
     released: frozenset[str] = frozenset()
     """Names of monitors that do not count, because they let a GPU go when they are asked to."""
     _network: NetworkUse | None = field(default=None, init=False)
@@ -92,13 +94,15 @@ class DeviceUsers:
     ) -> DeviceUsers:
         """What is spoken for of the functions. ``released``: monitors that do not count. ``mdevs``: look for the users
         of mediated devices, too: of those on the functions and on ``mdev_parents``."""
-        kfd = KfdTopology.read(tree)
+        before, kfd = tree.fault_count, KfdTopology.read(tree)
+        unreadable = {each.address for each in functions if kfd.concerns(each)} if tree.fault_count != before else set()
         # One node may stand for several functions: those of an IOMMU group.
-        nodes = [
-            (node, function.address)
-            for function in functions
-            for node in (*device_nodes(function), *kfd.nodes(function))
-        ]
+        nodes: list[tuple[DeviceNode, Address]] = []
+        for function in functions:
+            before = tree.fault_count
+            nodes += ((node, function.address) for node in (*device_nodes(function), *kfd.nodes(function)))
+            if tree.fault_count != before:
+                unreadable.add(function.address)
         parents = [*(function.folder for function in functions), *mdev_parents] if mdevs else []
         groups = {node: group for parent in parents for node, group in mdev_groups(parent).items()}
         wanted = {*(node for node, _ in nodes), *groups}
@@ -116,6 +120,7 @@ class DeviceUsers:
             nodes=frozenset(node for node, _ in nodes),
             opened={address: _by_number(processes) for address, processes in opened.items() if processes},
             open_groups={group: users[node.path] for node, group in groups.items() if node.path in users},
+            unreadable=frozenset(unreadable),
             released=frozenset(released),
         )
 
@@ -126,15 +131,16 @@ class DeviceUsers:
 
     def reserved(self, function: PciFunction) -> str | None:
         """What the host needs the function for: ``default route``; None when it does not."""
+        before = self.tree.fault_count
         self._display = self._display or BootDisplay(self.tree)
         if (display := self._display.need(function)) is not None:
             return display
         if any(_is_console(device) for device in function.below.of_class("graphics", "tty")):
             return "console"
+        is_seen = self.tree.fault_count == before and function.below.is_complete
+        is_seen &= function.address not in self.unreadable
         need = self._network_use(function) or self._storage_use(function)
-        if need is None and not function.below.is_complete:
-            return "not all that hangs below it can be seen"
-        return need
+        return "not all that hangs below it can be seen" if need is None and not is_seen else need
 
     def interfaces(self, function: PciFunction) -> list[Folder]:
         """The network interfaces that hang below the function."""

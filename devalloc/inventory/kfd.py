@@ -51,11 +51,14 @@ class KfdTopology:
         folders = (nodes.folder(name) for name in nodes.names()) if nodes is not None else ()
         return cls(tree, tuple(gpu for folder in folders if folder is not None and (gpu := _gpu(folder)) is not None))
 
+    @staticmethod
+    def concerns(function: PciFunction) -> bool:
+        """Whether the driver may have the function."""
+        return function.vendor == _AMD and function.base_class in _GPU_CLASSES
+
     def of(self, function: PciFunction) -> list[KfdGpu]:
         """The GPUs that a function carries."""
-        if function.vendor != _AMD or function.base_class not in _GPU_CLASSES:
-            return []
-        return [gpu for gpu in self.gpus if self._place(gpu) == function.address]
+        return [gpu for gpu in self.gpus if self._place(gpu) == function.address] if self.concerns(function) else []
 
     def nodes(self, function: PciFunction) -> Iterator[DeviceNode]:
         """The device nodes of the partitions of a function."""
@@ -67,7 +70,7 @@ class KfdTopology:
                 yield DeviceNode(f"/dev/dri/renderD{gpu.render_minor}", number)
             elif not render.path.startswith(f"{function.folder.path}/"):
                 device = Folder(self.tree, render.path.rpartition("/")[0].rpartition("/")[0])
-                below = ClassDevices(device, tuple(device.listing().folders))
+                below = ClassDevices(device, tuple(device.listing()[1]))
                 yield from (each.node for each in below.devices if each.node is not None)
 
     @property
@@ -115,7 +118,7 @@ def _gpu(folder: Folder) -> KfdGpu | None:
 
 def _used(process: Folder) -> Iterator[int]:
     """The GPUs of which a process has memory or queues."""
-    for place in (process, *(Folder(process.tree, f"{process.path}/{name}") for name in process.listing().folders
+    for place in (process, *(Folder(process.tree, f"{process.path}/{name}") for name in process.listing()[1]
                              if name.startswith("context_"))):  # fmt: skip
         for name in place.names():
             match = _OF_GPU.fullmatch(name)

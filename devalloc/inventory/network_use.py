@@ -33,15 +33,19 @@ class NetworkUse:
     unseen: bool
     """The host's addresses and routes are not those that this process sees."""
     unread: str | None
-    """What could not be read of this: the name of a file such as ``route``."""
+    """What could not be read of this: the name of a file such as ``route``, or in words."""
     _stacked: StackedInterfaces | None = field(default=None, init=False)
 
     @classmethod
     def read(cls, tree: Tree) -> NetworkUse:
+        before = tree.fault_count
         default_route, addressed = _routes(tree)
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         pppoe = frozenset(_pppoe(tree))
-        unseen, unread = _is_in_another_network(tree), first_unreadable(tree, _FILES)
+        unread = first_unreadable(tree, _FILES)
+        if unread is None and tree.fault_count != before:
+            unread = "what the host uses its network for"
+        unseen = _is_in_another_network(tree)
         return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, unseen, unread)
 
     @property
@@ -69,7 +73,10 @@ class NetworkUse:
                 return f"address on {interface.name}"
             if interface.name in self.pppoe:
                 return f"carries PPPoE on {interface.name}"
+            before = self.tree.fault_count
             names = interface.names()
+            if self.tree.fault_count != before:
+                return f"{interface.name} cannot be read"
             if "master" in names:
                 return f"member of {interface.link('master')}"
             upper = next((name for name in names if name.startswith("upper_")), None)
@@ -86,12 +93,19 @@ class NetworkUse:
 
     def need_of_other_half(self, function: PciFunction) -> str | None:
         """What the host needs the interface for that is made of this function and another one; None for nothing."""
-        for other in socket_direct_partners(function):
+        if not may_be_half(function):
+            return None
+        others = socket_direct_partners(function)
+        if others is None:
+            return "it cannot be seen which interfaces use it, too"
+        for other in others:
             interfaces = network_interfaces(other)
             if (need := self.need(interfaces)) is not None:
                 return f"{interfaces[0].name} of {other.address} uses it, too: {need}"
             if NET in other.below.elsewhere:
                 return f"the interface of {other.address} uses it, too, and is in another network namespace"
+            if not other.below.is_complete:
+                return f"an interface of {other.address} may use it, too, and cannot be read"
         return None
 
 
@@ -103,25 +117,28 @@ def may_be_half(function: PciFunction) -> bool:
     return NET not in function.below.elsewhere and not network_interfaces(function)
 
 
-def socket_direct_partners(function: PciFunction) -> list[PciFunction]:
-    """The functions whose interface may also send and receive by this one. The driver tells in debugfs.
-    Where that cannot be read, it is any function of the same model, and of the same card as far as the serial numbers
-    tell.
+def socket_direct_partners(function: PciFunction) -> list[PciFunction] | None:
+    """The functions whose interface may also send and receive by a half. The driver tells in debugfs. Where that cannot
+    be read, it is any function of the same model, and of the same card as far as the serial numbers tell. None where
+    not all functions can be read.
     """
-    if not may_be_half(function):
-        return []
-    system = function.folder.tree.sys
+    tree, system = function.folder.tree, function.folder.tree.sys
     debug = system.folder("kernel", "debug", "mlx5") if system is not None else None
+    before = tree.fault_count
     if debug is not None and str(function.address) in debug.names():
         groups = (set(_group(debug, name)) for name in debug.names())
         addresses = next((group for group in groups if function.address in group), set())
-        return [*_functions(system, addresses - {function.address})]
+        others = [*_functions(system, addresses - {function.address})]
+        return others if tree.fault_count == before else None
     drivers = system.folder("bus", "pci", "drivers", _SOCKET_DIRECT_DRIVER) if system is not None else None
     bound = {address for name in (drivers.names() if drivers else ()) if (address := Address.parse(name))}
+    others = [*_functions(system, bound - {function.address})]
+    if tree.fault_count != before or function.device is None:
+        return None
     serial = _board_serial(function)
     return [
         other
-        for other in _functions(system, bound - {function.address})
+        for other in others
         if other.physfn is None
         and (other.vendor, other.device) == (function.vendor, function.device)
         and (serial is None or _board_serial(other) in (None, serial))

@@ -179,12 +179,15 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
     # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
-    listed = folder.listing()
-    is_listed = bool(listed.names) and listed.is_complete
-    entries = frozenset(listed.names if is_listed else filter(folder.has, _READ_ENTRIES))
+    before = folder.tree.fault_count
+    names, folders = folder.listing()
+    is_listed = bool(names) and folder.tree.fault_count == before
+    entries = frozenset(names if is_listed else filter(folder.has, _READ_ENTRIES))
     is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
-    driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
+    driver = _link(folder, "driver", entries)
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
+    is_readable = folder.tree.fault_count == before
+    numa = folder.number("numa_node")
     root = _ROOT.search(folder.path)
     return PciFunction(
         address=address,
@@ -200,7 +203,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         physfn=Address.parse(_link(folder, "physfn", entries) or ""),
         virtfns=tuple(_virtfns(folder, entries)) if sriov else (),
         entries=entries,
-        below=ClassDevices(folder, () if is_bridge else tuple(listed.folders) if is_listed else None),
+        below=ClassDevices(folder, () if is_bridge else tuple(folders) if is_listed else None, is_readable),
     )
 
 

@@ -37,13 +37,17 @@ class StorageUse:
     members: Mapping[str, str]
     """Those that are a part of something, by name, and what of."""
     unread: str | None
-    """What could not be read of this: the name of a file such as ``mountinfo``."""
+    """What could not be read of this: the name of a file such as ``mountinfo``, or in words."""
 
     @classmethod
     def read(cls, tree: Tree) -> StorageUse:
+        before = tree.fault_count
         mounted = frozenset(_mounted_devices(tree))
         swap = frozenset(row[0].rpartition("/")[2] for row in table(tree, "swaps")[1:])
-        return cls(tree, mounted, swap, dict(_members(tree)), first_unreadable(tree, _FILES))
+        members, unread = dict(_members(tree)), first_unreadable(tree, _FILES)
+        if unread is None and tree.fault_count != before:
+            unread = "what the host uses its disks for"
+        return cls(tree, mounted, swap, members, unread)
 
     def need(self, block: Folder) -> str | None:
         """What the host needs a disk or a partition for; None for nothing that is seen."""
@@ -51,8 +55,11 @@ class StorageUse:
             return f"{block.name} is mounted"
         if block.name in self.swap:
             return f"swap on {block.name}"
+        before = self.tree.fault_count
         if holders := block.names("holders"):
             return f"{block.name} is held by {holders[0]}"
+        if self.tree.fault_count != before:
+            return f"what holds {block.name} cannot be read"
         if block.folder("bcache") is not None:
             return f"{block.name} is part of bcache"
         if block.name in self.members:

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from devalloc.device_kinds import DeviceKind
 
@@ -51,22 +50,15 @@ class ReadFault:
     reason: str
 
 
-class Listing(NamedTuple):
-    """What is in a folder, sorted."""
-
-    names: list[str]
-    folders: list[str]
-    """The names of the folders among them, links left out."""
-    is_complete: bool
-    """False where it is there and cannot be listed, or not to its end."""
-
-
 @dataclass(slots=True)
 class Tree:
     """A host's files below ``root``: the folder that holds ``sys``, or that ``sys`` folder itself."""
 
     root: Path
     faults: list[ReadFault] = field(default_factory=list)
+    fault_count: int = field(init=False, default=0)
+    """How often something could not be used, also what ``faults`` has already. If it is the same after a look as
+    before, the look has seen all that is there."""
     kinds: tuple[DeviceKind, ...] = ()
     """Kinds of devices that the admin adds (``read_added_kinds``)."""
     sys: Folder | None = field(init=False, default=None)
@@ -96,7 +88,7 @@ class Tree:
             return Tree(self.root, kinds=self.kinds)
         other = object.__new__(Tree)
         other.root, other._top, other.faults, other._seen = self.root, self._top, [], set()
-        other.kinds = self.kinds
+        other.kinds, other.fault_count = self.kinds, 0
         other.sys, other.proc = Folder(other, self.sys.path), Folder(other, self.proc.path)
         return other
 
@@ -115,6 +107,7 @@ class Tree:
 
     def fault(self, path: str, reason: str) -> None:
         """Note what cannot be used."""
+        self.fault_count += 1
         shown = path[len(self._top) :] if self.holds(path) and self._top != "/" else path
         entry = ReadFault(shown, reason)
         if entry not in self._seen:
@@ -184,9 +177,9 @@ class Folder:
         """Whether there is something of that name in this folder."""
         return os.path.lexists(f"{self.path}/{_component(name)}")
 
-    def listing(self) -> Listing:
-        """What is in this folder, and which of it are folders. Nothing if it has gone."""
-        names, folders, is_complete = [], [], True
+    def listing(self) -> tuple[list[str], list[str]]:
+        """The names of all in this folder, and those of the folders among them (links left out), both sorted."""
+        names, folders = [], []
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -195,8 +188,7 @@ class Folder:
                         folders.append(entry.name)
         except OSError as error:
             self._report(self.path, error)
-            is_complete = error.errno in _ABSENT
-        return Listing(sorted(names), sorted(folders), is_complete)
+        return sorted(names), sorted(folders)
 
     def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
         """The last component of where a link points, whether or not that exists (such as the name of a driver).
