@@ -147,13 +147,19 @@ def read_added_kinds(texts: Iterable[str]) -> tuple[DeviceKind, ...]:
     """
     classes: dict[str, dict[str, frozenset[int] | None]] = {}
     models: dict[str, set[tuple[int, int]]] = {}
+    owners: dict[str, str] = {}
     for text in texts:
         name, _, listed = text.partition("=")
-        if not _NAME.fullmatch(name) or not listed:
+        if not listed:
             raise ValueError(f"invalid kind {text[:80]!r}: write NAME=ID[,ID...], such as hba=0107 or chip=1ae0:0063")
+        if not _NAME.fullmatch(name):
+            why = "a name has 2 to 32 lower-case letters, digits and '-', and begins with a letter"
+            raise ValueError(f"invalid name of a kind {name[:40]!r}: {why}")
         if name in DEVICE_KINDS or name in DEFAULT_ALLOWED:
             raise ValueError(f"kind {name} exists already: choose another name")
         for one in listed.lower().split(","):
+            if owners.setdefault(one, name) != name:
+                raise ValueError(f"kind {name}: {one} is of kind {owners[one]} already; name it once")
             if model := _MODEL.fullmatch(one):
                 models.setdefault(name, set()).add((int(model[1], 16), int(model[2], 16)))
             elif not _CLASS.fullmatch(one):

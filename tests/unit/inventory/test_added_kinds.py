@@ -103,7 +103,8 @@ def test_vfs_of_an_added_kind_need_the_admins_word(host: FakeHost) -> None:
     [
         ("hba", "write NAME=ID"),
         ("hba=", "write NAME=ID"),
-        ("HBA=0107", "write NAME=ID"),
+        ("HBA=0107", "invalid name of a kind 'HBA': a name has 2 to 32 lower-case letters"),
+        ("a=0107", "invalid name of a kind 'a'"),
         ("hba=1", "'1' is not a PCI class"),
         ("hba=0107,xyz", "'xyz' is not a PCI class"),
         ("gpu=0107", "kind gpu exists already"),
@@ -117,6 +118,13 @@ def test_vfs_of_an_added_kind_need_the_admins_word(host: FakeHost) -> None:
 def test_what_is_no_kind(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_added_kinds([text])
+
+
+def test_a_class_is_of_one_kind() -> None:
+    """The second kind would never get a device."""
+    with pytest.raises(ValueError, match="kind raid: 0107 is of kind hba already; name it once"):
+        read_added_kinds(["hba=0107", "raid=0104,0107"])
+    assert read_added_kinds(["hba=0107", "hba=0107"]) == read_added_kinds(["hba=0107"])
 
 
 class TestNetworks:
