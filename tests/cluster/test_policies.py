@@ -790,6 +790,7 @@ NAMES: list[tuple[str, dict[str, Any], str, dict[str, str], str]] = [
     ),
     (QUOTAS, quota(**{"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}), "labels", {}, ""),
     (QUOTAS, quota(**{"gpu.deviceclass.resource.k8s.io/devices": "1", "pods": "1"}), "labels", {}, ""),
+    (QUOTAS, quota(**{"requests.deviceclass.resource.kubernetes.io/gpu": "1"}), "labels", {}, ""),
 ]
 
 

@@ -120,26 +120,35 @@ def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Pro
 
 
 def _is_about_devices(name: str) -> bool:
-    return not name.startswith("count/") and ("deviceclass" in name or "devmgmtproto" in name)
+    """Not of objects that are counted, nor of extended resources of pods (deviceclass.resource.kubernetes.io/…)."""
+    is_of_others = name.startswith(("count/", "requests.", "limits."))
+    return not is_of_others and ("deviceclass" in name or "devmgmtproto" in name)
 
 
 def _why_without_effect(name: str, classes: ClassNames, *, has_scopes: bool) -> str | None:
-    """Why a line of a quota that is about devices bounds no DeviceClaim; None if it does, or is for others."""
-    if name.endswith(_SUFFIX_OF_KUBERNETES):
-        class_name = name.removesuffix(_SUFFIX_OF_KUBERNETES)
-        if class_name in classes.own - classes.of_kubernetes:
-            return f"counts ResourceClaims only; for DeviceClaims, write {class_name}{SUFFIX}"
-        return None
-    if not name.endswith(SUFFIX):
-        return f"is ignored: a quota counts <class>{SUFFIX}"
+    """Why a line of a quota that is about devices bounds no claim of either dialect; None if it does."""
+    suffix = next((each for each in (SUFFIX, _SUFFIX_OF_KUBERNETES) if name.endswith(each)), None)
+    if suffix is None:
+        return f"is ignored: a quota counts <class>{_SUFFIX_OF_KUBERNETES if 'resource.k8s.io' in name else SUFFIX}"
     if has_scopes:
         return "is ignored: a quota with scopes bounds pods only; remove the scopes"
-    class_name = name.removesuffix(SUFFIX)
-    if not classes.own or class_name in classes.own or class_name == host_pool_names.CLASS:
+    class_name = name.removesuffix(suffix)
+    if suffix == SUFFIX:
+        there, others, kinds, other_suffix = classes.own, classes.of_kubernetes, _KINDS, _SUFFIX_OF_KUBERNETES
+    else:
+        there, others, kinds, other_suffix = classes.of_kubernetes, classes.own, _KINDS[::-1], SUFFIX
+    if class_name in there or (suffix == SUFFIX and class_name == host_pool_names.CLASS):
         return None
-    near = closest_match(class_name, classes.own)
+    if class_name in others:
+        return f"counts {kinds[0]} only; for {kinds[1]}, write {escape_invalid_unicode(class_name)}{other_suffix}"
+    if not there:
+        return None
+    near = closest_match(class_name, there)
     advice = f"did you mean {near}?" if near else "apply the class, or correct the name"
     return f"is for class {escape_invalid_unicode(class_name)}, which does not exist; {advice}"
+
+
+_KINDS = ("DeviceClaims", "ResourceClaims")
 
 
 def quota_status(quota: Object) -> dict[str, Any]:

@@ -110,6 +110,28 @@ def test_a_line_for_a_class_of_kubernetes_is_right_if_there_is_one() -> None:
     assert list(quota.problems_of(both, names)) == []
 
 
+OF_KUBERNETES = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"}}
+OTHERS = ".deviceclass.resource.k8s.io/devices"
+
+
+@pytest.mark.parametrize(
+    ("hard", "message"),
+    [
+        (f"gpu{OTHERS}", None),
+        (f"gpuu{OTHERS}", "is for class gpuu, which does not exist; did you mean gpu?"),
+        (f"gpu{quota.SUFFIX}", f"counts DeviceClaims only; for ResourceClaims, write gpu{OTHERS}"),
+        (f"nic{quota.SUFFIX}", None),
+        ("gpu.deviceclass.resource.k8s.io", f"is ignored: a quota counts <class>{OTHERS}"),
+        ("count/resourceclaims.resource.k8s.io", None),
+        ("requests.deviceclass.resource.kubernetes.io/gpu", None),
+    ],
+)
+def test_lines_of_quotas_for_resource_claims(hard: str, message: str | None) -> None:
+    """Beside classes of resource.k8s.io alone. The last one bounds the extended resource by which pods ask for it."""
+    problems = quota.problems_of({**QUOTA, "spec": {"hard": {hard: "1"}}}, quota.ClassNames.among([OF_KUBERNETES]))
+    assert [(problem.severity, problem.message) for problem in problems] == ([("warning", message)] if message else [])
+
+
 def test_a_quota_alone_says_nothing_of_classes() -> None:
     assert list(quota.problems_of({**QUOTA, "spec": {"hard": {f"gpuu{quota.SUFFIX}": "1"}}})) == []
 
