@@ -7,10 +7,10 @@ of memory and of threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from devalloc.inventory.pci import BarSizes
@@ -95,18 +95,12 @@ def set_bounds(root: Path, name: str, limits: QemuLimits) -> tuple[list[Path], l
 def memory_bound(root: Path, pid: int, name: str, unit: str, proc: Path = Path("/proc")) -> Path | None:
     """The file with the bound of memory of a process, if it is in a machine's own cgroup: ``name`` of ours, or that of
     the service ``unit``. None if it is elsewhere, such as in the plugin's own."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        parts = path.lstrip("/").split("/")
-        if parts[-2:] != [OURS, name] and parts[-1] != unit:
+    for controllers, path in _cgroups_of(pid, proc):
+        if path.parts[-2:] != (OURS, name) and path.name != unit:
             continue
-        if "memory" in controllers.split(","):
-            return root / "memory" / path.lstrip("/") / "memory.limit_in_bytes"
-        if not controllers and (file := root / path.lstrip("/") / "memory.max").exists():
+        if "memory" in controllers:
+            return root / "memory" / path / "memory.limit_in_bytes"
+        if not any(controllers) and (file := root / path / "memory.max").exists():
             return file
     return None
 
@@ -207,20 +201,27 @@ def limit_of(cgroup: CpuGroup) -> int | None:
 
 def group_of(root: Path, pid: int, proc: Path = Path("/proc")) -> CpuGroup | None:
     """The cgroup that a process is in; None if it is in none that can be limited alone (the root)."""
+    for controllers, path in _cgroups_of(pid, proc):
+        if "cpu" in controllers:
+            folder = root / ",".join(controllers) / path
+            return CpuGroup(1, folder if folder.exists() else root / "cpu" / path)
+        if not any(controllers) and (root / path / "cpu.max").exists():
+            return CpuGroup(2, root / path)
+    return None
+
+
+def _cgroups_of(pid: int, proc: Path) -> Iterator[tuple[Sequence[str], PurePosixPath]]:
+    """The cgroups that a process is in, but for the root and those outside of this namespace: the controllers of each
+    (one empty text for version 2), and its path below where they are mounted."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
-        return None
+        return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if path in ("", "/") or ".." in path.split("/"):
-            continue
-        if "cpu" in controllers.split(","):
-            folder = root / controllers / path.lstrip("/")
-            return CpuGroup(1, folder if folder.exists() else root / "cpu" / path.lstrip("/"))
-        if not controllers and (root / path.lstrip("/") / "cpu.max").exists():
-            return CpuGroup(2, root / path.lstrip("/"))
-    return None
+        _, controllers, text = line.split(":", 2)
+        path = PurePosixPath(text.lstrip("/"))
+        if path.parts and ".." not in path.parts:
+            yield controllers.split(","), path
 
 
 def remove(cgroup: CpuGroup) -> None:

@@ -17,10 +17,14 @@ from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems, summarize_units
-from devalloc_solver.problem.allocations import Allocation, Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.pipeline.decomposition import (
+    SubproblemSummary,
+    UnsolvedProblem,
+    summarize_subproblems,
+    summarize_units,
+)
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
 Manifest = Mapping[str, Any]
 Name = tuple[str, str, str]
@@ -36,17 +40,6 @@ class FleetState(Protocol):
 
     index: NodeIndex
     holders: Holders
-
-
-class _Prepared(Protocol):
-    """A problem before it is solved."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-    @property
-    def allocations(self) -> Sequence[Allocation]: ...
-    @property
-    def units(self) -> Sequence[PlacementUnit]: ...
 
 
 StateT = TypeVar("StateT", bound=FleetState)
@@ -250,7 +243,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Other objects once what claims ask for has another meaning, and one once other objects can be named."""
 
     @abstractmethod
-    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> _Prepared:
+    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> UnsolvedProblem:
         """The problem of these claims, with the kept members of their groups."""
 
     @abstractmethod

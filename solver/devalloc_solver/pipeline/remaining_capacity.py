@@ -15,11 +15,11 @@ from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
+from devalloc_solver.pipeline.decomposition import UnsolvedProblem
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.pipeline.quota import copies_allowed
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit
-from devalloc_solver.problem.snapshot import Snapshot
 
 RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", templates.KIND
 MAX_PER_NODE = 4_096
@@ -102,15 +102,9 @@ def _key_of(wanted: Mapping[str, Any]) -> tuple[str, str]:
     return namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
 
 
-class _Prepared(Protocol):
+class _Prepared(UnsolvedProblem, Protocol):
     """What counting needs of a problem, in either dialect."""
 
-    @property
-    def snapshot(self) -> Snapshot: ...
-    @property
-    def allocations(self) -> Sequence[Allocation]: ...
-    @property
-    def units(self) -> Sequence[PlacementUnit]: ...
     @property
     def refused(self) -> Sequence[RejectedClaim]: ...
 

@@ -692,7 +692,11 @@ def test_the_bound_of_a_cgroup_that_is_not_the_machines_is_left_alone(tmp_path: 
 def test_a_process_that_has_ended_or_is_out_of_sight_has_no_bound(tmp_path: Path, lines: str) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cgroup").write_text(lines)
-    assert confinement.memory_bound(tmp_path, 7, *OWN, tmp_path / "proc") is None
+    outside = tmp_path / "devalloc/m-1/memory.max"
+    (tmp_path / "cgroup").mkdir()
+    outside.parent.mkdir(parents=True)
+    outside.write_text("1")
+    assert confinement.memory_bound(tmp_path / "cgroup", 7, *OWN, tmp_path / "proc") is None
 
 
 def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path) -> None:
