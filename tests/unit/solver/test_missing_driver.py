@@ -49,6 +49,23 @@ def test_a_withheld_device_of_the_driver_is_one() -> None:
         assert "once gpus/gpu-0 is available (reserved: default route)" in answer["message"]
 
 
+@pytest.mark.parametrize(
+    "wanted", [wants("gpu", 2), wants("gpu", 1, constraints="device.kind == 'b'"), wants("gpu", 3)], ids=str
+)
+def test_no_advice_is_another_class_with_a_withheld_device_of_another_driver(wanted: Manifest) -> None:
+    gpus = [device("gpu-0", attributes={**RESERVED, "kind": "a"})]
+    nics = [device(f"nic-{n}", attributes={**RESERVED, "kind": "b"}) for n in range(3)]
+    documents = [
+        pool("gpus", node="vm", driver="gpu.devalloc.io", devices=gpus),
+        pool("uplinks", node="vm", driver="nic.devalloc.io", devices=nics),
+    ]
+
+    for answer in answers(GPU, *documents, claim("c", wanted)):
+        assert answer["reason"] is not None
+        assert "uplinks" not in answer["message"]
+        assert "uplinks" not in {blocker.get("pool") for blocker in answer["blockers"]}
+
+
 def test_a_driver_of_almost_the_same_name_is_proposed() -> None:
     class_with_typo = device_class("gpu", driver="nic.devaloc.io")
 
