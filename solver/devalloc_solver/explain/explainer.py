@@ -100,6 +100,8 @@ class FleetTotals:
     """names of all nodes that have pools"""
     errors: Sequence[str] | None = None
     """the devices that could not be judged"""
+    invalid_pools: Mapping[str, str] = field(default_factory=dict)
+    """driver -> a pool of it that is left out, and why"""
 
 
 @dataclass(slots=True)
@@ -261,7 +263,13 @@ class Explainer(ABC):
                 return frozenset[str]().union(*(drivers for drivers in needed if drivers))
         return frozenset()
 
+    def describe_invalid_pool(self, driver: str) -> str:
+        """A pool of a driver that does not count, and why; "" if there is none."""
+        return self.fleet.invalid_pools.get(driver, "")
+
     def _describe_missing(self, drivers: Collection[str]) -> str:
+        if invalid := [why for driver in sorted(drivers) if (why := self.describe_invalid_pool(driver))]:
+            return f"no device of driver {' or '.join(sorted(drivers))} counts: {invalid[0]}; correct it"
         present = sorted(self.drivers)
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
         there = f"there are {', '.join(present[:SHOWN])}{' and others' if len(present) > SHOWN else ''}"

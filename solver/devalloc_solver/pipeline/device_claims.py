@@ -32,6 +32,7 @@ from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -335,7 +336,8 @@ def _answer_all(
     if unsatisfied:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
-            prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility
+            *(prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility),
+            fleet=FleetTotals(invalid_pools=problem_input.invalid_pools),
         )
         # Parts that took all of their time come last: the reasons of the others are soon found.
         for unit in sorted(unsatisfied, key=lambda unit: unit.demands[0].key in doubtful):

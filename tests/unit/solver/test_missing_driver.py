@@ -66,6 +66,30 @@ def test_no_advice_is_another_class_with_a_withheld_device_of_another_driver(wan
         assert "uplinks" not in {blocker.get("pool") for blocker in answer["blockers"]}
 
 
+def test_a_pool_of_the_driver_that_is_left_out_is_named_with_its_error() -> None:
+    twice = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0"), device("gpu-0")])
+    text = (
+        "impossible even on an empty fleet: no device of driver gpu.devalloc.io counts: DevicePool gpus is left out "
+        "(spec.devices[1].name: is not unique: entry [0] already has 'gpu-0'); correct it"
+    )
+
+    for answer in answers(GPU, UPLINK, twice, claim("c", wants("gpu", 1))):
+        assert (answer["reason"], answer["message"]) == ("NoMatchingDevices", text)
+
+
+def test_a_warm_fleet_knows_which_pools_are_left_out_now() -> None:
+    twice = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0"), device("gpu-0")])
+    fleet, wanted = Fleet.from_manifests([GPU, UPLINK]), claim("c", wants("gpu", 1))
+
+    assert fleet.allocate(wanted)["message"] == TEXT
+    fleet.update(twice)
+    assert "DevicePool gpus is left out" in str(fleet.allocate(wanted)["message"])
+    fleet.delete(twice)
+    assert fleet.allocate(wanted)["message"] == TEXT
+    fleet.update({**twice, "spec": {**twice["spec"], "devices": [device("gpu-0")]}})
+    assert fleet.allocate(wanted)["allocated"]
+
+
 def test_a_driver_of_almost_the_same_name_is_proposed() -> None:
     class_with_typo = device_class("gpu", driver="nic.devaloc.io")
 
@@ -87,6 +111,31 @@ def test_a_group_names_the_member_that_misses_it() -> None:
         assert "group g is all-or-nothing, and default/b cannot be satisfied: no device of driver" in answer["message"]
     for answer in answers(*documents, name="b"):
         assert answer["message"] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("slices", "why"),
+    [
+        (slice_("t", devices("gpu-0", "gpu-0"), driver="gpu.example.com", pool="q"), "invalid (two devices are named"),
+        (slice_("t", devices("gpu-0"), driver="gpu.example.com", pool="q", count=2), "incomplete (1 of 2 slices of"),
+    ],
+    ids=["invalid", "incomplete"],
+)
+def test_a_pool_of_slices_that_does_not_count_is_named_with_its_error(slices: Manifest, why: str) -> None:
+    selectors = [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]
+    documents = [
+        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
+        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
+        {"kind": "ResourceSlice", **slices},
+        {"kind": "ResourceClaim", **resource_claim(request(count=1))},
+    ]
+    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
+
+    for answer in (
+        solve_resource_claims(documents)["claims"][0],
+        Fleet.from_manifests(documents[:3]).allocate(documents[3]),
+    ):
+        assert f"no device of driver gpu.example.com counts: pool q is {why}" in str(answer["message"])
 
 
 def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api import meta
@@ -48,6 +48,8 @@ class ProblemInput:
     refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
     warnings: Mapping[Key, tuple[str, ...]]
+    invalid_pools: Mapping[str, str] = field(default_factory=dict)
+    """driver -> a pool of it that was left out, and why"""
 
 
 def read_documents(documents: Iterable[object]) -> ProblemInput:
@@ -55,6 +57,7 @@ def read_documents(documents: Iterable[object]) -> ProblemInput:
     objects: list[ApiModel] = []
     problems: list[Problem] = []
     invalid_classes: dict[str, str] = {}
+    invalid_pools: dict[str, str] = {}
     refused: list[RejectedClaim] = []
     warnings: dict[Key, list[str]] = defaultdict(list)
     for document in documents:
@@ -68,7 +71,10 @@ def read_documents(documents: Iterable[object]) -> ProblemInput:
         errors = [p for p in decoded.problems if p.severity == "error"]
         if decoded.object is None and isinstance(document, Mapping):
             record_invalid(document, errors, invalid_classes, refused)
-    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
+            record_invalid_pool(document, errors, invalid_pools)
+    return replace(
+        without_duplicates(objects, problems, invalid_classes, refused, warnings), invalid_pools=invalid_pools
+    )
 
 
 def read_objects(
@@ -122,6 +128,18 @@ def record_invalid(
                 node=nodes[0] or nodes[1],
             )
         )
+
+
+def record_invalid_pool(document: Mapping[Any, Any], errors: Sequence[Problem], pools: dict[str, str]) -> None:
+    """Remember a pool that is left out, the first by name of each driver: reasons of claims name it."""
+    spec, metadata = document.get("spec"), document.get("metadata")
+    if document.get("kind") != "DevicePool" or not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
+        return
+    driver, name = _text(spec.get("driver")), _text(metadata.get("name"))
+    if driver is not None and name is not None and errors:
+        why = f"{errors[0].path}: {errors[0].message}" if errors[0].path else errors[0].message
+        text = f"DevicePool {name} is left out ({why})"
+        pools[driver] = min(text, pools.get(driver, text))
 
 
 def _text(value: object) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
-from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
@@ -112,7 +112,11 @@ class ResourceClaimExplainer(Explainer):
     def list_drivers(self) -> frozenset[str]:
         if self.unreached.devices:
             return frozenset()  # there are others, of drivers that do not count here
-        return frozenset(offer.pool.driver for offer in self.offers)
+        return frozenset(offer.pool.driver for offer in self.offers if offer.pool.state is PoolStatus.COMPLETE)
+
+    def describe_invalid_pool(self, driver: str) -> str:
+        pools = (offer.pool for offer in self.offers if offer.pool.driver == driver)
+        return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in pools), "")
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         """Within the steps of one search, and not counted as one for blockers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, check_annotations
@@ -18,6 +18,7 @@ from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
     is_config,
     record_invalid,
+    record_invalid_pool,
     without_duplicates,
 )
 from devalloc_solver.dialects.units import RejectedClaim
@@ -134,7 +135,8 @@ def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
     invalid_classes: dict[str, str] = {}
     refused: list[RejectedClaim] = []
     warnings: dict[Key, list[str]] = {}
-    for document in sorted(documents, key=lambda d: (d.name, d.node or "")):
+    in_order = sorted(documents, key=lambda d: (d.name, d.node or ""))
+    for document in in_order:
         if document.object is not None:
             objects.append(document.object)
         if isinstance(document.object, DeviceClaim):
@@ -144,7 +146,18 @@ def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
         if document.manifest is not None:
             errors = [p for p in document.problems if p.severity == "error"]
             record_invalid(document.manifest, errors, invalid_classes, refused)
-    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
+    valid = without_duplicates(objects, problems, invalid_classes, refused, warnings)
+    return replace(valid, invalid_pools=invalid_pools(in_order))
+
+
+def invalid_pools(documents: Iterable[ManifestRecord]) -> dict[str, str]:
+    """Of pools that are left out: driver -> the first one by name, and why."""
+    described: dict[str, str] = {}
+    for document in documents:
+        errors = [problem for problem in document.problems if problem.severity == "error"]
+        if document.manifest is not None:
+            record_invalid_pool(document.manifest, errors, described)
+    return described
 
 
 def pools_of(documents: Iterable[ManifestRecord]) -> list[DevicePool]:

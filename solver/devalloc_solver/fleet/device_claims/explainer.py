@@ -6,7 +6,7 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,6 +76,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
 
     def __init__(self, index: NodeIndex, holders: Holders) -> None:
         super().__init__(index, holders)
+        self.invalid_pools: Mapping[str, str] = {}
+        """driver -> a pool of it that is left out, and why"""
         self._sample: CandidateFinder | None = None
         self._slips: TypoFinder | None = None
         self._node_selections: dict[object, NodeSelection] = {}
@@ -85,7 +87,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         """The answer for a claim without a group that fits nowhere now."""
         claim = query.claim
         self._catch_up(query.rules)
-        answer = self._remembered((query.shape, claim.pinned_node, claim.priority), lambda: self._find(query, claim))
+        key = (query.shape, claim.pinned_node, claim.priority, tuple(self.invalid_pools.items()))
+        answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
         return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(warnings)).to_dict())
@@ -161,7 +164,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         identifiers = {name: partial(split.values_on, name) for name in split.read if split.literals is not None}
         slips = TypoFinder(judge.snapshot, judge, split.sizes(), identifiers)
         records = [self.stats.record(rank) for rank in sorted(ranks)]
-        fleet = FleetTotals(DeviceClaimFunnels(self.stats, split, judge), slips, self.index.records.keys())
+        counts, names = DeviceClaimFunnels(self.stats, split, judge), self.index.records.keys()
+        fleet = FleetTotals(counts, slips, names, invalid_pools=self.invalid_pools)
         return self._answer(query, claim, records, fleet)[0]
 
     def _split(self, query: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
@@ -212,7 +216,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
             records = [self.stats.record(NETWORK), *records]
         subset = self._subset(tuple(records))
         allocations, ends = self._allocations(subset), self.index.allowance.until
-        totals = fleet or FleetTotals()
+        totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
         unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)
         (answer,) = explainer.explain(unit, {})
@@ -228,7 +232,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
             copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
             self._slips = TypoFinder(judge.snapshot, judge, copies)
         counts = DeviceClaimFunnels(self.stats, self.stats, self._slips.eligibility)
-        return FleetTotals(counts, self._slips, self.index.records.keys())
+        return FleetTotals(counts, self._slips, self.index.records.keys(), invalid_pools=self.invalid_pools)
 
     def _judge_of_kinds(self) -> CandidateFinder:
         """Judges one device of each kind."""

@@ -27,6 +27,7 @@ from devalloc_solver.fleet.device_claims.documents import (
     ManifestRecord,
     ManifestStore,
     full_name,
+    invalid_pools,
     pools_of,
     select_valid,
     without_status,
@@ -151,6 +152,8 @@ class DeviceFleetState:
     """whether classes have changed since the rules were made"""
     _configs: dict[ConfigKey, dict[str, Any]] = field(default_factory=dict)
     """the configuration objects, which the rules share"""
+    _invalid_pools: frozenset[str] = frozenset()
+    """names of pools that are left out"""
     configs_edition: object = field(default_factory=object)
     """another one whenever there are others than before"""
 
@@ -180,6 +183,7 @@ class DeviceFleetState:
         state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance, wholes)
         state.holders = Holders(state.index)
         state.refusals = DeviceClaimsExplainer(state.index, state.holders)
+        state._read_invalid_pools()
         state.judge.set_classes(state._rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
@@ -289,7 +293,8 @@ class DeviceFleetState:
 
     def _pools_changed(self, name: str) -> None:
         """Pools of one name: nodes get them or lose them, and claims keep what is still there (S18)."""
-        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, name), ()))
+        records = self.documents.by_name.get(full_name("DevicePool", None, name), ())
+        same = pools_of(records)
         nodes = {node for node, pools in self.pools.items() if name in pools}
         valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
         nodes |= valid.keys()
@@ -299,6 +304,14 @@ class DeviceFleetState:
                 self.pools[node][name] = valid[node]
         self._put_again(nodes, self.holders.of_pools((name,)))
         self.judge.set_pools(name, same)
+        if len(same) < len(records) or name in self._invalid_pools:
+            self._read_invalid_pools()
+
+    def _read_invalid_pools(self) -> None:
+        """Pools that are left out: reasons name them."""
+        left_out = [document for document in self.documents.of_kind("DevicePool") if document.manifest is not None]
+        self._invalid_pools = frozenset(document.name[2] for document in left_out)
+        self.refusals.invalid_pools = invalid_pools(left_out)
 
     def _put_again(self, nodes: Collection[str | None], keys: Set[Key] = frozenset()) -> None:
         """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
