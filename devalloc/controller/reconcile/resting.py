@@ -34,7 +34,8 @@ CLAIM = "DeviceClaim"
 MAX_NEW = 100
 """Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
 EXCEEDED_SECONDS = 60.0
-"""How long claims are left alone for whose expressions the time did not suffice, in however many rounds."""
+"""How long claims are left alone for whose expressions the time did not suffice, in however many rounds, or that two
+evaluators judge differently."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 
@@ -93,7 +94,7 @@ class RestingObjects:
     _by_hosts: set[Unit] = field(default_factory=set)
     """Machines that no node has anything for, as nodes have published it."""
     _until: dict[Unit, float] = field(default_factory=dict)
-    """Units whose expressions take too long, and when they are asked for again."""
+    """Units whose expressions take too long or are disputed, and when they are asked for again."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _met: dict[Key, Object] = field(default_factory=dict)
     """Objects that wait and that the last round looked at."""
@@ -281,7 +282,7 @@ class RestingObjects:
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
                 continue  # a round may have more to say of it
-            if len(answers) == len(keys) and is_settled and any(map(_takes_too_long, answers)):
+            if len(answers) == len(keys) and is_settled and any(map(_is_for_later, answers)):
                 self._enter(unit, keys, active, done.written, by_admission=False)
                 self._until[unit] = self.clock() + EXCEEDED_SECONDS
             elif len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
@@ -402,9 +403,11 @@ def _may_serve_others(key: Key, old: Object | None, new: Object | None) -> bool:
     return key.kind == "Node" and ((old is None) != (new is None) or labels[0] != labels[1])
 
 
-def _takes_too_long(answer: Answer) -> bool:
-    """Whether its expressions cost too much, or the time did not suffice for them, in however many rounds."""
-    return not answer["allocated"] and not answer.get(STILL_SEARCHING) and bool(answer.get("exceeded"))
+def _is_for_later(answer: Answer) -> bool:
+    """Whether its expressions cost too much, or the time did not suffice for them, in however many rounds; or two
+    evaluators judge them differently, so that it gets nothing of what is free for it."""
+    is_disputed = answer["reason"] == Reason.CHECK_FAILED.value
+    return not (answer["allocated"] or answer.get(STILL_SEARCHING)) and (bool(answer.get("exceeded")) or is_disputed)
 
 
 def _is_kept_out(answers: Collection[Answer]) -> bool:

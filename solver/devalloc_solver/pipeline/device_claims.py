@@ -56,6 +56,9 @@ MAX_CACHED = 128
 MAX_VERDICTS = 200_000
 """The same for expressions and their verdicts: a refused claim leaves the error of its expression, and no candidates.
 """
+_DISPUTED_PASSES = 4
+"""How often it is solved again without claims whose expressions two evaluators judge differently. The last time all
+that wait in their namespaces are left out: no tenant can let others wait for ever."""
 
 
 @gc_paused()
@@ -294,6 +297,41 @@ def solve_input(
     """
     check_policy(placement)
     check_cel_check(cel_check)
+    remaining, disagreements = problem_input, dict[str, None]()
+    for turn in range(_DISPUTED_PASSES):
+        solution, verdicts = _solve_once(remaining, placement, deadline, started, standing, is_quick=is_quick)
+        disagreements |= dict.fromkeys(verdicts.disagreements)
+        if cel_check == "warn" or not verdicts.disputed:
+            answers = solution.claims
+            break
+        # What they were given may be for others, who do not wait for them.
+        remaining = _without_disputed(remaining, verdicts.disputed, by_namespace=turn == _DISPUTED_PASSES - 2)
+        refused = {one.key: one for one in remaining.refused}
+        answers = tuple(
+            rejected_answer(refused[each.key]) if each.allocated and each.key in refused else each
+            for each in solution.claims
+        )
+    pending = [claim for claim in problem_input.claims if not claim.is_allocated and not claim.is_deleting]
+    return replace(
+        solution,
+        claims=answers,
+        levels=tuple(add_rejected_claims(solution.levels, [claim.priority for claim in pending])),
+        problems=(*solution.problems, *(Problem(message, severity="warning") for message in disagreements)),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _solve_once(
+    problem_input: ProblemInput,
+    placement: str,
+    deadline: float | None,
+    started: float,
+    standing: SolveCache | None,
+    *,
+    is_quick: bool,
+) -> tuple[Solution, CelResults]:
+    """The answers, and what the check's evaluator says of them (S6). Its levels are those of claims that were searched
+    for. Raises AnswerRefused."""
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(problem_input, standing, ends=ends, started=started)
     if is_quick:
@@ -302,19 +340,18 @@ def solve_input(
     outcome = search_parts(
         prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
-    pending = [claim for claim in problem_input.claims if not claim.is_allocated and not claim.is_deleting]
-    levels = add_rejected_claims(outcome.levels, [claim.priority for claim in pending])
-    optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
+    optimal = all(level.is_proven for level in outcome.levels if level.goal == "satisfied")
     answers = _answer_all(prepared, outcome, ends, is_quick=is_quick)
-    answers, disagreements = _verify_answers(prepared, answers, cel_check)
-    return Solution(
+    verdicts = _verify_answers(prepared, answers)
+    solution = Solution(
         claims=tuple(answers),
-        levels=tuple(levels),
+        levels=tuple(outcome.levels),
         optimal=optimal,
         seconds=time.monotonic() - started,
-        problems=(*prepared.problems, *disagreements),
+        problems=prepared.problems,
         unproven=(*unproven_names(outcome.unproven),),
     )
+    return solution, verdicts
 
 
 def _answer_all(
@@ -346,13 +383,8 @@ def _answer_all(
     return sorted(answers, key=lambda a: a.key)
 
 
-def _verify_answers(
-    prepared: PreparedProblem, answers: Sequence[ClaimAnswer], cel_check: str
-) -> tuple[list[ClaimAnswer], list[Problem]]:
-    """The answers that stand, and the expressions that the check and the solver evaluate differently (S6).
-
-    Raises AnswerRefused.
-    """
+def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -> CelResults:
+    """The verdicts of the check's evaluator. Raises AnswerRefused."""
     problem_input, results = prepared.problem_input, CelResults()
     violations = check(
         problem_input.pools,
@@ -364,28 +396,32 @@ def _verify_answers(
     )
     if violations:
         raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
-    problems = [Problem(message, severity="warning") for message in results.disagreements]
-    if cel_check == "warn" or not results.disputed:
-        return [*answers], problems
-    return _without_disputed(prepared, answers, results.disputed), problems
+    return results
 
 
 def _without_disputed(
-    prepared: PreparedProblem, answers: Sequence[ClaimAnswer], disputed: Mapping[Key, Sequence[str]]
-) -> list[ClaimAnswer]:
-    """The answers, but for claims whose expressions are disputed, and the others of their groups: these get nothing."""
-    of_groups: dict[Key, list[str]] = {}
-    claims = {claim.key: claim for claim in prepared.problem_input.claims}
-    for key, messages in disputed.items():
-        if group := claims[key].group:
-            of_groups.setdefault((key[0], group), []).extend(messages)
-    standing = []
-    for answer in answers:
-        claim = claims.get(answer.key)
-        group = None if claim is None or claim.is_allocated else claim.group
-        about = disputed.get(answer.key) or of_groups.get((answer.key[0], group or ""), ())
-        if about and answer.allocated:
-            refused = RejectedClaim(answer.key, Reason.CHECK_FAILED, "; ".join(about[:3]), group)
-            answer = rejected_answer(refused)
-        standing.append(answer)
-    return standing
+    problem_input: ProblemInput, disputed: Mapping[Key, Sequence[str]], *, by_namespace: bool
+) -> ProblemInput:
+    """The input in which claims whose expressions are disputed, and the others of their groups, are refused.
+
+    ``by_namespace``: with all that wait in their namespaces, so that it ends.
+    """
+    claims = {claim.key: claim for claim in problem_input.claims}
+    messages: dict[tuple[str, ...], list[str]] = {}
+    for key, texts in disputed.items():
+        messages.setdefault(_disputed_unit(claims[key], by_namespace=by_namespace), []).extend(texts)
+    staying, refused = [], [*problem_input.refused]
+    for claim in problem_input.claims:
+        about = messages.get(_disputed_unit(claim, by_namespace=by_namespace))
+        if about is None or claim.is_allocated or claim.is_deleting:
+            staying.append(claim)
+        else:
+            refused.append(RejectedClaim(claim.key, Reason.CHECK_FAILED, "; ".join(about[:3]), claim.group))
+    return replace(problem_input, claims=tuple(staying), refused=tuple(refused))
+
+
+def _disputed_unit(claim: DeviceClaim, *, by_namespace: bool) -> tuple[str, ...]:
+    """What gets nothing together."""
+    if by_namespace:
+        return (claim.namespace,)
+    return (*claim.key, "claim") if claim.group is None else (claim.namespace, claim.group, "group")

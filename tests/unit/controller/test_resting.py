@@ -17,6 +17,7 @@ from devalloc.controller.reconcile.resting import RestingObjects, Unit
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver.check import celpy_engine
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
 
@@ -303,3 +304,18 @@ def test_a_claim_whose_time_is_over_while_a_round_reads_is_asked_for_in_that_rou
     loop.allocator.loop.reading.look = slow  # type: ignore[method-assign]
     assert loop.looked_at(loop.allocator.round) == {"w"}
     loop.store.close()
+
+
+def test_a_claim_whose_expression_is_disputed_keeps_nothing_from_others_and_costs_rounds_nothing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(celpy_engine.Expression, "holds", lambda *_: False)
+    disputed = gpu_claim("disputed", 2, priority="9")
+    disputed["spec"]["claims"][0]["constraints"] = "device.model != 'z'"
+    fill(loop.store, disputed, gpu_claim("one", 2), gpu_claim("two", 2))
+    loop.settle()
+    assert annotations(loop.store, "disputed")["reason"] == "CheckFailed"
+    assert held(loop.store, "one")
+    assert held(loop.store, "two")
+    loop.settle()
+    assert loop.looked_at(lambda: loop.store.create(gpu_claim("new"))) == {"one", "two", "new"}

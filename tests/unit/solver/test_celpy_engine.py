@@ -351,3 +351,19 @@ def test_whatever_the_parser_of_cel_python_raises_stops_no_answer(
     reported = [each["message"] for each in answer["problems"] if "cel-python cannot read" in each["message"]]
     assert len(reported) == (not isinstance(error, RecursionError | MemoryError))
     celpy_engine.parse.cache_clear()
+
+
+def test_others_get_the_devices_that_a_disputed_claim_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celpy_engine.Expression, "holds", lambda *_: False)
+    cards = pool("one", "n", "gpu", attributes={"numa": 1}, devices=[device("d")])
+    documents = [device_class("gpu", driver="gpu"), cards]
+    hostile = [
+        claim(f"h{number}", {"deviceClass": "gpu", "constraints": f"device.numa == 1 && {number} < 9"},
+              namespace="hostile", priority=9)
+        for number in range(8)
+    ]  # fmt: skip
+    for number in (1, 2, 8):
+        answers = solve_manifests([*documents, *hostile[:number], claim("other", {"deviceClass": "gpu"})])["claims"]
+        by_name = {each["name"]: each for each in answers}
+        assert by_name["other"]["allocated"], number
+        assert {by_name[name]["reason"] for name in by_name if name != "other"} == {"CheckFailed"}
