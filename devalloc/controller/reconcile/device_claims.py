@@ -298,7 +298,9 @@ class DeviceClaimAllocator:
 
     def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], vm_scheduling.SchedulingInput]:
         documents = self._documents(objects.values())
-        return documents, vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
+        others_wait = self._resting is not None and self._resting.has_machines
+        effective = effective_documents(documents, self._memo)
+        return documents, vm_scheduling.scheduling_input(effective, self._memo, others_wait=others_wait)
 
     def _wake(
         self,

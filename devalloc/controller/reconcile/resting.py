@@ -112,6 +112,11 @@ class RestingObjects:
         left = sum(key.kind == CLAIM for key in self.postponed)
         return left + len(self._asleep) + len(self._written) - len(self._machines)
 
+    @property
+    def has_machines(self) -> bool:
+        """Whether machines are left alone."""
+        return bool(self._machines)
+
     def without_resting(self, objects: Mapping[Key, Object]) -> dict[Key, Object]:
         """The objects that do not rest."""
         at_rest = map(self._asleep.get, objects)

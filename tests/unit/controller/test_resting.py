@@ -319,3 +319,16 @@ def test_a_claim_whose_expression_is_disputed_keeps_nothing_from_others_and_cost
     assert held(loop.store, "two")
     loop.settle()
     assert loop.looked_at(lambda: loop.store.create(gpu_claim("new"))) == {"one", "two", "new"}
+
+
+def test_a_machine_that_rests_has_the_room_of_the_only_other_one(loop: Loop) -> None:
+    fill(loop.store, host("n", cpus=2), machine("first", "2", "1Gi"))
+    loop.settle()
+    loop.store.create(machine("second", "2", "1Gi"))
+    loop.settle()
+    loop.settle()
+    assert loop.allocator._resting is not None
+    assert len(loop.allocator._resting) == 1
+    loop.store.delete("VirtualMachine", "default", "first")
+    loop.settle()
+    assert loop.store.get("VirtualMachine", "default", "second")["status"]["nodeName"] == "n"

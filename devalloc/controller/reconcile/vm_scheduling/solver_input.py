@@ -155,14 +155,19 @@ class SchedulingInput:
     """All machines."""
 
 
-def scheduling_input(documents: Sequence[Object], memo: Memo | None = None) -> SchedulingInput:
-    """The input for documents in which allocated claims are as they count (``effective_documents``)."""
+def scheduling_input(
+    documents: Sequence[Object], memo: Memo | None = None, *, others_wait: bool = False
+) -> SchedulingInput:
+    """The input for documents in which allocated claims are as they count (``effective_documents``). ``others_wait``:
+    machines that are not among them wait for room, so that the solver is to know what they ask for."""
     machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
     migration_docs = migrations_in(documents)
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
-    is_needed = bool(migration_docs) or any(
-        MachineView(doc).migration_state or MachineView(doc).moved_claims for doc in machine_docs
+    is_needed = (
+        others_wait
+        or bool(migration_docs)
+        or any(MachineView(doc).migration_state or MachineView(doc).moved_claims for doc in machine_docs)
     )
     if not is_needed:
         is_needed = bool(machine_docs) and (
