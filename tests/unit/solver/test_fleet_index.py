@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -49,6 +50,30 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         assert parsed is not None
         assert (parsed.metadata.name, str(parsed.spec.claims[0].requests["count"])) == (name, str(count))
     assert names == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {"team": "a"}},
+        {"annotations": {"team": 1}},
+        {"annotations": {1: "team"}},
+        {"annotations": "none"},
+        {"namespace": "other"},
+        {"namespace": "No"},
+        {"namespace": 5},
+        {"name": "No"},
+        {"name": 7},
+        {"labels": {"team": 1}},
+    ],
+    ids=str,
+)
+def test_metadata_is_checked_as_strictly_with_a_spec_that_was_read_before(metadata: dict[str, Any]) -> None:
+    warm, manifest = DeviceClaimReader(), claim("c", {"requests": {"count": 1}})
+    warm.read(claim("before", {"requests": {"count": 1}}))
+    manifest["metadata"] |= metadata
+    first, again = (reader.read(deepcopy(manifest)) for reader in (DeviceClaimReader(), warm))
+    assert (again[0].problems, again[1:]) == (first[0].problems, first[1:])
 
 
 def test_a_large_spec_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
