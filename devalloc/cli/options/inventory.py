@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_PORT_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.ASCII | re.IGNORECASE)
+"""A PCI address, also without its domain, as ``lspci`` shows it."""
 
 
 class KindChoice(click.Choice[str]):
@@ -28,6 +30,12 @@ class KindChoice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
+
+
+def _port(text: str) -> str:
+    """The name of an interface, or a PCI address as the attributes of devices have it."""
+    address = _PORT_ADDRESS.fullmatch(text)
+    return text if address is None else f"{address[1] or '0000'}:{address[2]}".lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +152,7 @@ class InventoryOptions:
             name, _, ports = text.partition("=")
             if not _NETWORK.fullmatch(name) or not all(ports.split(",")):
                 raise BadInput(f"--physical-network: invalid {text[:80]!r}: write NAME=PORT[,PORT...]")
-            for port in ports.split(","):
+            for port in map(_port, ports.split(",")):
                 if networks.setdefault(port, name) != name:
                     raise BadInput(f"--physical-network: {port} cannot be in both {networks[port]} and {name}")
         return networks

@@ -170,6 +170,13 @@ class TestCommand:
         only = self.run(host, "--device-kind", "hba=0107", "--kind", "hba")
         assert [pool["spec"]["driver"] for pool in json.loads(only.stdout)["items"]] == ["hba.devalloc.io"]
 
+    @pytest.mark.parametrize("port", ["c1:00.0", "C1:00.0", "0000:C1:00.0", "0000:c1:00.0"])
+    def test_a_port_may_be_written_as_lspci_shows_it(self, host: FakeHost, port: str) -> None:
+        host.add(pci_cards.plain_nic("0000:c1:00.0"))
+        answer = self.run(host, "--physical-network", f"physnet1={port}")
+        assert answer.exit_code == 0, answer.output
+        assert "physnet1" in answer.stdout
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
