@@ -195,9 +195,9 @@ class Explainer(ABC):
         """The same reason as far as counting tells, without any search."""
         if unmatched_requests(unit):
             return Reason.NO_MATCHING_DEVICES
-        if describe_amounts(self.snapshot, unit):
-            return Reason.INSUFFICIENT_CAPACITY
-        return Reason.NOT_ENOUGH_DEVICES if self.shortage(unit, is_empty=True) else Reason.SEARCH_LIMIT
+        if self.shortage(unit, is_empty=True):
+            return Reason.NOT_ENOUGH_DEVICES
+        return Reason.INSUFFICIENT_CAPACITY if describe_amounts(self.snapshot, unit) else Reason.SEARCH_LIMIT
 
     @abstractmethod
     def shared_limits(self) -> Sequence[Relaxation]:
@@ -319,7 +319,7 @@ class Explainer(ABC):
         except Undecided:
             reason = self.counted_reason(unit)
             return Finding(reason, join_sentences(self.lack(unit, reason), CUT_SHORT))
-        if reason is Reason.NOT_ENOUGH_DEVICES and describe_amounts(self.snapshot, unit):
+        if reason is Reason.NOT_ENOUGH_DEVICES and self._lacks_amounts(unit):
             reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
 
@@ -555,6 +555,11 @@ class Explainer(ABC):
             or describe_competition(snapshot, unit, self.request_name)
             or describe_amounts(snapshot, unit)
         )
+
+    def _lacks_amounts(self, unit: PlacementUnit) -> bool:
+        """Whether the sentence of ``lack`` is about amounts: counting shows no devices that are too few."""
+        amounts = describe_amounts(self.snapshot, unit)
+        return bool(amounts) and amounts == (self.shortage(unit, is_empty=True) or self.joint_shortage(unit))
 
     def exhausted(self, unit: PlacementUnit) -> str:
         """Devices are free, and yet it does not fit."""

@@ -117,8 +117,10 @@ def component_options(
     if len(options) == 1:
         return options
     left = undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss), o.wide), steps)
-    # Of covers that cost the same the first one found counts: the one that takes most of the first pools.
-    return sorted(left, key=lambda option: -sum(option.gain))
+    if any(shape.draws for shape in shapes):
+        # Of covers that cost the same the first one found counts: of equal cards the one that takes most of the first.
+        left.sort(key=lambda option: -sum(option.gain))
+    return left
 
 
 def _within_compatibility_group(shape: IndexedGroup, group: int | None) -> IndexedGroup:

@@ -107,6 +107,17 @@ def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
     assert "16 requests want 600 of m together, and no node has more than 592" in answer["message"]
 
 
+def test_the_code_is_that_of_the_sentence() -> None:
+    """The amounts are short as well, but what is told is that one device matches where two are wanted."""
+    there = [shared("large", capacity={"m": "4"}, shared=True), shared("none", shared=True)]
+    of = resource_claim(*(request(name, 2, amounts={"m": "2"}) for name in ("r0", "r1")))
+
+    answer = resource_answer(of, slice_("s", there))
+
+    assert "no node has 2 devices for request r0 (at most 1)" in answer["message"]
+    assert answer["reason"] == "NotEnoughDevices"
+
+
 # -- one edit that suffices --------------------------------------------------------------------------------------------
 
 
