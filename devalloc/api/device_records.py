@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -34,7 +34,7 @@ _MAX_COUNTERS = 512
 """Counters of one device that are read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceRecord:
     """What is recorded of one device."""
 
@@ -44,6 +44,22 @@ class DeviceRecord:
     """``counters_digest`` of the pool at that time"""
     group: str | None = None
     """its compatibility group (S12a)"""
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def shared(cls, draws: Draws | None, counters: str, group: str | None) -> DeviceRecord:
+        """One object for equal records: a large fleet has the same ones on every node."""
+        return cls(draws, counters, group)
+
+    @cached_property
+    def text(self) -> str:
+        """The record as JSON: written once, many devices have the same."""
+        content: dict[str, Any] = {}
+        if self.draws is not None:
+            content |= {"draws": {name: str(Quantity(nano)) for name, nano in self.draws}, "counters": self.counters}
+        if self.group is not None:
+            content["compatibilityGroup"] = self.group
+        return json.dumps(content, separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
@@ -56,22 +72,11 @@ def write_records(records: Mapping[PoolDevice, DeviceRecord]) -> str | None:
     """The annotation for the devices of a claim; None where there is nothing to record, or too much."""
     pools: dict[str, list[str]] = {}
     for (pool, device), record in records.items():
-        pools.setdefault(pool, []).append(f"{encode_basestring_ascii(device)}:{_content(record)}")
+        pools.setdefault(pool, []).append(f"{encode_basestring_ascii(device)}:{record.text}")
     if not pools:
         return None
     text = ",".join([f"{encode_basestring_ascii(pool)}:{{{','.join(of_pool)}}}" for pool, of_pool in pools.items()])
     return f"{{{text}}}" if len(text) <= MAX_RECORDS_SIZE else None
-
-
-@lru_cache(maxsize=4096)
-def _content(record: DeviceRecord) -> str:
-    """A record as JSON: many devices have the same."""
-    content: dict[str, Any] = {}
-    if record.draws is not None:
-        content |= {"draws": {name: str(Quantity(nano)) for name, nano in record.draws}, "counters": record.counters}
-    if record.group is not None:
-        content["compatibilityGroup"] = record.group
-    return json.dumps(content, separators=(",", ":"))
 
 
 _NOTHING: Mapping[PoolDevice, DeviceRecord] = {}
@@ -106,10 +111,10 @@ def _read(text: str) -> Mapping[PoolDevice, DeviceRecord]:
 def _read_record(content: Mapping[str, Any]) -> DeviceRecord:
     counters, group = content.get("counters"), content.get("compatibilityGroup")
     is_readable = isinstance(counters, str) and (group is None or isinstance(group, str))
-    return DeviceRecord(
-        draws=_read_draws(content.get("draws")) if is_readable else None,
-        counters=counters if isinstance(counters, str) else "",
-        group=group if isinstance(group, str) else None,
+    return DeviceRecord.shared(
+        _read_draws(content.get("draws")) if is_readable else None,
+        counters if isinstance(counters, str) else "",
+        group if isinstance(group, str) else None,
     )
 
 

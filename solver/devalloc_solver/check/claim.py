@@ -49,10 +49,12 @@ def check_new_claim(
             if not term.is_admin:
                 taken.append(use)
     wrong += _node_violations(claim, answer, devices)
-    wrong += record_violations(answer, [use.pooled for use in taken])
+    if (recorded := answer.annotations.get(meta.DEVICE_RECORDS)) is not None:
+        wrong += record_violations(recorded, [use.pooled for use in taken])
+    pin = claim.pinned_node
     try:
         for index, term in terms.items():
-            for sentence in detail_violations(term, uses.get(index, ()), node, fleet, claim.pinned_node):
+            for sentence in detail_violations(term, uses.get(index, ()), node, fleet, pin):
                 wrong.append(f"{term.label}: {sentence}")
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
-from devalloc_solver.check.parts import part_violation
+from devalloc_solver.check.parts import part_violations
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 from devalloc_solver.check.usage import CheckedUse
+
+_is_part = attrgetter("is_part")
 
 
 def detail_violations(
@@ -35,8 +38,8 @@ def detail_violations(
         refusal = refusal_of(pooled)
         if refusal is not None:
             yield f"device {pooled} {refusal}"
-    if (violation := part_violation(term, devices, pin, fleet)) is not None:
-        yield violation
+    if not (term.is_admin or term.says_which) and any(map(_is_part, devices)):
+        yield from part_violations(term, devices, pin, fleet)
     if term.number is not None and term.number[0] <= count <= term.number[1]:
         yield from _amount_free_violations(uses)
     elif term.is_admin:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from devalloc.api import meta
 from devalloc.api.device_records import DeviceRecord, counters_digest, read_records, write_records
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
-from devalloc_solver.check.answer import Answer
 from devalloc_solver.check.pools import CheckedDevice
 
 UNKNOWN_GROUP = "(unknown)"
@@ -54,12 +53,13 @@ def _unknown_group(pooled: CheckedDevice) -> str | None:
     return UNKNOWN_GROUP if any(one.name == meta.COMPATIBILITY_GROUP for one in listed) else None
 
 
-def record_violations(answer: Answer, taken: Sequence[CheckedDevice]) -> Iterator[str]:
-    """Where a record of a new allocation differs from what its devices draw. It may be missing: then more counts."""
-    text = answer.annotations.get(meta.DEVICE_RECORDS)
-    if text is None:
-        return
-    right = {(one.pool.metadata.name, one.device.name): _record_of(one) for one in taken if one.pool.spec.resources}
+def record_violations(text: str, taken: Sequence[CheckedDevice]) -> Iterator[str]:
+    """Where the record of a new allocation differs from what its devices draw. It may lack some: then more counts."""
+    right = {
+        (one.pool.metadata.name, one.device.name): _record_of(one)
+        for one in taken
+        if one.pool.spec.resources or one.compatibility_group is not None
+    }
     if write_records(right) == text:
         return  # as nearly always
     records = read_records(text)
@@ -78,6 +78,12 @@ def _covers(record: DeviceRecord, right: DeviceRecord) -> bool:
 
 def _record_of(pooled: CheckedDevice) -> DeviceRecord:
     """What is right to record of a device."""
+    if pooled.record is None:
+        pooled.record = _make_record(pooled)
+    return pooled.record
+
+
+def _make_record(pooled: CheckedDevice) -> DeviceRecord:
     blocks = {each.name: each.block.nano for each in pooled.pool.spec.resources}
     draws = tuple(sorted([(name, number * blocks[name]) for name, number, _ in pooled.draws]))
-    return DeviceRecord(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group)
+    return DeviceRecord.shared(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 
 
-def part_violation(
+def part_violations(
     term: RequestTerms, devices: Sequence[CheckedDevice], pin: str | None, fleet: KnownPools
-) -> str | None:
-    """What is wrong with parts that a detail has although it does not ask for one: it could have a whole device.
+) -> Iterator[str]:
+    """What is wrong with parts that a detail has although it does not say that it wants one: a whole device would do.
 
     ``pin``: the node to which the claim is bound. Raises BudgetExceeded.
     """
-    if term.is_admin or term.says_which:
-        return None
     for pooled in devices:
         if not pooled.is_part:
             continue
         for whole in fleet.whole_devices(pooled.pool.spec.driver, pin):
             has_all = all(name in whole.attributes for name in term.detail.match_attributes)
             if has_all and term.rule.refusal(whole) is None:
-                return f"device {pooled} is a part, which the claim does not ask for: {whole} is offered whole (S6b)"
-    return None
+                yield f"device {pooled} is a part, which the claim does not ask for: {whole} is offered whole (S6b)"
+                return

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from devalloc.api import meta
+from devalloc.api.device_records import DeviceRecord
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, ResourceCapacity
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 
@@ -30,10 +31,12 @@ class CheckedDevice:
         "compatibility_group",
         "device",
         "draws",
+        "is_part",
         "is_published",
         "node",
         "pool",
         "pool_key",
+        "record",
         "undefined_resources",
     )
 
@@ -48,9 +51,14 @@ class CheckedDevice:
             attribute.name: attribute.value for listed in (pool.spec, device) for attribute in listed.attributes
         }
         """the effective ones: the pool's, overridden by the device's own (S3)"""
+        function = self.attributes.get(FUNCTION)
+        self.is_part = function in PART_FUNCTIONS or (function is None and PROFILE in self.attributes)
+        """whether it is a part of a card (S6b)"""
         group = self.attributes.get(meta.COMPATIBILITY_GROUP)
         self.compatibility_group = group if isinstance(group, str) else None
         """the value of the attribute; only a text is one (S12a)"""
+        self.record: DeviceRecord | None = None
+        """what is right to record of it (``check.device_records``), once that was asked for"""
         self.accepted_by = 0
         """the number of the last rule that did (``DetailRule``)"""
         self.draws: Sequence[tuple[str, int, int]] = ()
@@ -66,12 +74,6 @@ class CheckedDevice:
             ]
             self.undefined_resources = sorted(device.requests.keys() - {resource.name for resource in defined})
         self._resources: Mapping[str, ResourceCapacity] | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it is a part of a card (S6b)."""
-        function = self.attributes.get(FUNCTION)
-        return function in PART_FUNCTIONS or (function is None and PROFILE in self.attributes)
 
     @property
     def key(self) -> tuple[str, str, str]:

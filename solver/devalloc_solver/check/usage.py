@@ -53,20 +53,25 @@ class UsageAccount:
 
     def remove(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            pool = self._pools[use.pooled.pool_key]
-            users = pool[use.pooled]
-            is_same = len(users) > 1 and not use.counted.blocks
-            self._draw(use.pooled, () if is_same else users, -1)
-            users.remove(use)
-            self._draw(use.pooled, () if is_same else users, 1)
-            if not users:
-                del pool[use.pooled]
+            pooled = use.pooled
+            pool = self._pools[pooled.pool_key]
+            users = pool[pooled]
+            if len(users) == 1:
+                if pooled.draws or use.counted.blocks:
+                    self._draw(pooled, users, -1)
+                del pool[pooled]
                 if not pool:
-                    del self._pools[use.pooled.pool_key]
-                    self._drawn.pop(use.pooled.pool_key, None)
+                    del self._pools[pooled.pool_key]
+                    self._drawn.pop(pooled.pool_key, None)
+            elif use.counted.blocks:
+                self._draw(pooled, users, -1)
+                users.remove(use)
+                self._draw(pooled, users, 1)
+            else:
+                users.remove(use)
 
     def _draw(self, pooled: CheckedDevice, users: Sequence[CheckedUse], times: int) -> None:
-        draws = _drawn_by(pooled, users) if users else {}
+        draws = _drawn_by(pooled, users)
         if draws:
             drawn = self._drawn.setdefault(pooled.pool_key, {})
             for name, blocks in draws.items():

@@ -172,6 +172,8 @@ class FastPath:
 
     def splits_partitions(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
         """Whether a request takes partitions of several pools: how many of which loses least, only a search tells."""
+        if len(plan.parts) == len(self.demand.details):
+            return False  # a part for each, as nearly always
         pools: dict[int, set[int]] = {}
         for part in plan.parts:
             if isinstance(part, PlanPart) and any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups):

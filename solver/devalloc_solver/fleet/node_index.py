@@ -327,7 +327,8 @@ class NodeIndex:
                 del uses[position]
         for name, (record, pools) in touched.items():
             if is_gain:
-                self.gained.update([kind.index for pool in pools for kind in record.pools[pool].kinds])
+                for pool in pools:
+                    self.gained |= record.pools[pool].numbers
             self._touch(name)
             self.classes.renew(record, pools)
             if name is None:
@@ -455,6 +456,8 @@ def _changed_kinds(one: NodeRecord | None, other: NodeRecord | None) -> set[int]
 
 
 def _is_as_before(before: NodeRecord, old: Pool, after: NodeRecord, new: Pool) -> bool:
+    if old is new and before.pools[old.index] is after.pools[new.index]:
+        return True
     return (
         old.resources == new.resources
         and len(old.devices) == len(new.devices)

@@ -103,6 +103,11 @@ class PoolKind:
         return tuple(len(group) for group in self.groups)
 
     @cached_property
+    def numbers(self) -> frozenset[int]:
+        """Those of the kinds of its devices."""
+        return frozenset([kind.index for kind in self.kinds])
+
+    @cached_property
     def scale(self) -> PoolScale:
         """How much its devices are."""
         return scale_of([self.kinds[group].one.draws for group in self.group_of], self.resources)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from devalloc.api.device_records import DeviceRecord, counters_digest
@@ -78,6 +77,13 @@ def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | N
 
 def device_record(pool: Pool, device: Device) -> DeviceRecord:
     """What is to be recorded of a device that a claim gets; of one that others share, with what its ghost draws."""
+    record = pool.records.get(device.name)
+    if record is None:
+        record = pool.records[device.name] = _make_record(pool, device)
+    return record
+
+
+def _make_record(pool: Pool, device: Device) -> DeviceRecord:
     group, draws = device.compatibility, _nano(pool, device)
     for one in reversed(pool.devices):
         if one.ghost is None:
@@ -86,13 +92,9 @@ def device_record(pool: Pool, device: Device) -> DeviceRecord:
             more = dict(_nano(pool, one))
             names = sorted(more.keys() | dict(draws).keys())
             draws = tuple((name, more.get(name, 0) + dict(draws).get(name, 0)) for name in names)
-    return _record(draws, tuple(pool.resources), group if isinstance(group, str) else None)
-
-
-@lru_cache(maxsize=4096)
-def _record(draws: tuple[tuple[str, int], ...], counters: tuple[str, ...], group: str | None) -> DeviceRecord:
-    """One object for all devices that draw the same."""
-    return DeviceRecord(draws, counters_digest(frozenset(counters)), group)
+    return DeviceRecord.shared(
+        draws, counters_digest(frozenset(pool.resources)), group if isinstance(group, str) else None
+    )
 
 
 def _nano(pool: Pool, device: Device) -> tuple[tuple[str, int], ...]:
@@ -102,6 +104,8 @@ def _nano(pool: Pool, device: Device) -> tuple[tuple[str, int], ...]:
 
 def is_as_recorded(pool: Pool, device: Device, record: DeviceRecord) -> bool:
     """Whether a pool publishes a device as a claim recorded it."""
+    if record is pool.records.get(device.name) and not has_ghosts(pool):
+        return True
     return record.draws == _nano(pool, device) and record.group in (None, device.compatibility)
 
 
@@ -137,6 +141,18 @@ class HeldRecords:
                 if ghost is not None:
                     ghosts[number][name] = ghost
         return ghosts
+
+
+def has_ghosts(pool: Pool) -> bool:
+    """Whether a pool has any; they are the last of its devices."""
+    return bool(pool.devices) and pool.devices[-1].ghost is not None
+
+
+def without_ghosts(pool: Pool) -> Pool:
+    """The pool as it is published."""
+    if not has_ghosts(pool):
+        return pool
+    return replace(pool, devices=tuple([device for device in pool.devices if device.ghost is None]))
 
 
 def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:

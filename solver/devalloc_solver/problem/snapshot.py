@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
+from devalloc.api.device_records import DeviceRecord
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
 from devalloc.api.problems import Problem
@@ -120,6 +121,8 @@ class Pool:
     driver: str
     resources: Mapping[str, Resource]
     devices: tuple[Device, ...]
+    records: dict[str, DeviceRecord] = field(default_factory=dict, init=False, repr=False)
+    """what claims record of its devices (``problem.ghosts``), as far as that was asked for"""
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -210,11 +213,15 @@ def renumber(pools: Iterable[Pool]) -> list[Pool]:
     renumbered: list[Pool] = []
     first = 0
     for pool in pools:
-        number = len(renumbered)
-        members = tuple([with_index(device, n, number) for n, device in enumerate(pool.devices, first)])
-        renumbered.append(Pool(number, pool.node, pool.name, pool.driver, pool.resources, members))
-        first += len(members)
+        renumbered.append(numbered_from(pool, len(renumbered), first))
+        first += len(pool.devices)
     return renumbered
+
+
+def numbered_from(pool: Pool, number: int, first: int) -> Pool:
+    """The pool under another number, and its devices numbered from ``first`` on."""
+    members = tuple([with_index(device, n, number) for n, device in enumerate(pool.devices, first)])
+    return Pool(number, pool.node, pool.name, pool.driver, pool.resources, members)
 
 
 def with_index(device: Device, index: int, pool: int) -> Device:

@@ -176,13 +176,12 @@ def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: Probl
 def records_of(devices: Iterable[tuple[Pool, Device]]) -> str | None:
     """The annotation that records what devices drew, for as long as a claim has them (S18). Of a pool whose devices
     share nothing, there is nothing to record."""
-    return write_records(
-        {
-            (pool.name, device.name): device_record(pool, device)
-            for pool, device in devices
-            if pool.resources or device.compatibility is not None
-        }
-    )
+    records = {
+        (pool.name, device.name): device_record(pool, device)
+        for pool, device in devices
+        if pool.resources or device.compatibility is not None
+    }
+    return write_records(records) if records else None
 
 
 def allocated_answer(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.cel.device_claims.reads import attributes_read
-from devalloc_solver.problem.snapshot import Device, Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 FUNCTION = "function"
 """The attribute that says whether a device is a part."""
@@ -36,8 +36,19 @@ def is_part(device: Device) -> bool:
 
 
 def _is_offered_whole(device: Device) -> bool:
-    is_offered = device.unavailable is None and device.undefined is None
-    return is_offered and device.attributes.get(FUNCTION) in _WHOLE
+    is_whole = device.attributes.get(FUNCTION) in _WHOLE
+    return is_whole and device.unavailable is None and device.undefined is None
+
+
+def _count(pool: Pool) -> tuple[Pool, int, Sequence[Device]]:
+    """The pool, how many parts it has, and its devices that are offered whole."""
+    parts, wholes = 0, []
+    for device in pool.devices:
+        if is_part(device):
+            parts += 1
+        elif _is_offered_whole(device):
+            wholes.append(device)
+    return pool, parts, wholes
 
 
 def says_which(expressions: Iterable[str | None]) -> bool:
@@ -68,6 +79,8 @@ class WholeDevices:
     _parts: Counter[Driver] = field(default_factory=Counter)
     """driver -> parts"""
     _parts_on: dict[Node, Counter[Driver]] = field(default_factory=dict)
+    _of_pool: dict[Node, dict[str, tuple[Pool, int, Sequence[Device]]]] = field(default_factory=dict)
+    """by the name of the pool, what ``_count`` says of it"""
     _read: set[str] | None = field(default_factory=set)
     """the attributes on which the answers so far depend; None for all"""
 
@@ -83,16 +96,18 @@ class WholeDevices:
         """These are all the pools of a node (None: the network). Whether ``edition`` changes."""
         parts: Counter[Driver] = Counter()
         by_driver: dict[Driver, list[Device]] = {}
+        before_of_pool, of_pool = self._of_pool.pop(node, {}), {}
         for pool in snapshot.pools_by_node.get(node, ()):
-            for device in pool.devices:
-                if is_part(device):
-                    parts[pool.driver] += 1
-                elif (
-                    device.attributes.get(FUNCTION) in _WHOLE
-                    and device.unavailable is None
-                    and device.undefined is None
-                ):
-                    by_driver.setdefault(pool.driver, []).append(device)
+            counted = before_of_pool.get(pool.name)
+            if counted is None or counted[0] is not pool:
+                counted = _count(pool)
+            of_pool[pool.name] = counted
+            if counted[1]:
+                parts[pool.driver] += counted[1]
+            if counted[2]:
+                by_driver.setdefault(pool.driver, []).extend(counted[2])
+        if of_pool:
+            self._of_pool[node] = of_pool
         self._parts.subtract(self._parts_on.pop(node, Counter[Driver]()))
         self._parts += parts
         if parts:

@@ -146,10 +146,10 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         violations = state.judge.judge(claim, answer)
         if violations:
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
-        if state.judge.disputed and self._cel_check == "refuse":
-            message = "; ".join(state.judge.disputed[:3])
-            return rejected_answer(RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group)).to_dict()
         if state.judge.disagreements:
+            if self._cel_check == "refuse" and (disputed := state.judge.disputed):
+                message = "; ".join(disputed[:3])
+                return rejected_answer(RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group)).to_dict()
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
         state.grant(document, claim, answer, spot)
         return answer

@@ -82,8 +82,10 @@ class DeviceClaimRules:
 
     def shape(self, claim: DeviceClaim, shape: object) -> object:
         """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
+        if claim.pinned_node is None:
+            return shape
         drivers = self.wholes.drivers_with_parts
-        if claim.pinned_node is None or not drivers:
+        if not drivers:
             return shape
         details = (detail for entry in claim.spec.claims for detail in entry.alternatives)
         return shape, *(self.shared.left_out(detail, claim.pinned_node, drivers) for detail in details)

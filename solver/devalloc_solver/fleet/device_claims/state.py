@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
@@ -44,8 +46,17 @@ from devalloc_solver.problem.ghosts import (
     has_limits,
     is_as_recorded,
     snapshot_with_ghosts,
+    without_ghosts,
 )
-from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, take_snapshot, without_duplicate_pools
+from devalloc_solver.problem.snapshot import (
+    Device,
+    Pool,
+    Snapshot,
+    join_pools,
+    numbered_from,
+    take_snapshot,
+    without_duplicate_pools,
+)
 
 
 def placed_answer(
@@ -58,7 +69,7 @@ def placed_answer(
     annotations = {ALLOCATION_DETAILS: _labels(tuple([given.request.label for given in spot.given]))}
     if spot.node is not None:
         annotations[ALLOCATED_NODE] = spot.node
-    taken = ((given.pool, given.device) for given in spot.given if not given.request.mode.is_admin)
+    taken = [(given.pool, given.device) for given in spot.given if not given.request.mode.is_admin]
     if (records := records_of(taken)) is not None:
         annotations[DEVICE_RECORDS] = records
     namespace, name = claim.key
@@ -148,6 +159,8 @@ class DeviceFleetState:
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
     _rules: DeviceClaimRules = field(init=False)
+    _with_ghosts: set[str | None] = field(default_factory=set)
+    """nodes (None: the network) whose pools have ghosts"""
     _are_rules_stale: bool = False
     """whether classes have changed since the rules were made"""
     _configs: dict[ConfigKey, dict[str, Any]] = field(default_factory=dict)
@@ -194,9 +207,11 @@ class DeviceFleetState:
         """What claims hold."""
         return self.holders.by_claim
 
-    def _snapshot(self, node: str | None, held: Iterable[HeldDevice] = ()) -> Snapshot:
-        """The pools of a node, with the ghosts of what claims have of them."""
-        snapshot, _ = take_snapshot(self.pools[node].values())
+    def _snapshot(
+        self, node: str | None, held: Iterable[HeldDevice] = (), known: Mapping[str, Pool] = MappingProxyType({})
+    ) -> Snapshot:
+        """The pools of a node, with the ghosts of what claims have of them. ``known``: those that were read before."""
+        snapshot = _read_pools(self.pools[node], known)
         records = HeldRecords()
         by_name: dict[Hashable, dict[str, Device] | None] = {}
         for entry in held:
@@ -207,7 +222,11 @@ class DeviceFleetState:
             if (devices := by_name[entry.pool]) is not None:
                 records.add(pool, entry.device, devices.get(entry.device), entry.record)
         ghosts = records.ghosts()
-        return snapshot_with_ghosts(snapshot, ghosts) if ghosts else snapshot
+        if not ghosts:
+            self._with_ghosts.discard(node)
+            return snapshot
+        self._with_ghosts.add(node)
+        return snapshot_with_ghosts(snapshot, ghosts)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -302,7 +321,7 @@ class DeviceFleetState:
             self.pools[node].pop(name, None)
             if node in valid:
                 self.pools[node][name] = valid[node]
-        self._put_again(nodes, self.holders.of_pools((name,)))
+        self._put_again(nodes, self.holders.of_pools((name,)), changed=name)
         self.judge.set_pools(name, same)
         if len(same) < len(records) or name in self._invalid_pools:
             self._read_invalid_pools()
@@ -313,8 +332,13 @@ class DeviceFleetState:
         self._invalid_pools = frozenset(document.name[2] for document in left_out)
         self.refusals.invalid_pools = invalid_pools(left_out)
 
-    def _put_again(self, nodes: Collection[str | None], keys: Set[Key] = frozenset()) -> None:
-        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
+    def _put_again(
+        self, nodes: Collection[str | None], keys: Set[Key] = frozenset(), changed: str | None = None
+    ) -> None:
+        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows.
+
+        ``changed``: the name of the pools that are other than they were.
+        """
         keys = keys | self.holders.on_nodes(nodes)
         for key in keys:
             self.holders.lift(key)
@@ -325,7 +349,7 @@ class DeviceFleetState:
                     if node in held:
                         held[node].append(entry)
         for node in sorted(nodes, key=lambda n: n or ""):
-            snapshot = self._snapshot(node, held[node])
+            snapshot = self._snapshot(node, held[node], self._pools_before(node, changed))
             self.index.put(node, snapshot)
             if self._rules.wholes.put(node, snapshot):
                 self.index.forget()
@@ -334,6 +358,12 @@ class DeviceFleetState:
         self._rules.kinds = self.index.kinds
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
+
+    def _pools_before(self, node: str | None, changed: str | None) -> Mapping[str, Pool]:
+        """The pools of a node as they were published and read, by name, but for those that have changed."""
+        record = self.index.network if node is None else self.index.records.get(node)
+        pools = () if record is None else record.snapshot.pools
+        return {pool.name: without_ghosts(pool) for pool in pools if pool.name != changed}
 
     # -- what claims hold ----------------------------------------------------------------------------------------------
 
@@ -387,8 +417,10 @@ class DeviceFleetState:
 
     def _leave(self, key: Key) -> None:
         """A claim holds nothing any more, and its ghosts are gone."""
-        items = self.index.held.get(key, ())
-        places = {n for n, device, _ in items if self._record_of(n).snapshot.devices[device].ghost is not None}
+        places: set[str | None] = set()
+        if self._with_ghosts:
+            items = self.index.held.get(key, ())
+            places = {n for n, device, _ in items if self._record_of(n).snapshot.devices[device].ghost is not None}
         self.holders.leave(key)
         if places:
             self._put_again(places)
@@ -418,6 +450,8 @@ class DeviceFleetState:
                 device = record.find(entry.pool, entry.device)
                 if device is not None:
                     yield node, device, entry.amounts
+                if node not in self._with_ghosts:
+                    continue
                 if (ghost := record.find(entry.pool, entry.device, ghost=True)) is not None:
                     yield node, ghost, None
 
@@ -515,6 +549,21 @@ def _groups_of(document: ManifestRecord) -> Set[Key]:
     if isinstance(claim, DeviceClaim):
         return {(claim.namespace, claim.group)} if claim.group is not None else frozenset()
     return {(each.key[0], each.group) for each in select_valid([document]).refused if each.group is not None}
+
+
+def _read_pools(pools: Mapping[str, DevicePool], known: Mapping[str, Pool]) -> Snapshot:
+    """The pools of a node. Those that are ``known`` stay the objects that they are, if they keep their numbers."""
+    fresh, _ = take_snapshot([pool for name, pool in pools.items() if name not in known])
+    old = [pool for name, pool in known.items() if name in pools]
+    if not old:
+        return fresh
+    ordered = sorted([*fresh.pools, *old], key=attrgetter("order"))
+    first, numbered = 0, []
+    for number, pool in enumerate(ordered):
+        is_same = pool.index == number and (not pool.devices or pool.devices[0].index == first)
+        numbered.append(pool if is_same else numbered_from(pool, number, first))
+        first += len(pool.devices)
+    return join_pools(numbered)
 
 
 def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
