@@ -70,6 +70,10 @@ def counters_digest(counters: frozenset[str]) -> str:
 
 def write_records(records: Mapping[PoolDevice, DeviceRecord]) -> str | None:
     """The annotation for the devices of a claim; None where there is nothing to record, or too much."""
+    if len(records) == 1:
+        (((pool, device), record),) = records.items()
+        text = f"{{{encode_basestring_ascii(pool)}:{{{encode_basestring_ascii(device)}:{record.text}}}}}"
+        return text if len(text) <= MAX_RECORDS_SIZE else None
     pools: dict[str, list[str]] = {}
     for (pool, device), record in records.items():
         pools.setdefault(pool, []).append(f"{encode_basestring_ascii(device)}:{record.text}")

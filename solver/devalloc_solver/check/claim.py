@@ -48,10 +48,10 @@ def check_new_claim(
             uses.setdefault(index, []).append(use)
             if not term.is_admin:
                 taken.append(use)
-    wrong += _node_violations(claim, answer, devices)
+    pin = claim.pinned_node
+    wrong += _node_violations(claim, pin, answer, devices)
     if (recorded := answer.annotations.get(meta.DEVICE_RECORDS)) is not None:
         wrong += record_violations(recorded, [use.pooled for use in taken])
-    pin = claim.pinned_node
     try:
         for index, term in terms.items():
             for sentence in detail_violations(term, uses.get(index, ()), node, fleet, pin):
@@ -63,8 +63,9 @@ def check_new_claim(
     return taken, wrong
 
 
-def _node_violations(claim: DeviceClaim, answer: Answer, devices: Sequence[CheckedDevice]) -> list[str]:
-    pin = claim.pinned_node
+def _node_violations(
+    claim: DeviceClaim, pin: str | None, answer: Answer, devices: Sequence[CheckedDevice]
+) -> list[str]:
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]
     if answer.node is None or claim.group is not None or not devices:

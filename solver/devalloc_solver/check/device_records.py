@@ -84,6 +84,6 @@ def _record_of(pooled: CheckedDevice) -> DeviceRecord:
 
 
 def _make_record(pooled: CheckedDevice) -> DeviceRecord:
-    blocks = {each.name: each.block.nano for each in pooled.pool.spec.resources}
-    draws = tuple(sorted([(name, number * blocks[name]) for name, number, _ in pooled.draws]))
-    return DeviceRecord.shared(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group)
+    resources = {each.name: each for each in pooled.pool.spec.resources}
+    draws = tuple(sorted([(name, number * resources[name].block.nano) for name, number, _ in pooled.draws]))
+    return DeviceRecord.shared(draws, counters_digest(frozenset(resources)), pooled.compatibility_group)

@@ -141,7 +141,6 @@ class IncrementalChecker:
             wrong.append("is being deleted, and has been allocated (S18)")
         if claim.group is not None:
             wrong.append(f"is allocated without the others of group {claim.group} (S7)")
-        self._verdicts.begin_claim()
         taken, sentences = check_new_claim(claim, given, self._fleet, self._specs)
         self._verdicts.end_claim(key)
         wrong += sentences

@@ -71,11 +71,13 @@ class UsageAccount:
                 users.remove(use)
 
     def _draw(self, pooled: CheckedDevice, users: Sequence[CheckedUse], times: int) -> None:
-        draws = _drawn_by(pooled, users)
-        if draws:
-            drawn = self._drawn.setdefault(pooled.pool_key, {})
-            for name, blocks in draws.items():
+        drawn = self._drawn.setdefault(pooled.pool_key, {})
+        if len(users) == 1 and not users[0].counted.blocks:
+            for name, blocks, _ in pooled.draws:
                 drawn[name] = drawn.get(name, 0) + times * blocks
+            return
+        for name, blocks in _drawn_by(pooled, users).items():
+            drawn[name] = drawn.get(name, 0) + times * blocks
 
     def of_pool(self, key: PoolKey) -> Mapping[CheckedDevice, Sequence[CheckedUse]]:
         return self._pools.get(key, _NO_USERS)

@@ -172,8 +172,6 @@ class FastPath:
 
     def splits_partitions(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
         """Whether a request takes partitions of several pools: how many of which loses least, only a search tells."""
-        if len(plan.parts) == len(self.demand.details):
-            return False  # a part for each, as nearly always
         pools: dict[int, set[int]] = {}
         for part in plan.parts:
             if isinstance(part, PlanPart) and any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups):
@@ -202,9 +200,13 @@ class FastPath:
         ]
         return min(rivals, key=_combined_rank, default=None)
 
+    def _load(self, request: Request, node: NodeClass) -> int:
+        """How much each device is that a request takes there, to spread."""
+        return self._loads.get((id(request), node.kind.index), 0)
+
     def _options(self, request: Request, node: NodeClass, pools: tuple[int, ...]) -> dict[Values, RequestOption]:
         """What the request can have at each value of the claim's match attributes."""
-        states, load = node.states, self._loads.get((id(request), node.kind.index), 0)
+        states, load = node.states, self._load(request, node) if self.spread else 0
         gathered: dict[Values, dict[Values, list[tuple[int, PoolOption]]]] = {}
         for number in pools:
             for common, of_own in self.offers(request, states[number]).items():
@@ -264,13 +266,14 @@ class FastPath:
 
     def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
         devices = sum(request.min_count for request in requests)
-        more = sum(self._loads.get((id(each), node.kind.index), 0) * each.min_count for each in requests)
         score = (
             tuple(request.alternative or 0 for request in requests),
             sum(c.pools for c in choices),
             devices,
             devices,
-            node.growth(more) if self.spread else int(not node.in_use),
+            node.growth(sum(self._load(request, node) * request.min_count for request in requests))
+            if self.spread
+            else int(not node.in_use),
             sum(c.idle for c in choices),
             sum(c.loss for c in choices),
         )

@@ -350,8 +350,9 @@ class ShapeSearch:
                 self.solved[looks] = self.exactly(record)
             else:
                 plan = self.plain.solve(node, pools)
-                unsure = plan is not None and self.plain.splits_partitions(plan, node.kind)
-                self.solved[looks] = self.exactly(record) if unsure else plan
+                if plan is not None and len(plan.parts) > len(self.demand.details):
+                    plan = self.exactly(record) if self.plain.splits_partitions(plan, node.kind) else plan
+                self.solved[looks] = plan
         return self.solved[looks]
 
     def _hope(self, node: NodeClass) -> Score | None:

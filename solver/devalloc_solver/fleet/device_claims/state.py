@@ -15,7 +15,7 @@ from typing import Any
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, COMPATIBILITY_GROUP, DEVICE_RECORDS
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc_solver.cel.device_claims.reads import attributes_read
@@ -69,8 +69,12 @@ def placed_answer(
     annotations = {ALLOCATION_DETAILS: _labels(tuple([given.request.label for given in spot.given]))}
     if spot.node is not None:
         annotations[ALLOCATED_NODE] = spot.node
-    taken = [(given.pool, given.device) for given in spot.given if not given.request.mode.is_admin]
-    if (records := records_of(taken)) is not None:
+    limited = [
+        (pool, device)
+        for request, pool, device, _, _ in spot.given
+        if (pool.resources or COMPATIBILITY_GROUP in device.attributes) and not request.mode.is_admin
+    ]
+    if limited and (records := records_of(limited)) is not None:
         annotations[DEVICE_RECORDS] = records
     namespace, name = claim.key
     answer: dict[str, Any] = {
@@ -208,10 +212,10 @@ class DeviceFleetState:
         return self.holders.by_claim
 
     def _snapshot(
-        self, node: str | None, held: Iterable[HeldDevice] = (), known: Mapping[str, Pool] = MappingProxyType({})
+        self, node: str | None, held: Iterable[HeldDevice] = (), read: Mapping[str, Pool] = MappingProxyType({})
     ) -> Snapshot:
-        """The pools of a node, with the ghosts of what claims have of them. ``known``: those that were read before."""
-        snapshot = _read_pools(self.pools[node], known)
+        """The pools of a node, with the ghosts of what claims have of them. ``read``: those that were read before."""
+        snapshot = _read_pools(self.pools[node], read)
         records = HeldRecords()
         by_name: dict[Hashable, dict[str, Device] | None] = {}
         for entry in held:
@@ -393,7 +397,8 @@ class DeviceFleetState:
         items: list[HeldItem] = []
         for request, pool, device, _, amounts in spot.given:
             if not request.mode.is_admin:
-                record = device_record(pool, device) if pool.resources or device.compatibility is not None else None
+                is_limited = pool.resources or COMPATIBILITY_GROUP in device.attributes
+                record = device_record(pool, device) if is_limited else None
                 entries.append(HeldDevice(pool.name, device.name, amounts or None, record))
                 items.append((pool.node, device.index, amounts or None))
         self.holders.grant(key, HeldDevices(claim.priority, spot.node, tuple(entries)), items)
@@ -491,8 +496,8 @@ class DeviceFleetState:
 
     def query(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
         """What a pending claim asks for, or why it is not solved."""
-        refusal = self.rules.refusal(claim, shape)
-        return refusal or DeviceClaimQuery(claim, self.rules.shape(claim, shape), self.rules)
+        rules = self.rules
+        return rules.refusal(claim, shape) or DeviceClaimQuery(claim, rules.shape(claim, shape), rules)
 
     def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
         return placed_answer(claim, spot, self.rules.problem_input, warnings)
@@ -551,10 +556,10 @@ def _groups_of(document: ManifestRecord) -> Set[Key]:
     return {(each.key[0], each.group) for each in select_valid([document]).refused if each.group is not None}
 
 
-def _read_pools(pools: Mapping[str, DevicePool], known: Mapping[str, Pool]) -> Snapshot:
-    """The pools of a node. Those that are ``known`` stay the objects that they are, if they keep their numbers."""
-    fresh, _ = take_snapshot([pool for name, pool in pools.items() if name not in known])
-    old = [pool for name, pool in known.items() if name in pools]
+def _read_pools(pools: Mapping[str, DevicePool], read: Mapping[str, Pool]) -> Snapshot:
+    """The pools of a node. Those that were ``read`` before stay the same objects if they keep their numbers."""
+    fresh, _ = take_snapshot([pool for name, pool in pools.items() if name not in read])
+    old = [pool for name, pool in read.items() if name in pools]
     if not old:
         return fresh
     ordered = sorted([*fresh.pools, *old], key=attrgetter("order"))
