@@ -24,8 +24,6 @@ class Base:
 
     release: str
     """Of Debian."""
-    builder: str
-    """The digest of the image of this release, in which the Dockerfile builds."""
     python: str
     """Its Python, such as ``3.11``."""
     packages: tuple[str, ...]
@@ -85,6 +83,8 @@ class Image:
 class Contents:
     """All of ``contents.toml``."""
 
+    builder: str
+    """The digest of the Debian image in which the Dockerfile builds."""
     base: Base
     dependencies: Dependencies
     images: dict[str, Image]
@@ -94,7 +94,8 @@ def contents() -> Contents:
     """Raises TypeError where the file says what is not known here, or too little."""
     document = tomllib.loads((HERE / "contents.toml").read_text())
     images = {key: Image(key=key, **_frozen(image)) for key, image in document["images"].items()}
-    return Contents(Base(**_frozen(document["base"])), Dependencies(**_frozen(document["dependencies"])), images)
+    base, dependencies = Base(**_frozen(document["base"])), Dependencies(**_frozen(document["dependencies"]))
+    return Contents(document["builder"], base, dependencies, images)
 
 
 def requirements(keys: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ WORKDIR /source
 
 def text(contents: Contents) -> str:
     """All of it."""
-    parts = [_HEAD.format(release=contents.base.release, digest=contents.base.builder)]
+    parts = [_HEAD.format(release=contents.base.release, digest=contents.builder)]
     for image in contents.images.values():
         started = config(image)
         labels = labelled(image)

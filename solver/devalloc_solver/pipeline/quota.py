@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api import host_pool_names
@@ -74,17 +74,41 @@ class ClassNames:
     own: frozenset[str] = frozenset()
     of_kubernetes: frozenset[str] = frozenset()
     """of resource.k8s.io"""
+    requested: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """how many devices ResourceClaims want, by namespace and class"""
 
     @classmethod
     def among(cls, documents: Iterable[Any]) -> ClassNames:
         names: dict[bool, set[str]] = {True: set(), False: set()}
+        requested: Counter[tuple[str, str]] = Counter()
         for doc in documents:
-            if not isinstance(doc, Mapping) or doc.get("kind") != "DeviceClass" or (key := _key(doc)) is None:
+            if not isinstance(doc, Mapping) or (key := _key(doc)) is None:
                 continue
-            names[doc.get("apiVersion") == DEVMGMT].add(key[1])
-        return cls(frozenset(names[True]), frozenset(names[False]))
+            if doc.get("kind") == "DeviceClass":
+                names[doc.get("apiVersion") == DEVMGMT].add(key[1])
+            elif doc.get("kind") == "ResourceClaim":
+                requested.update({(key[0], name): count for name, count in _wanted_devices(doc).items()})
+        return cls(frozenset(names[True]), frozenset(names[False]), requested)
 
 
+def _wanted_devices(claim: Mapping[str, Any]) -> Counter[str]:
+    """The devices of each class that a ResourceClaim (v1) wants at most, as the API server counts them for quotas."""
+    wanted: Counter[str] = Counter()
+    requests = _mapping(_mapping(claim.get("spec")).get("devices")).get("requests")
+    for request in requests if isinstance(requests, list) else ():
+        alternatives = _mapping(request).get("firstAvailable")
+        most: Counter[str] = Counter()
+        for one in alternatives if isinstance(alternatives, list) else [_mapping(request).get("exactly")]:
+            name, count = _mapping(one).get("deviceClassName"), _mapping(one).get("count", 1)
+            number = _MOST_DEVICES if _mapping(one).get("allocationMode") == "All" else count
+            if isinstance(name, str) and isinstance(number, int):
+                most[name] = max(most[name], number)
+        wanted += most
+    return wanted
+
+
+_MOST_DEVICES = 32
+"""The devices of a ResourceClaim, for one that wants all of a node."""
 NO_CLASSES = ClassNames()
 
 
@@ -107,7 +131,7 @@ def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Pro
         path = f"spec.hard[{escape_invalid_unicode(name)}]"
         if (why := _why_without_effect(name, classes, has_scopes=has_scopes)) is not None:
             yield replace(here, path=path, message=why, severity="warning")
-        if not name.endswith(SUFFIX):
+        if not name.endswith((SUFFIX, _SUFFIX_OF_KUBERNETES)):
             continue
         try:
             number = Quantity.parse(amount).as_integer()
@@ -117,6 +141,13 @@ def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Pro
         if number is None or number < 0:
             message = f"must be a whole number of devices, 0 or more, not {amount!r}"
             yield replace(here, path=path, message=message)
+        elif name.endswith(_SUFFIX_OF_KUBERNETES):
+            requested = classes.requested.get((key[0], name.removesuffix(_SUFFIX_OF_KUBERNETES)), 0)
+            if requested > number:
+                message = (
+                    f"allows {number}, and ResourceClaims want {requested}; the API server refuses those beyond it"
+                )
+                yield replace(here, path=path, message=message, severity="warning")
 
 
 def _is_about_devices(name: str) -> bool:

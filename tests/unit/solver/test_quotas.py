@@ -132,6 +132,39 @@ def test_lines_of_quotas_for_resource_claims(hard: str, message: str | None) -> 
     assert [(problem.severity, problem.message) for problem in problems] == ([("warning", message)] if message else [])
 
 
+def resource_claim(name: str, *requests: dict[str, Any], namespace: str = "default") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    spec = {"devices": {"requests": [{"name": f"r{n}", **each} for n, each in enumerate(requests)]}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def of_class(name: str, **more: Any) -> dict[str, Any]:
+    return {"deviceClassName": name, **more}
+
+
+@pytest.mark.parametrize(
+    ("requests", "wanted"),
+    [
+        ([{"exactly": of_class("gpu")}], 1),
+        ([{"exactly": of_class("gpu", count=2)}, {"exactly": of_class("gpu")}], 3),
+        ([{"exactly": of_class("gpu", allocationMode="All")}], 32),
+        ([{"firstAvailable": [of_class("gpu", count=4), of_class("gpu"), of_class("nic", count=9)]}], 4),
+        ([{"exactly": of_class("nic", count=9)}], 0),
+        ([{"exactly": of_class("gpu", count="2")}, {"exactly": None}, {"firstAvailable": 3}, {}], 0),
+    ],
+)
+def test_resource_claims_that_the_api_server_would_refuse_are_warned_of(
+    requests: list[dict[str, Any]], wanted: int
+) -> None:
+    """It counts a claim when it is created, as the most devices that it can get."""
+    documents = [OF_KUBERNETES, resource_claim("a", *requests), resource_claim("b", *requests, namespace="other")]
+    names = quota.ClassNames.among(documents)
+    for allowed in {0, max(0, wanted - 1), wanted}:
+        problems = quota.problems_of({**QUOTA, "spec": {"hard": {f"gpu{OTHERS}": str(allowed)}}}, names)
+        message = f"allows {allowed}, and ResourceClaims want {wanted}; the API server refuses those beyond it"
+        assert [each.message for each in problems] == ([message] if wanted > allowed else [])
+
+
 def test_a_quota_alone_says_nothing_of_classes() -> None:
     assert list(quota.problems_of({**QUOTA, "spec": {"hard": {f"gpuu{quota.SUFFIX}": "1"}}})) == []
 
