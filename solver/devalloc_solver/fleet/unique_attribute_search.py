@@ -261,7 +261,20 @@ class UniqueAttributeSearch:
             sizes = [len(pool.group_of) for pool in kind.pools if side.reaches(pool)]
             needs.append(-(-side.least // max(sizes)))
         drivers = [driver for side in sides for driver in (side.drivers or ("",) * 2)]
-        return sum(needs) if len(drivers) == len({*drivers}) else max(needs, default=1)
+        if len(drivers) == len({*drivers}):
+            return sum(needs)
+        fewest = max(needs, default=1)
+        return fewest if any(side.shared for side in sides) else max(fewest, self._fewest_for_all(kind, sides))
+
+    def _fewest_for_all(self, kind: NodeKind, sides: Sequence[_RequestNodes]) -> int:
+        """How many pools have as many devices as all requests want, each its own, if the largest ones do."""
+        reached = (pool for pool in kind.pools if any(side.reaches(pool) for side in sides))
+        left = sum(side.least for side in sides)
+        for number, size in enumerate(sorted((len(pool.group_of) for pool in reached), reverse=True), 1):
+            left -= size
+            if left <= 0:
+                return number
+        return 1
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

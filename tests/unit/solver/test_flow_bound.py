@@ -13,6 +13,9 @@ import pytest
 
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.fleet import unique_attribute_search
+from devalloc_solver.fleet.node_class_plan import place_exactly
+from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.place import (
     DEFAULT_STEPS,
@@ -45,6 +48,12 @@ def documents(values: Iterable[int], wanted: Sequence[int], *, pools: int = 1, c
         ),
         claim("c", *(request("any", count, constraints=f"device.i >= {least}") for least in wanted)),
     ]
+
+
+def on_node(one: dict[str, Any], node: str) -> dict[str, Any]:
+    """A pool as another node has it."""
+    metadata = {**one["metadata"], "name": f"{one['metadata']['name']}-{node}"}
+    return {**one, "metadata": metadata, "spec": {**one["spec"], "nodeName": node}}
 
 
 def placed(docs: list[dict[str, Any]], steps: int = FEW_STEPS) -> UnitPlacement | None:
@@ -142,16 +151,26 @@ def test_a_search_stops_at_its_deadline(work: list[int]) -> None:
 def test_the_searches_of_a_warm_fleet_share_one_deadline(work: list[int]) -> None:
     """A claim that is sought on several nodes, each of which takes long."""
     classes, *pools, wanted = LONG
-    nodes = [
-        {**one, "metadata": {**one["metadata"], "name": f"{one['metadata']['name']}-{node}"}}
-        | {"spec": {**one["spec"], "nodeName": node}}
-        for node in ("n1", "n2", "n3")
-        for one in pools
-    ]
-    fleet = Fleet.from_manifests([classes, *nodes])
+    fleet = Fleet.from_manifests([classes, *(on_node(one, node) for node in ("n1", "n2", "n3") for one in pools)])
 
     assert fleet.allocate(wanted, deadline=0)["reason"] == "SearchLimit"
     assert GRACE_WORK / 2 < sum(work) < GRACE_WORK * 1.1
+
+
+def test_one_of_many_equal_nodes_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node can do with fewer pools than have as many devices as there are entries, so the first one is the best."""
+    classes, *pools, wanted = documents(ORDER, ORDER, pools=8)
+    searched: list[str | None] = []
+
+    def search(record: NodeRecord, *others: Any) -> Any:
+        searched.append(record.name)
+        return place_exactly(record, *others)
+
+    monkeypatch.setattr(unique_attribute_search, "place_exactly", search)
+    fleet = Fleet.from_manifests([classes, *(on_node(one, node) for node in ("n1", "n2", "n3") for one in pools)])
+
+    assert fleet.allocate(wanted)["node"] == "n1"
+    assert searched == ["n1"]
 
 
 @pytest.mark.parametrize("seed", range(40))
