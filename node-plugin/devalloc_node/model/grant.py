@@ -26,8 +26,27 @@ class ClaimRef:
         return f"{self.namespace}/{self.name}"
 
 
+class NamedDevice:
+    """A device of a claim, by the names that it has in requests, journals and metadata."""
+
+    __slots__ = ()
+    pool: str
+    device: str
+    share: str | None
+
+    @property
+    def name(self) -> str:
+        """``pool/device``: what all shares of it have in common."""
+        return f"{self.pool}/{self.device}"
+
+    @property
+    def key(self) -> str:
+        """``pool/device`` or ``pool/device/share``: which of the claim's devices it is."""
+        return self.name if self.share is None else f"{self.name}/{self.share}"
+
+
 @dataclass(frozen=True, slots=True)
-class GrantedDevice:
+class GrantedDevice(NamedDevice):
     """One device of a claim."""
 
     requests: tuple[str, ...]
@@ -44,16 +63,6 @@ class GrantedDevice:
     claim_configs: Configs = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What the device was when it was allocated (``devalloc.api.device_identity``); empty: not recorded."""
-
-    @property
-    def name(self) -> str:
-        """``pool/device``."""
-        return f"{self.pool}/{self.device}"
-
-    @property
-    def key(self) -> str:
-        """``pool/device`` or ``pool/device/share``, as ``PreparedDevice.key``."""
-        return self.name if self.share is None else f"{self.name}/{self.share}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.grant import ClaimRef, NamedDevice
 
 if TYPE_CHECKING:
     from devalloc_node.deadline import Deadline
@@ -33,7 +33,7 @@ Attribute = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(NamedDevice):
     """One device, bound and ready."""
 
     requests: tuple[str, ...]
@@ -56,16 +56,6 @@ class PreparedDevice:
     """What it was when it was prepared (``devalloc.api.device_identity``); empty in journals of 0.1.0."""
     rom_file: str | None = None
     """The option ROM that the main function gets in a machine, as its class names it."""
-
-    @property
-    def name(self) -> str:
-        """``pool/device``: what all shares of it have in common."""
-        return f"{self.pool}/{self.device}"
-
-    @property
-    def key(self) -> str:
-        """``pool/device`` or ``pool/device/share``: which of the claim's devices it is."""
-        return self.name if self.share is None else f"{self.name}/{self.share}"
 
 
 @dataclass(frozen=True, slots=True)
