@@ -65,6 +65,30 @@ def test_what_is_in_use_counts_by_how_much_it_is() -> None:
         assert Counter(each["node"] for each in answered) == {"n0": 1, "n1": 3, "n2": 2}
 
 
+@pytest.mark.parametrize("first", [(2, 2), (3, 3), (1, 2, 1)])
+@pytest.mark.parametrize("second", [(2,), (3,), (2, 2)])
+def test_a_claim_for_several_devices_gets_the_same_cold_and_warm(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Nodes tie where equal parts of each would be in use: then their names decide, in every way."""
+    pools = [
+        pool(f"n{node}-p{number}", f"n{node}", devices=[device(f"gpu{n}") for n in range(devices)])
+        for node, sizes in enumerate((first, second))
+        for number, devices in enumerate(sizes)
+    ]
+    documents = [device_class("gpu", driver="gpu"), *pools]
+    warm = Fleet.from_manifests(documents, placement="spread")
+    held: list[Manifest] = []
+    for number, count in enumerate((1, 2, 2)):
+        wanted = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": count}})
+        answers = solve_manifests([*documents, *held, wanted], placement="spread")["claims"]
+        cold = next(each for each in answers if each["name"] == f"c{number}")
+        again = warm.allocate(wanted)
+        assert (again["node"], again["allocations"]) == (cold["node"], cold["allocations"])
+        if cold["allocated"]:
+            held.append(allocated(wanted, cold["allocations"]))
+
+
 def test_pools_of_a_node_are_spread_over_as_well() -> None:
     held = [
         allocated(claim(f"h{number}", {"deviceClass": "gpu"}), [entry(name, f"gpu{number}")])

@@ -127,11 +127,11 @@ def candidate_nodes(
         if key not in cached:
             cached[key] = _nodes_with(snapshot, detail)
         if (nodes := cached[key]) is not None:
-            least = min(
+            fewest = min(
                 request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
                 for request in detail
             )
-            among = [node for node in among if nodes.get(node, 0) >= least]
+            among = [node for node in among if nodes.get(node, 0) >= fewest]
     if batch is not None and context.packs:
         return [*sorted(among, key=lambda node: (not context.is_busy_node(node), batch.order[node]))]
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
