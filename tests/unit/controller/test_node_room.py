@@ -93,6 +93,15 @@ def test_room_follows_pods_that_come_change_and_go() -> None:
     assert lacks(room, pod("p", cpu="5")) == ""
 
 
+def test_nothing_is_remembered_of_what_pods_took_that_are_gone() -> None:
+    room = NodeRoom()
+    for number in range(20):
+        room.update([node()], [pod("p", "n", cpu="1", **{f"example.com/{number}": "1"})], [])
+    assert len(room._used["n"]) == 3
+    room.update([node()], [], [])
+    assert not room._used
+
+
 def test_a_node_gains_when_a_pod_leaves_or_shrinks_and_when_it_changes_itself() -> None:
     room, there, stays = NodeRoom(), node(), pod("q", "n", cpu="3")
     room.update([there], [stays], [])

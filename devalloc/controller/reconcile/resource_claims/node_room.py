@@ -174,6 +174,10 @@ class NodeRoom:
         used = self._used[node]
         for name, amount in taken.items():
             used[name] -= amount
+            if not used[name]:  # pods name resources as they like
+                del used[name]
+        if not used:
+            del self._used[node]
         self._gains[node] += 1
 
     def _come(self, key: tuple[str, str], pod: Object) -> None:
