@@ -39,9 +39,12 @@ class History:
         self.store = SQLiteStore(path / "store.db")
         self.allocator = DeviceClaimAllocator(self.store, settings=SETTINGS)
         self.number = 0
+        self.most_claims = seed % 2
+        """Of a machine: one without claims can be all there is of machines that wait."""
         self.store.create(testing.device_class("a", driver="a.io"))
         for node in NODES[:2]:
             self.store.create(self.pool(node))
+            self.store.create(host(node, cpus=2))
 
     def pool(self, node: str) -> Object:
         devices = [testing.device(f"d{number}") for number in range(self.random.randint(1, 3))]
@@ -63,7 +66,7 @@ class History:
     def machine(self) -> Object:
         self.number += 1
         waiting = [one["metadata"]["name"] for one in self.all("DeviceClaim") if not _has_devices(one)]
-        claims = self.random.sample(waiting, min(len(waiting), self.random.choice([0, 0, 0, 1])))
+        claims = self.random.sample(waiting, min(len(waiting), self.random.choice([0, 0, self.most_claims])))
         return machine(f"m{self.number:03}", self.random.choice("12"), "1Gi", *claims)
 
     def node(self) -> Object:
@@ -90,11 +93,14 @@ class History:
         chance = self.random.random
         for _ in range(self.random.choice([0, 0, 1, 2])):
             self.store.create(self.claim())
-        if chance() < 0.3:
+        if chance() < 0.4:
             self.store.create(self.machine())
-        for kind, likely in (("DeviceClaim", 0.3), ("VirtualMachine", 0.3), ("DevicePool", 0.1), ("VfConfig", 0.2)):
+        for kind, likely in (("DeviceClaim", 0.3), ("VirtualMachine", 0.4), ("DevicePool", 0.1), ("VfConfig", 0.2)):
             if chance() < likely:
                 self.drop_one(kind)
+        if chance() < 0.2:
+            for one in filter(_is_satisfied, self.all("VirtualMachine")):
+                self.store.delete("VirtualMachine", "default", one["metadata"]["name"])
         if chance() < 0.4:
             self.put(self.node())
         if chance() < 0.2:
