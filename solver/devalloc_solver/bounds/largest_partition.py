@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.snapshot import Pool
@@ -75,16 +76,25 @@ def _parts_of(
         for name, blocks in draws:
             left[name] -= blocks
             drawn.add(name)
-    while drawn:
-        part = {drawn.pop()}
-        near: Shapes = ()
-        size = -1
-        while size < len(near):
-            size = len(near)
-            near = [shape for shape in shapes if any(name in part for name, _ in shape[1])]
-            part.update(name for _, draws in near for name, _ in draws)
-        drawn -= part
-        yield near, left
+    for names, near in _split(tuple(shapes)):
+        if not names.isdisjoint(drawn):
+            yield near, left
+
+
+@lru_cache(maxsize=4096)
+def _split(shapes: tuple[tuple[int, Draws], ...]) -> list[tuple[frozenset[str], Shapes]]:
+    """The shapes in parts of which none draws on what another one draws on, with what each draws on."""
+    parts: list[tuple[frozenset[str], list[tuple[int, Draws]]]] = []
+    for shape in shapes:
+        names, near = frozenset([name for name, _ in shape[1]]), [shape]
+        apart = []
+        for part in parts:
+            if names.isdisjoint(part[0]):
+                apart.append(part)
+            else:
+                names, near = names | part[0], [*part[1], *near]
+        parts = [*apart, (names, near)]
+    return [(names, sorted(near, reverse=True)) for names, near in parts]
 
 
 def _fits(draws: Draws, free: Mapping[str, int]) -> bool:
