@@ -400,7 +400,9 @@ class ResourceClaimAllocator:
         rate."""
         now = self._clock()
         news = [claims[key] for key in want.claims if self._of(claims[key]).reason != reason]
-        repeated = [] if news else self._repeated(want, claims, message, now)
+        # Each node that is tried in vain changes what is said of a pod without room: no Event for each.
+        is_repeatable = not news and reason != Reason.NO_ROOM_FOR_POD.value
+        repeated = self._repeated(want, claims, message, now) if is_repeatable else []
         for claim in (*news, *repeated):
             notes = self._of(claim)
             notes.reason, notes.message, notes.reported = reason, message, now
