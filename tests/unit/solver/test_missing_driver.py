@@ -158,3 +158,46 @@ def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:
             "nic.example.com); publish one, or correct the class"
         )
         assert answer["missingDrivers"] == ["gpu.example.com"]
+
+
+def of_class_with(selector: str) -> Any:
+    """The answer to a claim for two devices of a class with that selector; there is one, of nic.example.com."""
+    documents = [
+        {
+            "kind": "DeviceClass",
+            "metadata": {"name": "any"},
+            "spec": {"selectors": [{"cel": {"expression": selector}}]},
+        },
+        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
+        {"kind": "ResourceClaim", **resource_claim(request(count=2))},
+    ]
+    return solve_resource_claims([{"apiVersion": "resource.k8s.io/v1", **one} for one in documents])["claims"][0]
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        '!(device.driver == "gpu.example.com")',
+        '(device.driver == "gpu.example.com") == false',
+        '["gpu.example.com"].exists(one, !(device.driver == one))',
+        'device.allowMultipleAllocations == false && \'device.driver == "gpu.example.com"\' != ""',
+    ],
+)
+def test_a_selector_that_mentions_a_driver_need_not_demand_it(selector: str) -> None:
+    answer = of_class_with(selector)
+
+    assert "missingDrivers" not in answer
+    assert "the only device matches; no node has 2 devices" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        'device.driver in ["a.example.com", "b.example.com"]',
+        'device.driver == "a.example.com" || "b.example.com" == device.driver',
+    ],
+)
+def test_a_selector_may_demand_one_of_several_drivers(selector: str) -> None:
+    answer = of_class_with(selector)
+
+    assert answer["missingDrivers"] == ["a.example.com", "b.example.com"]

@@ -14,7 +14,15 @@ from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedE
 from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
 from devalloc_solver.cel.kubernetes.device import CelDevice
 from devalloc_solver.cel.kubernetes.environment import environment
-from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, conjuncts, equalities, needs_only_texts, reads
+from devalloc_solver.cel.kubernetes.reads import (
+    DeviceField,
+    Equality,
+    conjuncts,
+    drivers,
+    equalities,
+    needs_only_texts,
+    reads,
+)
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.values import Frame, type_name
 
@@ -33,6 +41,8 @@ class Program:
     """Everything of a device that can influence the answer; None when that is not known beforehand."""
     equalities: tuple[Equality, ...]
     """What every matching device fulfils; a device that lacks such an attribute does not match either."""
+    drivers: frozenset[str] | None
+    """Every matching device is of one of these; None if the expression does not say so."""
     safe_texts: frozenset[DeviceField] | None
     """The expression cannot fail on a device of which each of these attributes is one string; None if it may."""
     operands: tuple[Program, ...]
@@ -84,7 +94,14 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
         apart = conjuncts(checked.root)
         operands = tuple(
             Program(
-                expression, read, equalities(node), needs_only_texts(node), (), cost_of(node) // 4, *build(node, own)
+                expression,
+                read,
+                equalities(node),
+                drivers(node),
+                needs_only_texts(node),
+                (),
+                cost_of(node) // 4,
+                *build(node, own),
             )
             for node, read in apart
         )
@@ -92,6 +109,7 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
             expression,
             reads(checked.root),
             equalities(checked.root),
+            drivers(checked.root),
             needs_only_texts(checked.root),
             operands if len(operands) > 1 else (),
             cost_of(checked.root) // 4,

@@ -74,6 +74,16 @@ def _is_indexed(path: tuple[str, ...], values: Sequence[object]) -> bool:
     return path[0] == "attribute" and len(kinds) == 1 and kinds <= {str, int, bool}
 
 
+def drivers(root: Node) -> frozenset[str] | None:
+    """The drivers of which every matching device has one; None if the expression does not say so."""
+    sets = [frozenset(map(str, values)) for _, values in analysis.equalities(root, PLACES, _is_driver)]
+    return frozenset.intersection(*sets) or None if sets else None
+
+
+def _is_driver(path: tuple[str, ...], values: Sequence[object]) -> bool:
+    return path == ("driver",) and all(isinstance(value, str) for value in values)
+
+
 _TEXT_TESTS = frozenset(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "startsWith", "endsWith", "contains"))
 
 

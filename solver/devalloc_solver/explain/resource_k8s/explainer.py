@@ -6,7 +6,6 @@ its numbers are still true.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,8 +27,6 @@ from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, Ste
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
-_DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
-"""What selectors of classes say of drivers."""
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
 MAX_SEARCHES = 5_000
@@ -103,11 +100,10 @@ class ResourceClaimExplainer(Explainer):
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def drivers_of_class(self, request: Request) -> frozenset[str] | None:
-        device_class = request.spec.judge.classes[request.spec.subrequest.class_name]
-        for expression in device_class.selectors:
-            if "||" not in expression and "?" not in expression and (names := _DRIVER.findall(expression)):
-                return frozenset(names)
-        return None
+        judge = request.spec.judge
+        selectors = judge.classes[request.spec.subrequest.class_name].selectors
+        named = (judge.selectors.program(expression).drivers for expression in selectors)
+        return next((drivers for drivers in named if drivers is not None), None)
 
     def list_drivers(self) -> frozenset[str]:
         if self.unreached.devices:
