@@ -24,10 +24,11 @@ Detail = tuple[Request, ...]
 def best_on_node(
     snapshot: Snapshot, devices: Iterable[int], pin: str | None, count: Callable[[Sequence[int]], int]
 ) -> int | None:
-    """The highest count of these devices on one node, or on node ``pin``; None if no node has any."""
+    """The highest count of these devices on one node, or on node ``pin``; None if no node has any. Devices of the
+    network count wherever a claim may be, also where no pool names a node."""
     groups: dict[frozenset[str], list[int]] = defaultdict(list)
     own = {pool.index: frozenset((pool.node,)) for pool in snapshot.pools if pool.node is not None}
-    everywhere = frozenset(snapshot.nodes)
+    everywhere = frozenset(snapshot.nodes if pin is None else (pin,)) or frozenset(("",))
     for index in devices:
         device = snapshot.devices[index]
         groups[own.get(device.pool, everywhere if device.reach is None else device.reach)].append(index)

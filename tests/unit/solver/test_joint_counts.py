@@ -205,3 +205,11 @@ def test_the_request_is_named_without_which_the_others_can_be_packed(order: int)
         assert "cut short" not in answer["message"]
         (blocker,) = answer["blockers"]
         assert blocker["request"] in ("r45", str(amounts.index(45)))
+
+
+@pytest.mark.parametrize(("pin", "where"), [(None, "no node has more than"), ("n9", "node n9 has")])
+def test_devices_of_the_network_are_counted_where_no_node_has_pools(pin: str | None, where: str) -> None:
+    network = [device_class("gpu"), pool("p", node=None, devices=GPUS[:2])]
+    wanted = claim("c", wants("gpu", 2), wants("gpu", 2), node=pin)
+
+    assert f"requests 0 and 1 want 4 devices together, and {where} 2 that match" in message(*network, wanted)
