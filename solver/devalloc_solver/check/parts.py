@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
+
+MAX_WHOLES = 100
+"""Whole devices of a driver that are judged for a claim. By these, a solver that gives parts wrongly is seen; and no
+expression of a claim is evaluated on a whole fleet once more."""
 
 
 def part_violations(
@@ -15,10 +20,9 @@ def part_violations(
 
     ``pin``: the node to which the claim is bound. Raises BudgetExceeded.
     """
-    for pooled in devices:
-        if not pooled.is_part:
-            continue
-        for whole in fleet.whole_devices(pooled.pool.spec.driver, pin):
+    parts = {pooled.pool.spec.driver: pooled for pooled in reversed(devices) if pooled.is_part}
+    for driver, pooled in parts.items():
+        for whole in islice(fleet.whole_devices(driver, pin), MAX_WHOLES):
             has_all = all(name in whole.attributes for name in term.detail.match_attributes)
             if has_all and term.rule.refusal(whole) is None:
                 yield f"device {pooled} is a part, which the claim does not ask for: {whole} is offered whole (S6b)"

@@ -158,11 +158,11 @@ class KnownPools:
                 yield from wholes
 
     def _note_wholes(self, pool: DevicePool, wholes: dict[str, dict[PoolKey, list[CheckedDevice]]]) -> None:
-        common = _function_in(pool.spec.attributes)
+        common = _function_in(pool.spec.attributes, None)
         offered = [
             checked
             for device in pool.spec.devices
-            if (_function_in(device.attributes) or common) in WHOLE_FUNCTIONS
+            if _function_in(device.attributes, common) in WHOLE_FUNCTIONS
             and (checked := self._find(pool_key(pool), device.name)) is not None
             and meta.UNAVAILABLE not in checked.attributes
             and not checked.undefined_resources
@@ -244,8 +244,8 @@ class KnownPools:
         return listed.get(name)
 
 
-def _function_in(attributes: Iterable[Attribute]) -> AttributeValue | None:
-    return next((attribute.value for attribute in attributes if attribute.name == FUNCTION), None)
+def _function_in(attributes: Iterable[Attribute], default: AttributeValue | None) -> AttributeValue | None:
+    return next((attribute.value for attribute in attributes if attribute.name == FUNCTION), default)
 
 
 def pool_key(pool: DevicePool) -> PoolKey:

@@ -12,6 +12,8 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.check import check
+from devalloc_solver.check.classes import DetailRule
+from devalloc_solver.check.parts import MAX_WHOLES
 from devalloc_solver.fleet.waiting import WaitingBook
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
@@ -226,3 +228,25 @@ def test_the_check_refuses_a_part_that_was_not_asked_for() -> None:
     assert judged(silent, "whole", card("a", parts=4)) == []
     assert judged(silent, "part-0", card("a", parts=4, whole=RESERVED)) == []
     assert judged(claim("c", {"constraints": "device.function == 'vf'"}), "part-0", card("a", parts=4)) == []
+
+
+def test_a_device_without_a_function_of_its_own_is_not_one_that_its_pool_calls_whole() -> None:
+    devices = [device("bare", attributes={"function": ""}), device("part-0", attributes={"function": "vf"})]
+    odd = pool("a", driver="gpu.devalloc.io", attributes={"function": "whole"}, devices=devices)
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
+
+    assert devices_given(GPU, odd, wanted) == {"c": ["a/bare", "a/part-0"]}
+    assert Fleet.from_manifests([GPU, odd]).allocate(wanted)["allocated"]
+
+
+def test_the_check_judges_few_whole_devices_for_the_parts_of_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged_devices: list[str] = []
+    refusal = DetailRule.refusal
+    monkeypatch.setattr(
+        DetailRule, "refusal", lambda rule, pooled: (judged_devices.append(str(pooled)), refusal(rule, pooled))[1]
+    )
+    cards = [card(f"card-{n}", whole={"serial": f"s{n}"}) for n in range(300)]
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "!has(device.serial)"})
+
+    assert judged(wanted, "part-0", card("a", parts=4, whole={"serial": "s"}), *cards) == []
+    assert len(judged_devices) <= MAX_WHOLES + 1
