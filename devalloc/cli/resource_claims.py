@@ -68,10 +68,25 @@ def as_claim(content: Object) -> Object:
 
 
 def with_claim_of(template: Object, objects: Iterable[Any]) -> list[Any]:
-    """The objects without templates, and with a claim that is made of one, in the place of a claim of its name."""
-    others = [one for one in objects if not any(of_kind([one], TEMPLATE))]
-    others = [one for one in others if one is not named_object([one], CLAIM, *_key(template))]
-    return [*others, as_claim(template)]
+    """The objects without templates, and with a claim that is made of one; see ``_without_claim``."""
+    others = (one for one in objects if not any(of_kind([one], TEMPLATE)))
+    return [*_without_claim(as_claim(template), others), as_claim(template)]
+
+
+def _without_claim(claim: Object, objects: Iterable[Any]) -> Iterator[Any]:
+    """The objects but the claim. If the claim is of a template, one of its name that is allocated counts, under another
+    name."""
+    for one in objects:
+        same = named_object([one], CLAIM, *_key(claim))
+        if same is None:
+            yield one
+        elif _is_allocated(same) and not _is_allocated(claim):
+            yield {**same, "metadata": {**same["metadata"], "name": f"resourceclaim/{same['metadata']['name']}"}}
+
+
+def _is_allocated(claim: Object) -> bool:
+    status = claim.get("status")
+    return isinstance(status, dict) and bool(status.get("allocation"))
 
 
 # -- of a cluster or store ---------------------------------------------------------------------------------------------
@@ -127,8 +142,8 @@ def none_set_aside(claim: Object, objects: Sequence[Object]) -> str:
 
 def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:
     """All but the claim, other claims that wait, and templates."""
-    waiting = [id(one) for one in of_kind(objects, CLAIM) if not (one.get("status") or {}).get("allocation")]
-    return [one for one in objects if one["kind"] != TEMPLATE and id(one) not in waiting and _key(one) != _key(claim)]
+    waiting = {id(one) for one in of_kind(objects, CLAIM) if not _is_allocated(one)}
+    return [*_without_claim(claim, (one for one in objects if one["kind"] != TEMPLATE and id(one) not in waiting))]
 
 
 def _state_of(objects: Sequence[Object]) -> ClusterState:

@@ -163,7 +163,7 @@ def capacity(
     with show_spinner("counting"):
         counted = count(documents, claim)
     if missing:
-        counted = replace(counted, reason=Reason.NO_MATCHING_DEVICES, message=missing)
+        counted = replace(counted, reason=Reason.NO_MATCHING_DEVICES.value, message=missing)
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}

@@ -112,7 +112,7 @@ class _Prepared(UnsolvedProblem, Protocol):
 def _count_copies(prepared: _Prepared, key: tuple[str, str]) -> Capacity:
     for refused in prepared.refused:
         if refused.key == key:
-            return Capacity(0, True, {}, refused.reason, refused.message)
+            return Capacity(0, True, {}, str(refused.reason), refused.message)
     unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
     networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
     if networked or not prepared.snapshot.nodes:

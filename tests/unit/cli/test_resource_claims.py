@@ -133,3 +133,43 @@ def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]
     something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, aside, labelled))
     assert (something.code, something.err) == (0, "")
     assert "p.devalloc/x" in something.out
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_other_objects_of_the_name_of_a_claim_count(devalloc: Shell) -> None:
+    same = of("ResourceClaim", resource_claim(request("r", 1), name=ANY["metadata"]["name"]))
+    sliced = of("ResourceSlice", {**slice_("s", devices("a")), "metadata": {"name": ANY["metadata"]["name"]}})
+    devalloc("apply", "-f", "-", stdin=text(CLASS, sliced, same))
+
+    assert devalloc("explain", f"resourceclaim/{ANY['metadata']['name']}").code == 0
+    assert devalloc("capacity", f"resourceclaim/{ANY['metadata']['name']}").out.startswith("1 more like")
+
+
+def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: Shell) -> None:
+    held = [{"request": "r", "driver": SLICE["spec"]["driver"], "pool": SLICE["spec"]["pool"]["name"], "device": "a"}]
+    owner = of("ResourceClaim", {**resource_claim(request("r", 1), name="three")})
+    owner["status"] = {"allocation": {"devices": {"results": held}}}
+    objects = text(CLASS, SLICE, owner, template("three", 3))
+
+    shown = devalloc("explain", "resourceclaimtemplate/three", "-f", "-", stdin=objects)
+    assert shown.code == 1
+    assert "releasing default/resourceclaim/three would make room" in shown.out
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_capacity_says_in_data_why_a_claim_is_invalid(devalloc: Shell, form: str) -> None:
+    unknown = of("ResourceClaim", resource_claim(request("r", 1, class_name="nope"), name="c"))
+
+    for objects in ((CLASS, SLICE, unknown), (pool(), claim())):
+        shown = devalloc("capacity", "-f", "-", "-o", form, stdin=text(*objects))
+        assert "ClassNotFound" in shown.out, shown.err
+
+
+@pytest.mark.parametrize("spec", [5, "text", [], {"spec": []}])
+def test_a_template_of_the_wrong_form_is_invalid(devalloc: Shell, spec: Any) -> None:
+    wrong = of("ResourceClaimTemplate", {"metadata": {"name": "t", "namespace": "default"}, "spec": spec})
+    devalloc("apply", "-f", "-", stdin=text(CLASS, SLICE, wrong))
+
+    assert "default/t is not allocated: ClaimInvalid" in devalloc("explain", "resourceclaimtemplate/t").out

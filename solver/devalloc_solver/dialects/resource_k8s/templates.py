@@ -25,5 +25,5 @@ def claim_of_template(content: Manifest) -> dict[str, Any]:
         "apiVersion": template.get("apiVersion", API_VERSION),
         "kind": "ResourceClaim",
         "metadata": {**{key: of_claims[key] for key in ("labels", "annotations") if key in of_claims}, **names},
-        "spec": inner.get("spec", {}),
+        "spec": inner.get("spec", {}) if isinstance(spec, Mapping | None) else spec,
     }
