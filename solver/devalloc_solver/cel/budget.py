@@ -111,7 +111,7 @@ class Budget:
         """``ends``: monotonic time after which nothing is evaluated any more."""
         self.limit = limit
         self._ends = ends
-        self._portion = limit if ends is None else min(limit, STEPS_PER_CLOCK_CHECK)
+        self._portion = limit if ends is None or limit < STEPS_PER_CLOCK_CHECK else STEPS_PER_CLOCK_CHECK
         """steps until the next look at the clock"""
         self._rest = limit - self._portion
 
@@ -123,7 +123,8 @@ class Budget:
     @property
     def spent(self) -> int:
         """Steps that were spent, at most the limit."""
-        return self.limit - max(0, self.left)
+        left = self._portion + self._rest
+        return self.limit - left if left > 0 else self.limit
 
     def spend(self, steps: int) -> None:
         """Take ``steps`` from the budget. Raises BudgetExceeded when it is used up, OutOfTime when the time is."""
@@ -209,7 +210,10 @@ class Allowance:
 
     def left(self, expression: str, cost: int) -> int:
         """Steps that the next evaluation of an expression may take that has cost so much."""
-        return (max(0, self.room - cost + self._paid(expression)) if cost else self.room) + FREE_STEPS
+        if not cost:
+            return self.room + FREE_STEPS
+        room = self.room - cost + self._paid(expression)
+        return room + FREE_STEPS if room > 0 else FREE_STEPS
 
     def charge(self, expression: str, cost: int) -> None:
         """An expression has cost so much in all. Raises CommonBudgetExceeded when there is no room for that."""
@@ -221,7 +225,8 @@ class Allowance:
             (self._now if self.is_turn else self._charged)[expression] = cost
 
     def _paid(self, expression: str) -> int:
-        return max(self._charged.get(expression, 0), self._now.get(expression, 0))
+        paid, now = self._charged.get(expression, 0), self._now.get(expression, 0)
+        return now if now > paid else paid
 
     def exhaust(self) -> None:
         """Nothing is left: an expression that needed more than there was is refused, and has taken it."""
@@ -358,7 +363,7 @@ class Costs:
             cost = self._costs[expression] = _Cost()
         own = cost.left + FREE_STEPS
         common = allowance.left(expression, cost.beyond) if is_common else own
-        limit = min(own, common) - base
+        limit = (common if common < own else own) - base
         if limit < 0:
             raise CommonBudgetExceeded if common < own else BudgetExceeded
         budget = Budget(limit if most is None or limit < most else most, ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.quantity import Quantity
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
-from devalloc_solver.dialects.device_claims.candidates import _SELECTING, _selection
+from devalloc_solver.dialects.device_claims.candidates import _SELECTING, CandidateFinder, _selection
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -228,3 +229,57 @@ def test_requests_that_differ_in_a_selecting_field_are_judged_apart() -> None:
         assert _selection(same.model_copy(update={field: value})) != _selection(same)
     twice = DeviceClaimDetail(device_class="gpu", match_attributes=["numa", "numa"])
     assert _selection(twice) == _selection(twice.model_copy(update={"match_attributes": ["numa"]}))
+
+
+# -- expressions that tell most devices apart --------------------------------------------------------------------------
+
+APART = "device.uuid.matches('^GPU-[0-9]*[02468]$') && device.node < 9"
+
+
+def fleet_of_uuids() -> list[Manifest]:
+    """Some devices are of another class or unavailable, or lack what the expression reads."""
+    devices = []
+    for n in range(60):
+        attributes: dict[str, Any] = {"uuid": f"GPU-{n}", "kind": "nic" if n % 7 == 6 else "gpu", "node": n % 11}
+        if n % 5 == 4:
+            del attributes["node"]
+        if n % 13 == 12:
+            attributes["devalloc.io/unavailable"] = "broken"
+        devices.append(device(f"d{n}", attributes=attributes))
+    return [device_class("gpu", driver="gpu", constraints="device.kind == 'gpu'"), pool("p", devices=devices)]
+
+
+def test_devices_that_an_expression_tells_apart_fare_as_each_does_alone() -> None:
+    detail = DeviceClaimDetail.model_validate({"deviceClass": "gpu", "constraints": APART})
+    prepared = prepare(read_documents([*fleet_of_uuids(), waiting("c", APART)]))
+    judge, devices = prepared.eligibility, prepared.snapshot.devices
+    assert judge._tells_most_apart(APART)
+    candidates = judge.candidates(detail)
+    alone = {each.index: judge.mismatch(detail, each) for each in devices}
+    assert {*candidates.accepted} == {index for index, why in alone.items() if why is None} != set()
+    assert {i: step.what for step in candidates.funnel for i in step.devices} == {
+        index: why.what for index, why in alone.items() if why is not None
+    }
+    for step in candidates.funnel:
+        first = next((i for i in step.devices if (why := alone[i]) is not None and why.example), None)
+        why = None if first is None else alone[first]
+        assert step.example == (why and f"p/{devices[first or 0].name}: {why.example}")
+
+
+def test_an_expression_is_asked_of_each_device_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to find out whether it can be used at all, and once to sort the devices; what classes say is common."""
+    calls = 0
+    verdict = CandidateFinder.verdict
+
+    def counted(*arguments: object) -> bool | str:
+        nonlocal calls
+        calls += 1
+        return verdict(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CandidateFinder, "verdict", counted)
+    devices = [device(f"d{n}", attributes={"uuid": f"GPU-{n}", "kind": "gpu"}) for n in range(300)]
+    classes = device_class("gpu", driver="gpu", constraints="device.kind == 'gpu'")
+    wanted = waiting("c", "device.uuid.matches('^GPU-2.*[0-9]$')")
+    fleet = Fleet.from_manifests([classes, pool("p", devices=devices)])
+    assert fleet.allocate_all([wanted])["claims"][0]["allocated"]
+    assert calls <= 2 * len(devices) + 10

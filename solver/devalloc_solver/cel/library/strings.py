@@ -65,6 +65,17 @@ def compile_pattern(text: str, bounds: PatternBounds) -> Any:
         raise EvaluationError(f"the regular expression {short_text(text)} is not valid Unicode") from None
 
 
+@lru_cache(maxsize=256)
+def compile_with_costs(text: str, bounds: PatternBounds) -> tuple[Any, int, int]:
+    """The compiled expression, what its instructions cost, and what each pass over a text does.
+
+    Raises EvaluationError.
+    """
+    compiled = compile_pattern(text, bounds)
+    size = compiled.programsize
+    return compiled, bounds.instruction * size, 1 + max(len(text), size) // 4
+
+
 MAX_SAFE_PATTERN = 200
 """Characters of a pattern of which it is certain that it costs little on the text of an attribute."""
 
@@ -86,19 +97,24 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
     def charged(frame: Frame, text: str, expression: str) -> Any:
         frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
         try:
-            compiled = compile_pattern(expression, bounds)
+            compiled, cost, cost_of_pass = compile_with_costs(expression, bounds)
         except EvaluationError as error:
             if "too large" in str(error):
                 frame.spend(bounds.too_large)
             raise
-        size = compiled.programsize
-        passes = 1 + (1 + len(text)) // CHARACTERS_PER_UNIT
-        frame.spend(bounds.instruction * size + passes * (1 + max(len(expression), size) // 4))
+        frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
         return compiled
 
     def search(frame: Frame, text: str, expression: str) -> Any:
         try:
             return charged(frame, text, expression).search(text)
+        except UnicodeError:
+            raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
+
+    def matches(frame: Frame, text: str, expression: str) -> bool:
+        """Searches bytes: where in the text the pattern matches, which takes longer to find out, does not matter."""
+        try:
+            return charged(frame, text, expression).search(text.encode()) is not None
         except UnicodeError:
             raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
 
@@ -122,7 +138,7 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
         return matches
 
     return (
-        ("matches", (STRING, STRING), lambda *arguments: search(*arguments) is not None),
+        ("matches", (STRING, STRING), matches),
         ("find", (STRING, STRING), find),
         ("findAll", (STRING, STRING), find_all),
         ("findAll", (STRING, STRING, INT), find_all),

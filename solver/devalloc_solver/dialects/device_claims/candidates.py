@@ -5,8 +5,9 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
@@ -17,7 +18,6 @@ from devalloc_solver.cel.budget import (
     COMMON_SPENT,
     Allowance,
     Bound,
-    Budget,
     BudgetExceeded,
     CommonBudgetExceeded,
     Costs,
@@ -128,6 +128,7 @@ class CandidateFinder:
             return True
         if expression in self._failed:
             raise ExpressionError(self._failed[expression])
+        attributes = device.attributes
         try:
             operands = self._operands.get(expression)
             if operands is None:
@@ -135,11 +136,18 @@ class CandidateFinder:
                 operands = self._operands[expression] = [_Operand(one) for one in program.operands or (program,)]
             failure: str | None = None
             for operand in operands:
-                key = operand.key(device.attributes)
+                key = operand.key(attributes)
                 verdict = operand.verdicts.get(key)
                 if verdict is None:
                     try:
-                        verdict = self._evaluate(expression, operand.program, device)
+                        # With what is left of the expression's own budget and of the common one.
+                        verdict = self._costs.evaluate(
+                            expression,
+                            partial(operand.program.evaluate, attributes),
+                            self.allowance,
+                            is_common=self._is_charged,
+                            is_counted=expression not in self._judged,
+                        )
                     except cel.EvaluationError as error:
                         verdict = str(error)
                     operand.verdicts[key] = verdict
@@ -159,15 +167,6 @@ class CandidateFinder:
                 raise ExpressionError(message) from None  # it is as good as ever for the devices that there are
         self._failed[expression] = message
         raise ExpressionError(message)
-
-    def _evaluate(self, expression: str, program: cel.Program, device: Device) -> bool:
-        """One evaluation, with what is left of the expression's own budget and of the common one."""
-
-        def run(budget: Budget) -> bool:
-            return program.evaluate(device.attributes, budget)
-
-        is_new = expression not in self._judged
-        return self._costs.evaluate(expression, run, self.allowance, is_common=self._is_charged, is_counted=is_new)
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
@@ -358,26 +357,51 @@ class CandidateFinder:
         return rejected or self._part_mismatch(device, left_out)
 
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
-        classes = self.classes_of(detail)
-        admin = self.is_admin(detail)
         accepted: list[tuple[int, str | None]] = []
         rejected: dict[tuple[int, str], list[int]] = {}
-        examples: dict[tuple[int, str], str] = {}
-        for alike in self._alike(self.attributes_read(detail), () if admin else match):
-            one = alike[0]
-            outcome = self._class_for(one, classes, detail)
-            if not isinstance(outcome, Mismatch):
-                outcome = self._find_mismatch(one, detail, match, admin) or outcome
+        examples: dict[tuple[int, str], tuple[Device, str]] = {}
+        for alike, outcome in self._outcomes(detail, match):
             if not isinstance(outcome, Mismatch):
                 accepted += [(device.index, outcome) for device in alike]
                 continue
-            step = (outcome.stage, outcome.what)
-            rejected.setdefault(step, []).extend(device.index for device in alike)
-            if outcome.example and step not in examples:
-                examples[step] = f"{self._title(one)}: {outcome.example}"
+            step, one = (outcome.stage, outcome.what), alike[0]
+            rejected.setdefault(step, []).extend([device.index for device in alike])
+            if outcome.example and (step not in examples or one.index < examples[step][0].index):
+                examples[step] = one, f"{self._title(one)}: {outcome.example}"
         steps = sorted(rejected.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
-        funnel = tuple(FunnelStep(key[1], tuple(sorted(devices)), examples.get(key)) for key, devices in steps)
+        funnel = tuple(
+            FunnelStep(key[1], tuple(sorted(devices)), examples[key][1] if key in examples else None)
+            for key, devices in steps
+        )
         return Candidates(dict(sorted(accepted)), funnel)
+
+    def _outcomes(
+        self, detail: DeviceClaimDetail, match: tuple[str, ...]
+    ) -> Iterator[tuple[Sequence[Device], str | Mismatch | None]]:
+        """Devices that fare alike, with the class that accepts them, or why they are rejected."""
+        classes, admin = self.classes_of(detail), self.is_admin(detail)
+        is_apart = self._tells_most_apart(detail.constraints)
+        # The verdicts on most devices apart are known by now, and soon looked up; all else is common to many.
+        judged = detail.model_copy(update={"constraints": None}) if is_apart else detail
+        for alike in self._alike(self.attributes_read(judged), () if admin else match):
+            outcome = self._class_for(alike[0], classes, detail)
+            if isinstance(outcome, Mismatch):
+                yield alike, outcome
+                continue
+            for same in self._by_verdict(detail.constraints, alike) if is_apart else (alike,):
+                yield same, self._find_mismatch(same[0], detail, match, admin) or outcome
+
+    def _tells_most_apart(self, expression: str | None) -> bool:
+        """Whether most devices differ in what an expression reads, as far as they were grouped by that."""
+        reads = attributes_read(expression) if expression and expression.strip() else None
+        groups = None if reads is None else self._groups.get((reads, ()))
+        return groups is not None and 2 * len(groups) > len(self.snapshot.devices)
+
+    def _by_verdict(self, expression: str | None, devices: Sequence[Device]) -> Iterable[Sequence[Device]]:
+        by_verdict: dict[bool | str, list[Device]] = {}
+        for device in devices:
+            by_verdict.setdefault(self.verdict(expression, device), []).append(device)
+        return by_verdict.values()
 
     def _alike(self, reads: frozenset[str] | None, present: tuple[str, ...]) -> Sequence[Sequence[Device]]:
         """All devices, those together that no expression which reads these attributes can tell apart.
