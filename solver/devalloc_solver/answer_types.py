@@ -187,6 +187,8 @@ class _ClaimAnswer(TypedDict):
     blockers: NotRequired[list[Blocker]]
     missingDrivers: NotRequired[list[str]]
     """Drivers of which the claim's class takes devices, if no device of them exists: then that is the reason."""
+    invalidPools: NotRequired[list[str]]
+    """Pools of these drivers that are left out, and why."""
     exceeded: NotRequired[Literal["expression", "common", "device", "time"]]
     """The bound that the claim's expressions exceeded."""
 

@@ -74,7 +74,7 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         print_line("", f"What to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
         return
     if claim.get("missingDrivers"):
-        print_line("", f"What to do: {_PUBLISH}")
+        print_line("", f"What to do: {_CORRECT_POOL if claim.get('invalidPools') else _PUBLISH}")
         return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
@@ -114,6 +114,8 @@ _PUBLISH = (
     "DevicePools (ResourceSlices for ResourceClaims). `devalloc discover` shows what this host would publish."
 )
 """Where there are no devices at all."""
+_CORRECT_POOL = "Correct that pool, or rename one of two; `devalloc validate -f` shows every error of a file."
+"""Where the devices are of pools that are left out."""
 _GIVE_NODES = "Give the Node objects too (`kubectl get nodes -o yaml`), or correct the node selectors of the slices."
 """Where all devices select nodes that are not there."""
 

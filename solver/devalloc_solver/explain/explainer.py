@@ -75,6 +75,8 @@ class Finding:
     """whose release makes room once the edits are made"""
     missing_drivers: frozenset[str] = frozenset()
     """those of which the class takes devices, if no device of them exists: then that alone is the reason"""
+    invalid_pools: tuple[str, ...] = ()
+    """pools of these drivers that are left out, and why"""
 
     @property
     def is_impossible(self) -> bool:
@@ -250,6 +252,7 @@ class Explainer(ABC):
                 finding,
                 text=self._describe_missing(missing[key]) if missing[key] else common + self._describe_missing(drivers),
                 missing_drivers=missing[key] or drivers,
+                invalid_pools=self._invalid_pools(missing[key] or drivers),
             )
             for key, finding in findings.items()
         }
@@ -267,8 +270,11 @@ class Explainer(ABC):
         """A pool of a driver that does not count, and why; "" if there is none."""
         return self.fleet.invalid_pools.get(driver, "")
 
+    def _invalid_pools(self, drivers: Collection[str]) -> tuple[str, ...]:
+        return tuple(why for driver in sorted(drivers) if (why := self.describe_invalid_pool(driver)))
+
     def _describe_missing(self, drivers: Collection[str]) -> str:
-        if invalid := [why for driver in sorted(drivers) if (why := self.describe_invalid_pool(driver))]:
+        if invalid := self._invalid_pools(drivers):
             return f"no device of driver {' or '.join(sorted(drivers))} counts: {invalid[0]}; correct it"
         present = sorted(self.drivers)
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)

@@ -267,3 +267,12 @@ def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> No
     output = devalloc("explain", "gpu")
     assert "DevicePool exists" not in output.out
     assert "What to do: Publish devices: run `devalloc up`" in output.out
+
+
+def test_where_a_pool_is_left_out_the_advice_is_to_correct_it(devalloc: Shell) -> None:
+    wrong, other = gpu_pool("wrong"), gpu_pool("other")
+    wrong["spec"]["devices"] *= 2  # two devices of one name
+    other["spec"]["driver"] = "nic.devalloc.io"
+    output = devalloc("explain", "gpu", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"), wrong, other))
+    assert "What to do: Correct that pool" in output.out
+    assert "Publish devices" not in output.out

@@ -201,3 +201,29 @@ def test_a_selector_may_demand_one_of_several_drivers(selector: str) -> None:
     answer = of_class_with(selector)
 
     assert answer["missingDrivers"] == ["a.example.com", "b.example.com"]
+
+
+def test_pools_that_share_a_name_on_one_node_are_named() -> None:
+    first, second = (
+        pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device(f"gpu-{number}")]) for number in range(2)
+    )
+    text = (
+        "no device of driver gpu.devalloc.io counts: DevicePool gpus is left out (metadata.name: a node reaches "
+        "another of that name); correct it"
+    )
+
+    for answer in answers(GPU, UPLINK, first, second, claim("c", wants("gpu", 1))):
+        assert text in answer["message"]
+        assert [pool.partition(" (")[0] for pool in answer["invalidPools"]] == ["DevicePool gpus is left out"]
+
+
+def test_a_warm_fleet_knows_which_pools_share_a_name_now() -> None:
+    at_node = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0")])
+    everywhere = pool("gpus", node=None, driver="gpu.devalloc.io", devices=[device("gpu-1")])
+    fleet, wanted = Fleet.from_manifests([GPU, UPLINK, at_node, everywhere]), claim("c", wants("gpu", 1))
+
+    assert "a node reaches another of that name" in str(fleet.allocate(wanted)["message"])
+    fleet.delete(everywhere)
+    assert fleet.allocate(wanted)["message"] == TEXT
+    fleet.update(at_node)
+    assert fleet.allocate(wanted)["allocated"]

@@ -78,6 +78,8 @@ class ClaimAnswer:
     """allocated devices that exist no more (``DeviceLost``)"""
     missing_drivers: tuple[str, ...] = ()
     """of which no device exists, although a class of the claim wants one"""
+    invalid_pools: tuple[str, ...] = ()
+    """pools of these drivers that are left out, and why"""
     exceeded: Bound | None = None
     """what the claim's expressions exceeded, if it was refused for that"""
 
@@ -104,6 +106,7 @@ class ClaimAnswer:
             "blockers": list(self.blockers),
             "lost": list(self.lost),
             "missingDrivers": list(self.missing_drivers),
+            "invalidPools": list(self.invalid_pools),
             "exceeded": None if self.exceeded is None else str(self.exceeded),
         }
         return shown | {name: value for name, value in where_something_to_say.items() if value}

@@ -25,6 +25,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.api.virtual_machine_migration import VirtualMachineMigration
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.snapshot import without_duplicate_pools
 
 # Here rather than with the first object of each: every user of the solver needs them, and the first answer should take
 # no longer than the second.
@@ -72,9 +73,9 @@ def read_documents(documents: Iterable[object]) -> ProblemInput:
         if decoded.object is None and isinstance(document, Mapping):
             record_invalid(document, errors, invalid_classes, refused)
             record_invalid_pool(document, errors, invalid_pools)
-    return replace(
-        without_duplicates(objects, problems, invalid_classes, refused, warnings), invalid_pools=invalid_pools
-    )
+    valid = without_duplicates(objects, problems, invalid_classes, refused, warnings)
+    record_clashing_pools(valid.pools, invalid_pools)
+    return replace(valid, invalid_pools=invalid_pools)
 
 
 def read_objects(
@@ -138,8 +139,20 @@ def record_invalid_pool(document: Mapping[Any, Any], errors: Sequence[Problem], 
     driver, name = _text(spec.get("driver")), _text(metadata.get("name"))
     if driver is not None and name is not None and errors:
         why = f"{errors[0].path}: {errors[0].message}" if errors[0].path else errors[0].message
-        text = f"DevicePool {name} is left out ({why})"
-        pools[driver] = min(text, pools.get(driver, text))
+        _leave_out(driver, name, why, pools)
+
+
+def record_clashing_pools(pools: Iterable[DevicePool], left_out: dict[str, str]) -> None:
+    """The same of pools that share a name where one node reaches them (S2)."""
+    given = list(pools)
+    valid = {id(pool) for pool in without_duplicate_pools(given)[0]}
+    for pool in (pool for pool in given if id(pool) not in valid):
+        _leave_out(pool.spec.driver, pool.metadata.name, "metadata.name: a node reaches another of that name", left_out)
+
+
+def _leave_out(driver: str, name: str, why: str, pools: dict[str, str]) -> None:
+    text = f"DevicePool {name} is left out ({why})"
+    pools[driver] = min(text, pools.get(driver, text))
 
 
 def _text(value: object) -> str | None:

@@ -57,6 +57,7 @@ class DeviceClaimExplainer(Explainer):
             funnel=tuple(map(self.funnel_dict, funnels)),
             blockers=tuple(self.blockers(finding)),
             missing_drivers=tuple(sorted(finding.missing_drivers)),
+            invalid_pools=finding.invalid_pools,
         )
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:

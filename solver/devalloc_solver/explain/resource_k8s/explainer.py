@@ -83,6 +83,8 @@ class ResourceClaimExplainer(Explainer):
             answer["exceeded"] = str(Bound.DEVICE)
         if finding.missing_drivers:
             answer["missingDrivers"] = sorted(finding.missing_drivers)
+        if finding.invalid_pools:
+            answer["invalidPools"] = [*finding.invalid_pools]
         if unreached is not None:
             answer["unreachedDevices"] = unreached.devices
         return answer | ({"warnings": [*errors]} if errors else {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
     is_config,
+    record_clashing_pools,
     record_invalid,
     record_invalid_pool,
     without_duplicates,
@@ -150,13 +151,14 @@ def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
     return replace(valid, invalid_pools=invalid_pools(in_order))
 
 
-def invalid_pools(documents: Iterable[ManifestRecord]) -> dict[str, str]:
+def invalid_pools(documents: Sequence[ManifestRecord]) -> dict[str, str]:
     """Of pools that are left out: driver -> the first one by name, and why."""
     described: dict[str, str] = {}
     for document in documents:
         errors = [problem for problem in document.problems if problem.severity == "error"]
         if document.manifest is not None:
             record_invalid_pool(document.manifest, errors, described)
+    record_clashing_pools(pools_of(documents), described)
     return described
 
 

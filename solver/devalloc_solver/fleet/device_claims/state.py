@@ -327,14 +327,18 @@ class DeviceFleetState:
                 self.pools[node][name] = valid[node]
         self._put_again(nodes, self.holders.of_pools((name,)), changed=name)
         self.judge.set_pools(name, same)
-        if len(same) < len(records) or name in self._invalid_pools:
+        if len(valid) < len(records) or name in self._invalid_pools:
             self._read_invalid_pools()
 
     def _read_invalid_pools(self) -> None:
         """Pools that are left out: reasons name them."""
-        left_out = [document for document in self.documents.of_kind("DevicePool") if document.manifest is not None]
-        self._invalid_pools = frozenset(document.name[2] for document in left_out)
-        self.refusals.invalid_pools = invalid_pools(left_out)
+        documents = [*self.documents.of_kind("DevicePool")]
+        left_out = {document.name[2] for document in documents if document.manifest is not None}
+        for pool in pools_of(documents):
+            if self.pools.get(pool.spec.node_name, {}).get(pool.metadata.name) is not pool:
+                left_out.add(pool.metadata.name)
+        self._invalid_pools = frozenset(left_out)
+        self.refusals.invalid_pools = invalid_pools(documents)
 
     def _put_again(
         self, nodes: Collection[str | None], keys: Set[Key] = frozenset(), changed: str | None = None
