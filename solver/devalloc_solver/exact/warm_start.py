@@ -33,11 +33,12 @@ def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, place
         model.cp.add(sum_terms(model.users[b]) == model.devices_used[b])
     in_order = sorted(model.units, key=_order)
     best: list[Placement] = []
-    for units in (
+    orders = (
         sorted(in_order, key=_size, reverse=True),
         sorted(in_order, key=lambda unit: (_order(unit)[0], *(-size for size in _size(unit)))),
         in_order,
-    ):
+    )
+    for units in {tuple(map(id, order)): order for order in orders}.values():
         answer = place_compactly(model.snapshot, allocations, units, placement=placement, ends=search.ends)
         best = max(best, answer, key=lambda placements: _value(in_order, placements))
         if len(best) == sum(len(unit.demands) for unit in units) and not has_later_choice(best):

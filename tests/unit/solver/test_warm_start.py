@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from benchmarks.batches import BatchCase
@@ -13,7 +15,8 @@ from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
-from devalloc_solver.problem.placement import GoalLevel
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import GoalLevel, Placement
 from tests.support.column_batches import Batch
 from tests.support.manifests import claim, device, device_class, pool
 
@@ -38,6 +41,22 @@ def test_the_first_incumbent_is_an_answer_that_the_check_accepts(kind: str) -> N
     placements = name_devices(search)
     assert placements
     assert not Batch(prepared, placements, []).violations()
+
+
+def test_each_order_of_the_claims_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim of many entries that no first fit places makes each order take long."""
+    tried: list[list[str]] = []
+
+    def refuse(_snapshot: object, _allocations: object, units: Sequence[PlacementUnit], **_: object) -> list[Placement]:
+        tried.append([unit.demands[0].claim.metadata.name for unit in units])
+        return []
+
+    monkeypatch.setattr(warm_start, "place_compactly", refuse)
+    cards = pool("cards", devices=[device(f"d{n}", attributes={"i": n}) for n in range(32)])
+    entries = [{"constraints": f"device.i >= {n}"} for n in range(32)]
+    documents = [cards, claim("chain", *entries), claim("another", {"constraints": "device.i == 1"})]
+    warm_search(prepare(read_documents(documents)))
+    assert tried == [["chain", "another"], ["another", "chain"]]
 
 
 def test_small_models_begin_with_nothing() -> None:
