@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
@@ -30,6 +30,9 @@ MAX_RECORDS_SIZE = 48 * 1024
 """Characters of the annotation: of the 256 KiB that annotations of an object have on a cluster, half is for devalloc. A
 claim with more has no record, and counts as one of an earlier version."""
 _MAX_READ = 128 * 1024
+_MAX_REMEMBERED = 4 * 1024
+"""Characters of an annotation up to which what it says is remembered: most have some hundred, and tenants that may edit
+their claims can write others."""
 _MAX_COUNTERS = 512
 """Counters of one device that are read."""
 
@@ -84,11 +87,14 @@ def write_records(records: Mapping[PoolDevice, DeviceRecord]) -> str | None:
 
 
 _NOTHING: Mapping[PoolDevice, DeviceRecord] = {}
+_MakeRecord = Callable[[Draws | None, str, str | None], DeviceRecord]
 
 
 def read_records(text: object) -> Mapping[PoolDevice, DeviceRecord]:
     """What an annotation records. What cannot be read is not recorded."""
-    return _read(text) if isinstance(text, str) and text and len(text) <= _MAX_READ else _NOTHING
+    if not isinstance(text, str) or not text or len(text) > _MAX_READ:
+        return _NOTHING
+    return _read_small(text) if len(text) <= _MAX_REMEMBERED else _read(text, DeviceRecord)
 
 
 def records_of_manifest(claim: Mapping[str, Any]) -> Mapping[PoolDevice, DeviceRecord]:
@@ -99,23 +105,27 @@ def records_of_manifest(claim: Mapping[str, Any]) -> Mapping[PoolDevice, DeviceR
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> Mapping[PoolDevice, DeviceRecord]:
+def _read_small(text: str) -> Mapping[PoolDevice, DeviceRecord]:
+    return _read(text, DeviceRecord.shared)
+
+
+def _read(text: str, make: _MakeRecord) -> Mapping[PoolDevice, DeviceRecord]:
     try:
         pools = json.loads(text)
     except (ValueError, RecursionError):
         return _NOTHING
     return {
-        (pool, device): _read_record(content)
+        (pool, device): _read_record(content, make)
         for pool, devices in (pools.items() if isinstance(pools, dict) else ())
         for device, content in (devices.items() if isinstance(devices, dict) else ())
         if isinstance(content, dict)
     }
 
 
-def _read_record(content: Mapping[str, Any]) -> DeviceRecord:
+def _read_record(content: Mapping[str, Any], make: _MakeRecord) -> DeviceRecord:
     counters, group = content.get("counters"), content.get("compatibilityGroup")
     is_readable = isinstance(counters, str) and (group is None or isinstance(group, str))
-    return DeviceRecord.shared(
+    return make(
         _read_draws(content.get("draws")) if is_readable else None,
         counters if isinstance(counters, str) else "",
         group if isinstance(group, str) else None,
