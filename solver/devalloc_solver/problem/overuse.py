@@ -117,14 +117,15 @@ def describe_overuse(overuse: Overuse[D], device: Callable[[D], str], claim: Cal
     more = len(overuse.claims) - len(names)
     names += [f"{more} more"] if more else []
     claims = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    devices = [device(each) for each in overuse.devices[:_NAMED]]
+    titles = [*dict.fromkeys(map(device, overuse.devices))]  # a device and its ghost have one
+    devices = titles[:_NAMED]
     if overuse.resource is None:
         return f"device {devices[0]} has several owners: {claims}; release all but one of them"
     held = "holds" if len(overuse.claims) == 1 else "hold"
     if not overuse.is_of_pool:
         what = f"more of its {overuse.resource} than it has"
         return f"device {devices[0]} is over-committed: {claims} {held} {what}; release some of them"
-    rest = len(overuse.devices) - len(devices)
+    rest = len(titles) - len(devices)
     devices += [f"{rest} more"] if rest else []
     what = f"draw more {overuse.resource} than their pool has"
     return f"devices {', '.join(devices)} {what}: {claims} {held} them; release some of them"

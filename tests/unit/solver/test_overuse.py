@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver import Fleet, solve_manifests, testing
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.resource_manifests import counters, device, resource_claim, slice_of
 
@@ -158,3 +158,14 @@ def test_a_message_names_no_more_claims_than_people_read() -> None:
     by_name = alarms(solve_manifests([gpu_pool(), *owners])["problems"])
     assert len(by_name) == 20
     assert "and 12 more" in by_name["c0"]
+
+
+def test_a_device_that_counts_for_more_than_it_is_published_with_is_named_once() -> None:
+    record = '{"gpus": {"gpu-0": {"draws": {"slices": "5"}, "counters": "0"}}}'
+    held = holder("held", "gpus/gpu-0", **{"device-records": record})
+    gpus = testing.pool(
+        "gpus", node="n", resources={"slices": 4}, devices=[testing.device("gpu-0", requests={"slices": 1})]
+    )
+
+    (problem,) = solve_manifests([gpu_class(), gpus, held])["problems"]
+    assert problem["message"].startswith("devices gpus/gpu-0 draw more slices than their pool has: default/held holds")
