@@ -147,7 +147,12 @@ class PciFunction:
     @property
     def on_vfio(self) -> bool:
         """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
-        return self.driver is not None and "vfio" in self.driver
+        return is_vfio_driver(self.driver)
+
+
+def is_vfio_driver(driver: str | None) -> bool:
+    """Whether a driver of that name leaves what it has to user space: VFIO, or a variant of it."""
+    return driver is not None and "vfio" in driver
 
 
 def scan_functions(tree: Tree) -> dict[Address, PciFunction]:
@@ -218,7 +223,7 @@ def _group(folder: Folder, driver: str | None) -> int | None:
     if not (name.isascii() and name.isdigit() and len(name) < 10):
         folder.tree.fault(f"{folder.path}/iommu_group", f"does not point at an IOMMU group: {name[:40]!r}")
         return None
-    if driver is not None and "vfio" in driver and _is_without_iommu(folder):
+    if is_vfio_driver(driver) and _is_without_iommu(folder):
         return None
     return int(name)
 

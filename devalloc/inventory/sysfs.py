@@ -179,16 +179,16 @@ class Folder:
 
     def listing(self) -> tuple[list[str], list[str]]:
         """The names of all in this folder, and those of the folders among them (links left out), both sorted."""
-        names, folders = [], []
+        names: list[str] = []
+        folders: list[str] = []
         try:
-            with os.scandir(self.path) as entries:
-                for entry in entries:
-                    names.append(entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.name)
+            with os.scandir(self.path) as scanned:
+                entries = [*scanned]
+            names = sorted([entry.name for entry in entries])
+            folders = sorted([entry.name for entry in entries if entry.is_dir(follow_symlinks=False)])
         except OSError as error:
             self._report(self.path, error)
-        return sorted(names), sorted(folders)
+        return names, folders
 
     def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
         """The last component of where a link points, whether or not that exists (such as the name of a driver).

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
-from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.pci import Address, PciFunction, is_vfio_driver
 from devalloc.inventory.resets import has_own_reset, hot_reset, slot_reset
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
@@ -56,7 +56,7 @@ class DriverKind:
                         "exists, which it or a device bound with it needs; is its module "
                         "loaded?",
                     )
-            if now["driver"] is not None and "vfio" in now["driver"]:
+            if is_vfio_driver(now["driver"]):
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
             # so that none of those takes it in between (udev, or a module that is loaded just now).
@@ -124,7 +124,8 @@ class ResetKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return "used" if host_changes.function(self.host.tree(), target).on_vfio else "clean"
+        driver = host_changes.folder(self.host.tree(), target).link("driver")
+        return "used" if is_vfio_driver(driver) else "clean"
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()
