@@ -273,15 +273,19 @@ class History:
         return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
 
     def _store(self, new: Object, answer: Object) -> None:
-        """The claim with its answer written on it; sometimes without its record, as others write it."""
+        """The claim with its answer written on it; sometimes without its record, as others write it.
+
+        Not for a share of a device that draws what it drew for its first user and is published with less by now: when
+        that user is gone, nobody can know it without a record."""
         name = new["metadata"]["name"]
         notes = dict(answer.get("annotations", {}))
-        if self.random.random() < 0.2:
+        given = [self._given(*names) for names in self._devices_of(answer)]
+        if self.random.random() < 0.2 and all(map(self._is_as_published, given)):
             notes.pop("devalloc.io/device-records", None)
         status = {"allocation" if self.is_dra else "allocations": answer["allocations"]}
         metadata = {**new["metadata"], "namespace": answer["namespace"], "annotations": notes}
         self.claims[name] = {**new, "metadata": metadata, "status": status}
-        self.given[name] = [self._given(*names) for names in self._devices_of(answer)]
+        self.given[name] = given
         is_reported = self.random.random() < 0.7 or "devalloc.io/device-records" not in notes
         if self.fleet is not None and is_reported:
             self.fleet.update(self.claims[name])
@@ -298,6 +302,12 @@ class History:
             if self._is_of(other, one, each):  # a share of a device in use draws nothing more
                 return other
         return Given(pool_name, name, dict(each.draws if each.published is None else each.published), each.group)
+
+    def _is_as_published(self, given: Given) -> bool:
+        """Whether the pool says of the device what it draws."""
+        one = next(one for one in self.pools if one.name == given.pool)
+        each = next(each for each in one.devices if each.name == given.device and each.is_there)
+        return given.draws == (each.draws if each.published is None else each.published)
 
     # -- the oracle ----------------------------------------------------------------------------------------------------
 
