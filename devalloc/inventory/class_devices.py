@@ -87,7 +87,9 @@ class ClassDevices:
 
     folder: Folder
     top: tuple[str, ...] | None = None
-    """The folders directly in it; None if it cannot be listed."""
+    """The folders directly in it that count; None for all."""
+    is_listed: bool = True
+    """False if the folder cannot be listed: then those count whose names are known."""
     is_readable: bool = True
     """False if something else of the folder could not be read that says what is there, such as its driver."""
     _devices: list[ClassDevice] | None = field(default=None, init=False)
@@ -120,12 +122,14 @@ class ClassDevices:
         return self._is_complete
 
     def _below(self) -> Iterator[ClassDevice]:
-        top = [*_BY_NAMESPACE, *_NODE_FOLDERS] if self.top is None else self.top
-        self._is_complete = self.top is not None
+        self._is_complete = self.is_listed
+        if not self.is_listed:
+            top = [name for name in (*_BY_NAMESPACE, *_NODE_FOLDERS) if self.folder.folder(name) is not None]
+        else:
+            top = self.folder.listing()[1] if self.top is None else [*self.top]
         # Each with the class and the name of what it is in; the function itself has no class.
         stack = [(f"{self.folder.path}/{name}", "", "") for name in sorted(top, reverse=True)
-                 if _may_hold_devices(name)
-                 and (self.top is not None or self.folder.folder(name) is not None)]  # fmt: skip
+                 if _may_hold_devices(name)]  # fmt: skip
         seen = 0
         while stack:
             path, above_class, above = stack.pop()

@@ -70,7 +70,7 @@ class KfdTopology:
                 yield DeviceNode(f"/dev/dri/renderD{gpu.render_minor}", number)
             elif not render.path.startswith(f"{function.folder.path}/"):
                 device = Folder(self.tree, render.path.rpartition("/")[0].rpartition("/")[0])
-                below = ClassDevices(device, tuple(device.listing()[1]))
+                below = ClassDevices(device)
                 yield from (each.node for each in below.devices if each.node is not None)
 
     @property

@@ -185,7 +185,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         class_code, vendor = _DISPLAY_3D, NVIDIA
     # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
     before = folder.tree.fault_count
-    names, folders = folder.listing()
+    names = folder.names()
     is_listed = bool(names) and folder.tree.fault_count == before
     entries = frozenset(names if is_listed else filter(folder.has, _READ_ENTRIES))
     is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
@@ -208,7 +208,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         physfn=Address.parse(_link(folder, "physfn", entries) or ""),
         virtfns=tuple(_virtfns(folder, entries)) if sriov else (),
         entries=entries,
-        below=ClassDevices(folder, () if is_bridge else tuple(folders) if is_listed else None, is_readable),
+        below=ClassDevices(folder, () if is_bridge else None, is_listed, is_readable),
     )
 
 
