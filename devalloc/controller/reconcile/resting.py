@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from devalloc.api import host_pool_names
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
+from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
@@ -33,9 +34,9 @@ from devalloc_solver.pipeline import admission
 CLAIM = "DeviceClaim"
 MAX_NEW = 100
 """Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
-EXCEEDED_SECONDS = 60.0
+EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS = 60.0, 960.0
 """How long claims are left alone for whose expressions the time did not suffice, in however many rounds, or that two
-evaluators judge differently."""
+evaluators judge differently: the first time and at most. Doubled each time in between, until they change."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 
@@ -95,6 +96,8 @@ class RestingObjects:
     """Machines that no node has anything for, as nodes have published it."""
     _until: dict[Unit, float] = field(default_factory=dict)
     """Units whose expressions take too long or are disputed, and when they are asked for again."""
+    _exceeded: dict[Unit, int] = field(default_factory=dict)
+    """Units that were left alone for such a time, and how often in a row."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _met: dict[Key, Object] = field(default_factory=dict)
     """Objects that wait and that the last round looked at."""
@@ -149,6 +152,8 @@ class RestingObjects:
             if old is not new:
                 changes.append((key, old, new))
         awake = {self._unit_of[key] for key, _, _ in changes if key in self._unit_of}
+        for key, old, new in changes if self._exceeded else ():
+            self._forget_exceeded(key, new or old or {})
         awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
         awake |= self._touched(changes)
         self.has_woken = bool(awake)
@@ -206,6 +211,11 @@ class RestingObjects:
         self._written.pop(key, None)
         self._machines.discard(key)
         self._awake.add(key)
+
+    def _forget_exceeded(self, key: Key, obj: Object) -> None:
+        """How often it took too long does not matter any more."""
+        if key.kind in (CLAIM, MACHINE):
+            self._exceeded.pop(self._unit_of.get(key) or _unit_of(key, obj), None)
 
     @property
     def is_behind(self) -> bool:
@@ -271,6 +281,8 @@ class RestingObjects:
         unsettled: set[str] = set()
         for key, obj in active.items():
             if not _waits(obj):
+                if self._exceeded:
+                    self._forget_exceeded(key, obj)
                 if key.kind == CLAIM and key in self._unit_of:
                     self._wake([self._unit_of[key]])
                 continue
@@ -289,9 +301,11 @@ class RestingObjects:
                 continue  # a round may have more to say of it
             if len(answers) == len(keys) and is_settled and any(map(_is_for_later, answers)):
                 self._enter(unit, keys, active, done.written, by_admission=False)
-                self._until[unit] = self.clock() + EXCEEDED_SECONDS
+                times = self._exceeded[unit] = self._exceeded.get(unit, 0) + 1
+                self._until[unit] = self.clock() + backoff_delay(times, EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS)
             elif len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
                 refused[unit] = answers
+                self._exceeded.pop(unit, None)
             elif unit.key.kind == CLAIM:
                 unsettled.add(_namespace(unit))
         by_solver = {_namespace(unit) for unit, answers in refused.items() if not _is_kept_out(answers)}

@@ -321,6 +321,33 @@ def test_a_claim_whose_expression_is_disputed_keeps_nothing_from_others_and_cost
     assert loop.looked_at(lambda: loop.store.create(gpu_claim("new"))) == {"one", "two", "new"}
 
 
+def test_a_claim_whose_expressions_take_too_long_is_asked_for_ever_more_seldom_until_it_changes(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, rests = [0.0], loop.allocator._resting
+    assert rests is not None
+    rests.clock = lambda: now[0]
+    monkeypatch.setattr(resting, "_is_for_later", lambda answer: not answer["allocated"])
+    loop.store.create(gpu_claim("w", 5))
+    pauses = []
+    for _ in range(7):
+        loop.settle()
+        loop.settle()
+        (until,) = rests._until.values()
+        pauses.append(until - now[0])
+        now[0] = until
+    assert pauses == [60, 120, 240, 480, 960, 960, 960]
+
+    there = loop.store.get("DeviceClaim", "default", "w")
+    loop.store.replace({**there, "spec": gpu_claim("w", 6)["spec"]})
+    loop.settle()
+    loop.settle()
+    assert [until - now[0] for until in rests._until.values()] == [60], "another claim, which costs something else"
+    loop.store.delete("DeviceClaim", "default", "w")
+    loop.settle()
+    assert (rests._until, rests._exceeded) == ({}, {})
+
+
 def test_a_machine_that_rests_has_the_room_of_the_only_other_one(loop: Loop) -> None:
     fill(loop.store, host("n", cpus=2), machine("first", "2", "1Gi"))
     loop.settle()
