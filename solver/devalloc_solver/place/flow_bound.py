@@ -134,8 +134,8 @@ class FlowBound:
         return None
 
     def _augment(self, need: int, wanted: int, left: list[int], steps: StepBudget) -> int | Collection[int]:
-        """Give up to ``wanted`` devices to a need along one path, moving other needs aside: how many; or, where there
-        is no path, the needs that have all that there is for them."""
+        """Give up to ``wanted`` devices to a need along one augmenting path. Returns how many it got or, without such a
+        path, the needs that together hold every device that any of them can use."""
         came: dict[int, tuple[int, int] | None] = {need: None}
         """need -> (the need that it makes room for, the bin that it gives up)"""
         looked: set[int] = set()

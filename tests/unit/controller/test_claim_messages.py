@@ -46,7 +46,7 @@ class TestAnotherMessage:
             ("p0", "node n1 is cordoned"),
         ]
         self.now += 3600
-        assert self.count(want, "node n1 is cordoned") == 0, "the same once more is no news"
+        assert self.count(want, "node n1 is cordoned") == 0, "the same message again is not reported again"
 
     def test_a_message_that_always_changes_is_reported_ever_more_seldom(self) -> None:
         want, events = self.waiting("x"), []

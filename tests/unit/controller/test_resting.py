@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.check import celpy_engine
+from tests.support.call_count import calls
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
 
@@ -65,22 +65,6 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 def of_model(claim: Object, model: str) -> Object:
     claim["spec"]["claims"][0]["constraints"] = f"device.model == '{model}'"
     return claim
-
-
-def calls(action: Callable[[], object]) -> int:
-    """How many functions are called."""
-    count = 0
-
-    def note(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_claims_that_wait_cost_the_answer_to_another_one_nothing(loop: Loop) -> None:

@@ -149,7 +149,7 @@ def test_what_was_searched_for_is_not_again_as_long_as_nothing_changes(
 
 
 def ask_for_two_then_for_one(searches: BackgroundSearches, fleet: FakeFleet, then: FakeFleet | None = None) -> object:
-    """What one of two hard claims is told that is asked for alone after both were searched for together."""
+    """The answer to one of two hard claims, solved alone after a search for both together."""
     searches.solve(fleet, [], [HARD, HARD_TOO], 10.0)
     until(searches.news, "the search is over")
     searches.solve(fleet, [], [HARD, HARD_TOO], 10.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from devalloc.api.meta import DEVALLOC
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimRules
+from tests.support.call_count import calls
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.manifests import config, config_reference
 
@@ -22,22 +22,6 @@ def machine(number: int, team: str = "a") -> Object:
     metadata = {"name": f"m-{number}", "namespace": "team", "labels": {"team": team}}
     spec = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "1Gi", "max": "1Gi"}, "disk": "4Gi"}
     return {"apiVersion": DEVALLOC, "kind": "VirtualMachine", "metadata": metadata, "spec": spec}
-
-
-def calls(action: Callable[[], object]) -> int:
-    """How many functions are called."""
-    count = 0
-
-    def note(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def calls_of_update(others: list[Object], changed: Object) -> int:

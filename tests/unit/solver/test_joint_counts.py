@@ -108,7 +108,7 @@ def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
 
 
 def test_the_code_is_that_of_the_sentence() -> None:
-    """The amounts are short as well, but what is told is that one device matches where two are wanted."""
+    """The amounts are short as well, but the message says that one device matches where two are wanted."""
     there = [shared("large", capacity={"m": "4"}, shared=True), shared("none", shared=True)]
     of = resource_claim(*(request(name, 2, amounts={"m": "2"}) for name in ("r0", "r1")))
 
