@@ -23,6 +23,7 @@ from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
 from devalloc_solver.fleet.waiting import REFRESH_SECONDS
+from tests.support.allocator_rounds import settle
 from tests.support.dra_builders import devices, slice_
 
 Object = dict[str, Any]
@@ -124,11 +125,7 @@ class History:
         return [*self.store.list().objects]
 
     def settle(self) -> None:
-        for _ in range(100):
-            done = self.allocator.round()
-            if not (done.granted or self.allocator.loop.is_again):
-                return
-        raise AssertionError("it never comes to rest")
+        settle(self.allocator)
 
     def allocated(self) -> set[str]:
         return {claim["metadata"]["name"] for claim in self.claims(held=True)}

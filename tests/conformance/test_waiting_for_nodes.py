@@ -22,6 +22,7 @@ from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
+from tests.support.allocator_rounds import settle
 from tests.support.host_pools import host, machine
 
 Object = dict[str, Any]
@@ -115,24 +116,14 @@ class History:
         self.happen()
         copy = self.path / "copy.db"
         self.store.backup(copy)
-        _settle(self.allocator)
+        settle(self.allocator)
         other = SQLiteStore(copy)
-        _settle(DeviceClaimAllocator(other, settings=SETTINGS, solve=IncrementalSolver()))
+        settle(DeviceClaimAllocator(other, settings=SETTINGS, solve=IncrementalSolver()))
         given = [{Key.of(one) for one in store.list().objects if _is_satisfied(one)} for store in (self.store, other)]
         other.close()
         for file in self.path.glob("copy.db*"):
             file.unlink()
         assert given[0] == given[1]
-
-
-def _settle(allocator: DeviceClaimAllocator) -> None:
-    version = ""
-    for _ in range(100):
-        done = allocator.round()
-        if not (done.granted or allocator.loop.is_again) and done.resource_version == version:
-            return
-        version = done.resource_version
-    raise AssertionError("it never comes to rest")
 
 
 def _has_devices(claim: Object) -> bool:

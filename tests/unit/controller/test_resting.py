@@ -17,6 +17,7 @@ from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.check import celpy_engine
+from tests.support.allocator_rounds import settle
 from tests.support.call_count import calls
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
@@ -33,11 +34,7 @@ class Loop:
         fill(self.store, gpu_pool("p", devices=2, model="x"), gpu_pool("q", node="m", model="y"), gpu_class())
 
     def settle(self) -> None:
-        for _ in range(100):
-            done = self.allocator.round()
-            if not (done.granted or self.allocator.loop.is_again):
-                return
-        raise AssertionError("it never comes to rest")
+        settle(self.allocator)
 
     def looked_at(self, act: Callable[[], object]) -> set[str]:
         """The claims that rounds look at after something happened."""
