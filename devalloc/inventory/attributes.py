@@ -60,7 +60,7 @@ def _shared_with_vfs(port: PciPort, pf: PciFunction) -> Attributes:
 
 def _interface(port: PciFunction) -> Attributes:
     """The name of the network interface of a port, as long as the host has it. Its VFs have it, too."""
-    interface = nic.own_interface(port)
+    interface = nic.own_interface(port.below)
     return {} if interface is None else {"interface": interface.name}
 
 
@@ -89,7 +89,7 @@ def vgpu_attributes(port: PciPort, parent: PciFunction, state: str, models: Mode
 def mdev_attributes(parent: MdevParent, state: str) -> Attributes:
     """The attributes of a mediated device on a parent that is no PCI function, but for its profile."""
     attributes: Attributes = {"kind": MDEV.name, "function": "mdev", "state": state, "mdevParent": parent.name}
-    return attributes if parent.numa is None else attributes | _with_standard({"numa": parent.numa})
+    return attributes if (numa := parent.numa) is None else attributes | _with_standard({"numa": numa})
 
 
 def function_attributes(function: PciFunction, models: Models) -> Attributes:
@@ -119,8 +119,8 @@ def _topology_attributes(bus_id: str, function: PciFunction) -> Attributes:
     place: Attributes = {"pciBusID": bus_id}
     if function.root is not None:
         place["pcieRoot"] = function.root
-    if function.numa is not None:
-        place["numa"] = function.numa
+    if (numa := function.numa) is not None:
+        place["numa"] = numa
     return _with_standard(place)
 
 

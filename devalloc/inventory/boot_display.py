@@ -31,7 +31,7 @@ class BootDisplay:
 
     def need(self, function: PciFunction) -> str | None:
         """What the host shows its screen on the function as; None if it does not."""
-        if function.folder.number("boot_vga") == 1:
+        if "boot_vga" in function.entries and function.folder.number("boot_vga") == 1:
             return "boot VGA"
         if function.base_class != _DISPLAY:
             return None

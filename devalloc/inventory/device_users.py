@@ -94,8 +94,9 @@ class DeviceUsers:
     ) -> DeviceUsers:
         """What is spoken for of the functions. ``released``: monitors that do not count. ``mdevs``: look for the users
         of mediated devices, too: of those on the functions and on ``mdev_parents``."""
-        before, kfd = tree.fault_count, KfdTopology.read(tree)
-        unreadable = {each.address for each in functions if kfd.concerns(each)} if tree.fault_count != before else set()
+        before, of_amd = tree.fault_count, [each.address for each in functions if KfdTopology.concerns(each)]
+        kfd = KfdTopology.read(tree) if of_amd else KfdTopology(tree, ())
+        unreadable = {*of_amd} if tree.fault_count != before else set()
         # One node may stand for several functions: those of an IOMMU group.
         nodes: list[tuple[DeviceNode, Address]] = []
         for function in functions:

@@ -62,8 +62,9 @@ class KfdTopology:
 
     def nodes(self, function: PciFunction) -> Iterator[DeviceNode]:
         """The device nodes of the partitions of a function."""
-        drm = self.tree.sys.folder("class", "drm") if self.tree.sys is not None else None
-        for gpu in self.of(function):
+        gpus = self.of(function)
+        drm = self.tree.sys.folder("class", "drm") if gpus and self.tree.sys is not None else None
+        for gpu in gpus:
             render = drm.folder(f"renderD{gpu.render_minor}") if drm is not None else None
             if render is None:
                 number = DeviceNumber(is_block=False, major=_DRM_MAJOR, minor=gpu.render_minor)

@@ -7,7 +7,7 @@ import re
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.device_kinds import NIC
-from devalloc.inventory.class_devices import NET
+from devalloc.inventory.class_devices import NET, ClassDevices
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder
 
@@ -32,11 +32,12 @@ def network_interfaces(function: PciFunction) -> list[Folder]:
     return [device.folder for device in function.below.of_class(NET)]
 
 
-def own_interface(function: PciFunction) -> Folder | None:
-    """The interface that is the function's own, and not that of a subfunction or of a device on it. A card in
-    switchdev mode has one for each of its VFs beside it, and a DPU those of its host, which may come first by name."""
-    start = len(function.folder.path) + 1
-    candidates = [each for each in network_interfaces(function) if _OWN_PLACE.match(each.path[start:])]
+def own_interface(below: ClassDevices) -> Folder | None:
+    """The interface that is a function's own, and not that of a subfunction or of a device on it. A card in switchdev
+    mode has one for each of its VFs beside it, and a DPU those of its host, which may come first by name. ``below``:
+    what hangs below the function."""
+    start = len(below.folder.path) + 1
+    candidates = [each.folder for each in below.of_class(NET) if _OWN_PLACE.match(each.folder.path[start:])]
     if len(candidates) > 1:
         candidates = [each for each in candidates if not _REPRESENTOR.fullmatch(each.text("phys_port_name") or "")]
     return candidates[0] if candidates else None
@@ -44,7 +45,7 @@ def own_interface(function: PciFunction) -> Folder | None:
 
 def mac_address(function: PciFunction) -> str | None:
     """The hardware address of the function's own interface, as long as the host has one."""
-    interface = own_interface(function)
+    interface = own_interface(function.below)
     mac = None if interface is None else interface.text("address")
     return mac if mac is not None and _MAC.fullmatch(mac) else None
 
@@ -54,7 +55,7 @@ def _has_rdma(function: PciFunction) -> bool:
     first of them."""
     if function.folder.names("infiniband"):
         return True
-    bond, tree = _bond(own_interface(function)), function.folder.tree
+    bond, tree = _bond(own_interface(function.below)), function.folder.tree
     if bond is None or function.physfn is not None or function.driver is None or tree.sys is None:
         return False
     for number in range(8):
@@ -76,7 +77,7 @@ def nic_attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
     values: dict[str, AttributeValue] = {"rdma": int(_has_rdma(function))}
     link = _LINK_BY_SUBCLASS.get(function.subclass)
-    if (interface := own_interface(function)) is not None:
+    if (interface := own_interface(function.below)) is not None:
         link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)
         speed = interface.number("speed")
         if speed is not None and 0 < speed < 2**32 - 1:  # -1 and its unsigned form: no carrier

@@ -40,7 +40,7 @@ def open_device_nodes(proc: Folder | None, nodes: Collection[DeviceNode]) -> dic
     users: dict[str, list[Process]] = {}
     if proc is None or not nodes:
         return {}
-    wanted = _Wanted.of(nodes, is_recording=not os.path.ismount(proc.path))
+    wanted = _Wanted.of(nodes, is_recording=not _is_mounted(proc))
     for pid in sorted(int(name) for name in proc.names() if name.isdecimal()):
         paths = set(_open_paths(f"{proc.path}/{pid}/fd", wanted))
         if paths:
@@ -48,6 +48,14 @@ def open_device_nodes(proc: Folder | None, nodes: Collection[DeviceNode]) -> dic
             for path in paths:
                 users.setdefault(path, []).append(process)
     return {path: tuple(processes) for path, processes in users.items()}
+
+
+def _is_mounted(proc: Folder) -> bool:
+    """Whether the kernel shows its processes there; a recording has files on the disk that it lies on."""
+    try:
+        return os.stat(proc.path).st_dev != os.stat(f"{proc.path}/..").st_dev
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

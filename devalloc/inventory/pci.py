@@ -27,7 +27,7 @@ BRIDGE = 0x06
 NVIDIA = 0x10DE
 _DISPLAY_3D = 0x030200
 _READ_ENTRIES = (
-    "accel", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs", "iommu_group", "mdev_supported_types",
+    "accel", "boot_display", "boot_vga", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs", "iommu_group", "mdev_supported_types",
     "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
 )  # fmt: skip
 """Names that are looked for in ``PciFunction.entries``."""
@@ -114,8 +114,6 @@ class PciFunction:
     vendor: int
     device: int | None
     driver: str | None
-    numa: int | None
-    """The NUMA node; None where the machine does not say (sysfs: -1)."""
     iommu_group: int | None
     """None where nothing keeps the function from the host's memory, also where VFIO was told not to mind (T5)."""
     root: str | None
@@ -129,6 +127,12 @@ class PciFunction:
     """The names of all that is in its folder: what is not need not be looked for."""
     below: ClassDevices = field(compare=False, repr=False)
     """What drivers have made of it."""
+
+    @property
+    def numa(self) -> int | None:
+        """The NUMA node, read now; None where the machine does not say (sysfs: -1)."""
+        node = self.folder.number("numa_node")
+        return node if node is not None and node >= 0 else None
 
     @property
     def base_class(self) -> int:
@@ -192,7 +196,6 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
     driver = _link(folder, "driver", entries)
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
     is_readable = folder.tree.fault_count == before
-    numa = folder.number("numa_node")
     root = _ROOT.search(folder.path)
     return PciFunction(
         address=address,
@@ -201,7 +204,6 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         vendor=vendor,
         device=folder.number("device"),
         driver=driver,
-        numa=numa if numa is not None and numa >= 0 else None,
         iommu_group=_group(folder, driver) if "iommu_group" in entries else None,
         root=root[1] if root else None,
         sriov=sriov,

@@ -133,7 +133,7 @@ class ResetKind:
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        before = _config_header(function)
+        before = _header(_config(function))
         try:
             if has_own_reset(function):
                 host_changes.write(self.host, f"bus/pci/devices/{target}/reset", "1", deadline)
@@ -148,9 +148,10 @@ class ResetKind:
                 raise
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
         function = host_changes.function(self.host.tree(), target)
-        if not is_responsive(function):
+        config = _config(function)
+        if not _responds(config):
             raise Failed("ResetFailed", f"{target} does not respond after its reset")
-        after = _config_header(function)
+        after = _header(config)
         changed = [name for name, place in _UNCHANGED.items() if before and before[place] != after[place]]
         if after and function.physfn is None and after[:4] != _ids(function):  # a VF has no IDs there
             changed = ["vendor and device"]
@@ -174,11 +175,14 @@ _UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice
 """What of the header of a configuration space the kernel puts back after a reset, or no reset changes."""
 
 
-def _config_header(function: PciFunction) -> bytes:
-    """The first 64 bytes of its configuration space; nothing if they cannot be read, or the function does not
-    respond."""
-    config = function.folder.raw("config", 4096) or b""
-    return config[:64] if len(config) >= 64 and is_responsive(function) else b""
+def _config(function: PciFunction) -> bytes | None:
+    """Its configuration space, as far as it is looked at; None where it cannot be read."""
+    return function.folder.raw("config", 4096)
+
+
+def _header(config: bytes | None) -> bytes:
+    """The first 64 bytes of a configuration space; nothing if they cannot be read, or the function does not respond."""
+    return config[:64] if config is not None and len(config) >= 64 and _responds(config) else b""
 
 
 def _ids(function: PciFunction) -> bytes:
@@ -232,12 +236,13 @@ def _reset_by_vfio(tree: Tree, function: PciFunction) -> list[PciFunction]:
 
 
 def is_responsive(function: PciFunction) -> bool:
-    """Whether the function's configuration space can be read; one that fell off the bus reads as ones.
+    """Whether the function's configuration space can be read; one that fell off the bus reads as ones."""
+    return _responds(_config(function))
 
-    The IDs at its beginning say nothing: those of a VF are ones by the standard.
-    """
-    head = function.folder.raw("config", 4096)
-    return head is None or head[4:16] != b"\xff" * 12
+
+def _responds(config: bytes | None) -> bool:
+    # The IDs at its beginning say nothing: those of a VF are ones by the standard.
+    return config is None or config[4:16] != b"\xff" * 12
 
 
 HEALTHY = HealthState("healthy")

@@ -13,6 +13,7 @@ from devalloc.api.decode import decode
 from devalloc.api.device_class import VfConfig
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
+from devalloc.inventory.class_devices import ClassDevices
 from devalloc_node.binding import host_changes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -74,10 +75,10 @@ class VfSettingsKind:
 
     def _place(self, target: str) -> tuple[str, int]:
         address, _, index = target.partition("/")
-        pf = host_changes.function(self.host.tree(), address)
-        if pf.folder.link(f"virtfn{int(index)}") is None:
+        pf = host_changes.folder(self.host.tree(), address)
+        if pf.link(f"virtfn{int(index)}") is None:
             raise Denied("DeviceGone", f"VF {index} of {address} no longer exists")
-        interface = nic.own_interface(pf)
+        interface = nic.own_interface(ClassDevices(pf))
         if interface is None:
             raise Failed(
                 "NoInterface",

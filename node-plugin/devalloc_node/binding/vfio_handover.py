@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from devalloc.api.decode import decode
@@ -39,16 +39,23 @@ _aliases_cache: dict[str, tuple[tuple[int, ...], Aliases]] = {}
 lines."""
 
 
-def vfio_driver(tree: Tree, function: PciFunction) -> str:
-    """The name of the driver's folder below ``bus/pci/drivers``.
+def vfio_drivers(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
+    """The names of their drivers: of the folders below ``bus/pci/drivers``.
 
     Modules are not loaded by the plugin, and a lesser driver is never taken instead of the right one: raises Denied
     ``DriverMissing``, which names the module to load; ``DriverUnknown`` if the list of modules is not there.
     """
-    module = _module(tree, (function.folder.text("modalias") or "").removeprefix("pci:"))
-    drivers = set(tree.sys.names("bus", "pci", "drivers")) if tree.sys else set()
+    if not functions:
+        return []
+    aliases = _aliases(tree)
+    loaded = set(tree.sys.names("bus", "pci", "drivers")) if tree.sys else set()
+    return [_vfio_driver(function, aliases, loaded) for function in functions]
+
+
+def _vfio_driver(function: PciFunction, aliases: Aliases, loaded: Collection[str]) -> str:
+    module = _module(aliases, (function.folder.text("modalias") or "").removeprefix("pci:"))
     for spelling in (module, module.replace("_", "-"), module.replace("-", "_")):
-        if spelling in drivers:
+        if spelling in loaded:
             return spelling
     raise Denied(
         "DriverMissing",
@@ -57,8 +64,8 @@ def vfio_driver(tree: Tree, function: PciFunction) -> str:
     )
 
 
-def _module(tree: Tree, modalias: str) -> str:
-    matching = [(pattern.count("*"), pattern, module) for pattern, module in _aliases(tree)
+def _module(aliases: Aliases, modalias: str) -> str:
+    matching = [(pattern.count("*"), pattern, module) for pattern, module in aliases
                 if fnmatch.fnmatchcase(modalias, pattern)]  # fmt: skip
     return min(matching)[2] if matching else GENERIC
 
@@ -135,13 +142,14 @@ def function_keys(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
 def pci_location(function: PciFunction) -> dict[str, Attribute]:
     """Where a function is, as Kubernetes names that: what of it is known."""
     attributes: dict[str, Attribute] = {_PCI_BUS_ID: str(function.address)}
-    attributes |= {} if function.numa is None else {NUMA_NODE: function.numa}
+    attributes |= {} if (numa := function.numa) is None else {NUMA_NODE: numa}
     return attributes | ({} if function.root is None else {_PCIE_ROOT: function.root})
 
 
 def handover_steps(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step, None, None]:
     """The steps that give functions to their VFIO drivers. What VFIO has already is adopted, and stays there (T8)."""
-    moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
+    others = [function for function in functions if not function.on_vfio]
+    moving = [*zip(others, vfio_drivers(tree, others), strict=True)]
     apart, bound = [], []
     theirs = sorted({function.driver for function, _ in moving if function.driver is not None})
     for function, driver in moving:
