@@ -2,6 +2,9 @@
 
 An identity has those of ``MEMBERS`` that the host shows, as attributes of the device have them. Some show only while
 the host's driver has the device, so two looks are compared by what both have.
+
+A tenant of a drive can delete its namespaces and make others, and so give it another UUID, but cannot give it another
+serial number. So the UUID decides only where a look does not show the serial number.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     """How two identities of one place contradict each other, such as ``device 0x1eb8, not 0x27b8``; None if they do
     not."""
     old, new = identity_of(before), identity_of(now)
-    for name in MEMBERS:
+    same_serial = "serial" in old and old["serial"] == new.get("serial")
+    for name in MEMBERS[:-1] if same_serial else MEMBERS:
         if name in old and name in new and old[name] != new[name]:
             return f"{_WORDS.get(name, name)} {new[name]}, not {old[name][:80]}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from devalloc.device_kinds import STORAGE
 from devalloc.inventory.device_users import nvme_controllers
@@ -54,11 +54,38 @@ def physical_slots(tree: Tree) -> dict[tuple[int, int, int], str]:
 def _serial(function: PciFunction) -> str | None:
     """Always from one source for one kind of device: another one would look like another device."""
     if STORAGE.matches(function.subclass, function.vendor, function.device):
-        controllers = (function.folder.folder("nvme", name) for name in nvme_controllers(function))
-        return next((_text(controller, "serial") for controller in controllers if controller is not None), None)
+        return _drive_serial(function)
     if function.vendor == _AMD:
         return _text(function.folder, "unique_id")
     return None if function.vendor == NVIDIA else device_serial_number(function)
+
+
+def _drive_serial(function: PciFunction) -> str | None:
+    """The serial number of a drive; None where another drive of the host has the same one: then it identifies none.
+
+    The controllers of one drive with several ports have its subsystem name in common, too.
+    """
+    place = function.folder.folder("nvme")
+    own = next(_controllers(place, nvme_controllers(function)), None) if place is not None else None
+    serial = _text(own, "serial") if own is not None else None
+    if own is None or serial is None:
+        return None
+    listing = own.tree.sys.folder("class", "nvme") if own.tree.sys is not None else None
+    others = _controllers(listing, listing.names()) if listing is not None else ()
+    is_shared = any(_text(other, "serial") == serial and _is_other_drive(own, other) for other in others)
+    return None if is_shared else serial
+
+
+def _controllers(folder: Folder, names: Iterable[str]) -> Iterator[Folder]:
+    return (controller for name in names if (controller := folder.folder(name)) is not None)
+
+
+def _is_other_drive(one: Folder, other: Folder) -> bool:
+    """Whether two controllers are those of two drives in this host."""
+    if one.path == other.path or other.text("transport") not in (None, "pcie"):
+        return False
+    subsystem = one.text("subsysnqn")
+    return subsystem is None or other.text("subsysnqn") != subsystem
 
 
 def _uuid(function: PciFunction) -> str | None:

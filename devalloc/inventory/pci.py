@@ -27,8 +27,8 @@ BRIDGE = 0x06
 NVIDIA = 0x10DE
 _DISPLAY_3D = 0x030200
 _READ_ENTRIES = (
-    "accel", "boot_display", "boot_vga", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs", "iommu_group", "mdev_supported_types",
-    "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
+    "accel", "boot_display", "boot_vga", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs",
+    "iommu_group", "mdev_supported_types", "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
 )  # fmt: skip
 """Names that are looked for in ``PciFunction.entries``."""
 

@@ -5,8 +5,10 @@ Situations of dra-driver-nvidia-gpu#951, k8s-gpu-dra-driver#75 and #86, and Qube
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -297,18 +299,35 @@ def test_what_a_claim_had_is_remembered_while_its_kind_is_not_served(bed: Bed, s
         assert refused(node, ref).code == "DeviceChanged"
 
 
-def set_serial(bed: Bed, address: str, serial: str) -> None:
-    spec = bed.host.functions[address].spec
-    bed.host.write(bed.host.path(address, f"nvme/{spec.nvme}/serial"), serial)
+@dataclass(frozen=True)
+class Drive:
+    """What the host's driver shows of one."""
+
+    serial: str
+    namespace: str | None = None
+    """The identifier of its first namespace."""
+    subsystem: str | None = None
 
 
-def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -> None:
+def show(bed: Bed, drives: Sequence[Drive]) -> None:
+    for address, drive in zip(DRIVES, drives, strict=True):
+        name = bed.host.functions[address].spec.nvme
+        for path, text in (
+            (f"nvme/{name}/serial", drive.serial),
+            (f"nvme/{name}/{name}n1/wwid", drive.namespace),
+            (f"nvme/{name}/subsysnqn", drive.subsystem),
+        ):
+            if text is not None:
+                bed.host.write(bed.host.path(address, path), text)
+
+
+def refusals_after_a_reboot(first: Sequence[Drive], then: Sequence[Drive]) -> list[str | None]:
+    """Two tenants get a drive each; then the machine boots again, and shows what is in their places."""
     with memory_folder() as folder:
         bed = StorageBed(Path(folder))
-        serials = ("S64HNE0R500001", "S64HNE0R500002")
         for number, address in enumerate(DRIVES):
             bed.host.add(pci_cards.nvme(address, nvme=f"nvme{number}"))
-            set_serial(bed, address, serials[number])
+        show(bed, first)
         refs = [bed.grants.add(f"tenant-{number}", device) for number, device in enumerate(DRIVE_DEVICES)]
         with started(bed) as node:
             for ref in refs:
@@ -318,13 +337,52 @@ def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -
             bed.host.unbind("vfio-pci", address)
             bed.host.set_override(address, "")
             bed.host.probe(address)
-        for address, serial in zip(DRIVES, reversed(serials), strict=True):
-            set_serial(bed, address, serial)
+        show(bed, then)
+        refusals: list[str | None] = []
         with started(bed) as node:
-            for ref, serial in zip(refs, serials, strict=True):
-                error = refused(node, ref)
-                assert error.code == "DeviceChanged"
-                assert f"not {serial}" in error.message
+            for ref in refs:
+                try:
+                    prepare(node, ref)
+                except NodeError as error:
+                    refusals.append(f"{error.code}: {error.message}")
+                else:
+                    refusals.append(None)
+        return refusals
+
+
+A, B = Drive("S64HNE0R500001", "eui.0a01"), Drive("S64HNE0R500002", "eui.0b01")
+
+
+def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -> None:
+    first, second = refusals_after_a_reboot((A, B), (B, A))
+    assert re.fullmatch(f"DeviceChanged: .* serial {B.serial}, not {A.serial}.*", first or "")
+    assert re.fullmatch(f"DeviceChanged: .* serial {A.serial}, not {B.serial}.*", second or "")
+
+
+@pytest.mark.parametrize("namespace", ["eui.0a02", "uuid.5a1c0f1e-0000-4000-8000-0123456789ab", ""])
+def test_a_tenant_who_makes_the_namespaces_of_a_drive_anew_keeps_the_drive(namespace: str) -> None:
+    assert refusals_after_a_reboot((A, B), (replace(A, namespace=namespace), B)) == [None, None]
+
+
+CLONES = Drive("AA000000000000000001", "eui.0c01"), Drive("AA000000000000000001", "eui.0c02")
+
+
+def test_drives_with_one_serial_number_are_told_apart_by_their_namespaces() -> None:
+    assert refusals_after_a_reboot(CLONES, CLONES) == [None, None]
+    first, second = refusals_after_a_reboot(CLONES, CLONES[::-1])
+    assert re.fullmatch("DeviceChanged: .* uuid eui.0c02, not eui.0c01.*", first or "")
+    assert re.fullmatch("DeviceChanged: .* uuid eui.0c01, not eui.0c02.*", second or "")
+
+
+def test_drives_without_a_serial_number_are_told_apart_by_their_namespaces() -> None:
+    blank = tuple(replace(each, serial=" 0000 ") for each in CLONES)
+    assert all(refusals_after_a_reboot(blank, blank[::-1]))
+
+
+def test_the_two_ports_of_one_drive_have_its_serial_number() -> None:
+    ports = tuple(replace(A, subsystem="nqn.2014.08.org.nvmexpress:144d144dS64HNE0R500001") for _ in DRIVES)
+    renewed = tuple(replace(each, namespace="eui.0a02") for each in ports)
+    assert refusals_after_a_reboot(ports, renewed) == [None, None]
 
 
 def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
