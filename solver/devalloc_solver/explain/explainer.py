@@ -76,7 +76,7 @@ class Finding:
     missing_drivers: frozenset[str] = frozenset()
     """those of which the class takes devices, if no device of them exists: then that alone is the reason"""
     invalid_pools: tuple[str, ...] = ()
-    """pools of these drivers that are left out, and why"""
+    """pools and slices that are left out, and why: of the missing drivers, or all if there are no devices"""
 
     @property
     def is_impossible(self) -> bool:
@@ -243,7 +243,7 @@ class Explainer(ABC):
         """Why a unit is not placed, for each of its claims."""
         missing = {demand.key: self._missing_drivers(demand) for demand in unit.demands}
         if not any(missing.values()):
-            return self._search_reasons(unit)
+            return self._with_left_out(self._search_reasons(unit))
         findings = self._search_reasons(unit)
         guilty, drivers = next((key, names) for key, names in missing.items() if names)
         common = f"group {unit.group} is all-or-nothing, and {'/'.join(guilty)} cannot be satisfied: "
@@ -257,6 +257,14 @@ class Explainer(ABC):
             for key, finding in findings.items()
         }
 
+    def _with_left_out(self, findings: Mapping[Key, Finding]) -> Mapping[Key, Finding]:
+        """If there are no devices at all, and some were left out, that alone is the reason."""
+        left_out = tuple(self.fleet.invalid_pools[driver] for driver in sorted(self.fleet.invalid_pools))
+        if not left_out or self.has_devices():
+            return findings
+        text = f"no device counts: {left_out[0]}; correct it"
+        return {key: replace(finding, text=text, invalid_pools=left_out) for key, finding in findings.items()}
+
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:
         """The drivers of the classes of a request, if no device of any of them exists."""
         present = self.drivers
@@ -265,6 +273,10 @@ class Explainer(ABC):
             if all(drivers is not None and present.isdisjoint(drivers) for drivers in needed):
                 return frozenset[str]().union(*(drivers for drivers in needed if drivers))
         return frozenset()
+
+    def has_devices(self) -> bool:
+        """Whether any device is published that can be read."""
+        return bool(self.drivers)
 
     def describe_invalid_pool(self, driver: str) -> str:
         """A pool of a driver that does not count, and why; "" if there is none."""
@@ -580,7 +592,7 @@ class Explainer(ABC):
 
     def message(self, finding: Finding, funnels: Sequence[Funnel]) -> str:
         """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
-        if finding.missing_drivers:
+        if finding.missing_drivers or finding.invalid_pools:
             return f"{finding.verdict}: {finding.text}"
         column = "matching" if finding.is_impossible else "free"
         worst = min(

@@ -56,6 +56,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -334,6 +335,7 @@ def _answers(
         *(prepared.snapshot, prepared.allocations, placements, ends),
         offers=prepared.offers,
         unreached=prepared.survey.unreached,
+        fleet=FleetTotals(invalid_pools=prepared.problem_input.left_out),
     )
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)

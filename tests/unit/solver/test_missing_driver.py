@@ -138,6 +138,65 @@ def test_a_pool_of_slices_that_does_not_count_is_named_with_its_error(slices: Ma
         assert f"no device of driver gpu.example.com counts: pool q is {why}" in str(answer["message"])
 
 
+def slice_with_capacity(amount: str, driver: str = "dra.example.com") -> Manifest:
+    eth = {"name": "eth1", "capacity": {"bandwidth": {"value": amount}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("a", [eth], driver=driver)}
+
+
+@pytest.mark.parametrize("selectors", [[], [{"cel": {"expression": 'device.driver == "dra.example.com"'}}]])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_slice_that_is_left_out_is_named_with_its_error(selectors: list[Manifest], others: int) -> None:
+    """As of a quantity in documentation: https://github.com/openshift/openshift-docs/pull/119614"""
+    other = slice_("o", devices("x"), driver="other.example.com", nodeName="n2")
+    documents: list[Manifest] = [
+        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
+        *[{"kind": "ResourceSlice", **other}][:others],
+        slice_with_capacity("6 GiB"),
+        {"kind": "ResourceClaim", **resource_claim(request(count=2 if others else 1))},
+    ]
+    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
+    fleet = Fleet.from_manifests(documents[:-1])
+    answers = [solve_resource_claims(documents)["claims"][0], fleet.allocate(documents[-1])]
+    for answer in answers:
+        is_named = "ResourceSlice a is left out (spec.devices[0].capacity['bandwidth'].value: is not" in str(
+            answer["message"]
+        )
+        assert is_named == (not others or bool(selectors))
+        assert bool(answer.get("invalidPools")) == is_named
+
+    fleet.update(slice_with_capacity("6Gi"))
+    assert "left out" not in str(fleet.allocate(documents[-1])["message"])
+
+
+def test_two_slices_of_one_name_are_named() -> None:
+    two = [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("s", devices(n))} for n in "ab"]
+    documents: list[Manifest] = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
+        *two,
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **resource_claim(request(count=1))},
+    ]
+    for answer in (
+        solve_resource_claims(documents)["claims"][0],
+        Fleet.from_manifests(documents[:-1]).allocate(documents[-1]),
+    ):
+        assert "ResourceSlice s is left out (metadata.name: is the name of two objects" in str(answer["message"])
+
+
+def test_if_the_only_pool_is_left_out_it_is_named_whatever_the_class_says() -> None:
+    """As of a driver's version in four parts: https://github.com/ROCm/gpu-operator/issues/609"""
+    version = {"driverVersion": {"semVerValue": "6.19.14.31400000"}}
+    broken = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0")])
+    broken["spec"]["devices"][0]["attributes"] = [{"name": name, **value} for name, value in version.items()]
+
+    for given in (device_class("gpu"), GPU):
+        for answer in answers(given, broken, claim("c", wants("gpu", 1))):
+            assert answer["message"].startswith(
+                "impossible even on an empty fleet: no device counts: DevicePool gpus is left out "
+                "(spec.devices[0].attributes[0].semVerValue: is not a semantic version"
+            )
+            assert len(answer["invalidPools"]) == 1
+
+
 def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:
     selectors = [
         {"cel": {"expression": 'device.driver == "gpu.example.com" && device.allowMultipleAllocations == false'}}

@@ -180,6 +180,8 @@ class ClusterInput:
     slices: list[Manifest] = field(default_factory=list)
     read: dict[int, ResourceSlice] = field(default_factory=dict)
     """the same as they were read, by the id of the manifest"""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """driver -> one of its slices that is left out, and why"""
     nodes: dict[str, ClusterNode] = field(default_factory=dict)
     node_manifests: dict[str, Manifest] = field(default_factory=dict)
     classes: dict[str, ResourceDeviceClass] = field(default_factory=dict)
@@ -216,11 +218,27 @@ def read_documents(
             _read(problem_input, content, gates, twice=twice)
         except FieldError as error:
             namespace = (key[0] or None) if kind == "ResourceClaim" else None
+            if kind == "ResourceSlice":
+                record_left_out(problem_input.left_out, content, error)
             problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
             if problem not in problem_input.problems:
                 problem_input.problems.append(problem)
     _apply_rules(problem_input)
     return problem_input
+
+
+def name_clash(kind: str) -> FieldError:
+    """Why two objects of one kind and name are left out."""
+    return FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are ignored; rename one")
+
+
+def record_left_out(slices: dict[str, str], content: Manifest, why: FieldError) -> None:
+    """Remember a slice that is left out, the first by name of each driver: reasons of claims name it."""
+    spec = content.get("spec")
+    driver = spec.get("driver") if isinstance(spec, Mapping) else None
+    text = f"ResourceSlice {key_of(content)[1]} is left out ({f'{why.path}: ' if why.path else ''}{why.message})"
+    name = short_text(driver or "")
+    slices[name] = min(text, slices.get(name, text))
 
 
 def _apply_rules(problem_input: ClusterInput) -> None:
@@ -266,7 +284,7 @@ def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str],
     if twice:
         if kind == "DeviceClass":
             problem_input.broken_classes[key[1]] = "exists twice"
-        raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are ignored; rename one")
+        raise name_clash(kind)
     if kind == taint_rules.KIND:
         taint_rules.check_rule(content)
         problem_input.rules.append(content)

@@ -67,7 +67,8 @@ class DeviceClaimExplainer(Explainer):
         return self._worded(Explainer.find(self, unit, key))
 
     def _worded(self, finding: Finding) -> Finding:
-        return finding if self.snapshot.pools or self.fleet.nodes else replace(finding, text=_NO_POOLS)
+        is_empty = not (self.snapshot.pools or self.fleet.nodes or finding.invalid_pools)
+        return replace(finding, text=_NO_POOLS) if is_empty else finding
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 

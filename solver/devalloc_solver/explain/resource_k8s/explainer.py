@@ -112,7 +112,12 @@ class ResourceClaimExplainer(Explainer):
             return frozenset()  # there are others, of drivers that do not count here
         return frozenset(offer.pool.driver for offer in self.offers if offer.pool.state is PoolStatus.COMPLETE)
 
+    def has_devices(self) -> bool:
+        return bool(self.offers or self.unreached.devices)
+
     def describe_invalid_pool(self, driver: str) -> str:
+        if driver in self.fleet.invalid_pools:
+            return self.fleet.invalid_pools[driver]
         pools = (offer.pool for offer in self.offers if offer.pool.driver == driver)
         return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in pools), "")
 

@@ -172,7 +172,9 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
         held = self._allocations(
             part, ((key, commons.items(usage_of(self.state.allocations[key]))) for key in self.state.common_holders)
         )
-        fleet = FleetTotals(ClusterFunnels(snapshot, held, counts), self._get_slips(), errors=counts.errors)
+        funnels = ClusterFunnels(snapshot, held, counts)
+        left_out = self.state.left_out
+        fleet = FleetTotals(funnels, self._get_slips(), errors=counts.errors, invalid_pools=left_out)
         unreached = self.rules.shared_devices.unreached
         explainer = ResourceClaimExplainer(snapshot, held, [], ends, offers=offers, unreached=unreached, fleet=fleet)
         (answer,) = explainer.explain(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,8 @@ class FullCluster:
     gates: frozenset[str]
     placement: str
     selectors: SelectorJudge
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """see ``ClusterInput``"""
     is_stale: bool = False
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
     hidden: frozenset[DeviceId] = frozenset()
@@ -84,7 +87,10 @@ class FullCluster:
             offers = list_published_devices(seen.views, usage, state.gates, recorded)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
-        full_cluster = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
+        full_cluster = cls(
+            *(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors),
+            left_out=state.left_out,
+        )
         for key, tenant in state.allocations.items():
             full_cluster.hold(key, tenant)
         full_cluster.hidden = hidden
@@ -155,7 +161,7 @@ class FullCluster:
                 *(self.snapshot, allocations, [], allowance.until),
                 offers=self.offers,
                 unreached=self.seen.unreached,
-                fleet=FleetTotals(typos=self._slips),
+                fleet=FleetTotals(typos=self._slips, invalid_pools=self.left_out),
             )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:

@@ -14,7 +14,14 @@ from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
-from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of, read_documents
+from devalloc_solver.dialects.resource_k8s.manifests import (
+    ClusterInput,
+    Key,
+    name_clash,
+    priority_of,
+    read_documents,
+    record_left_out,
+)
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
@@ -60,6 +67,9 @@ class ClusterState:
     """the Node objects"""
     slices: dict[Name, ResourceSlice] = field(default_factory=dict)
     """those that can be read"""
+    _left_out: dict[Name, FieldError] = field(default_factory=dict)
+    """why others are left out"""
+    _left_out_by_driver: dict[str, str] | None = None
     tainted: dict[Name, Manifest] = field(default_factory=dict)
     """slices with the taints of DeviceTaintRules, if any rule is for their devices"""
     taint_rules: tuple[Manifest, ...] = ()
@@ -228,22 +238,37 @@ class ClusterState:
         """Take note of a slice, or that it is gone, as ``documents`` reads it."""
         old = self.slices.pop(name, None)
         self.tainted.pop(name, None)
+        self._left_out.pop(name, None)
+        self._left_out_by_driver = None
         if old is not None:
             del self._pools[old.pool_id][name]
         documents = self.objects.get(name, ())
         if len(documents) != 1:
+            if documents:
+                self._left_out[name] = name_clash(name[0])
             return
         content = taint_rules.with_rule_taints(documents[0], self.taint_rules) if self.taint_rules else documents[0]
         if content is not documents[0]:
             self.tainted[name] = content
         try:
             resource_slice = read_slice(content)
-        except FieldError:
+        except FieldError as error:
+            self._left_out[name] = error
             return
         if gate.COMPATIBILITY_GROUPS in self.gates and resource_slice.uses_groups:
             return
         self.slices[name] = resource_slice
         self._pools.setdefault(resource_slice.pool_id, {})[name] = None
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """See ``ClusterInput``."""
+        if self._left_out_by_driver is None:
+            self._left_out_by_driver = {}
+            for name, error in self._left_out.items():
+                for content in self.objects[name]:
+                    record_left_out(self._left_out_by_driver, content, error)
+        return self._left_out_by_driver
 
     def _settle(self, pool: PoolId) -> None:
         """Say whose a pool is, now that its slices have changed."""
