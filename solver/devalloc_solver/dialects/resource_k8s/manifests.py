@@ -37,6 +37,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
     selected_node,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.slice_check import check_length, check_slice
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
 from devalloc_solver.dialects.units import RejectedClaim
@@ -47,13 +48,6 @@ MOST_CONFIGS = 32
 MOST_SELECTORS = 32
 MOST_CHOICES = 8
 MOST_TOLERATIONS = 16
-MOST_TAINTS = 16
-MOST_DEVICES = 128
-MOST_PROPERTIES = 32
-"""attributes and capacities of a device together"""
-MOST_COUNTER_SETS = 8
-MOST_COUNTERS = 32
-MOST_CONSUMPTIONS = 2
 MOST_EXPRESSION = 10 * 1024
 """characters of a selector"""
 MOST_DRIVER = 63
@@ -67,9 +61,9 @@ _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 def check_claim(claim: ResourceClaim) -> None:
     """Raises FieldError for a claim that the API server refuses."""
     path = "spec.devices"
-    _check_length(claim.requests, MOST_REQUESTS, f"{path}.requests")
-    _check_length(claim.constraints, MOST_CONSTRAINTS, f"{path}.constraints")
-    _check_length(claim.config, MOST_CONFIGS, f"{path}.config")
+    check_length(claim.requests, MOST_REQUESTS, f"{path}.requests")
+    check_length(claim.constraints, MOST_CONSTRAINTS, f"{path}.constraints")
+    check_length(claim.config, MOST_CONFIGS, f"{path}.config")
     _check_unique([request.name for request in claim.requests], f"{path}.requests", "requests")
     for number, constraint in enumerate(claim.constraints):
         _check_name(constraint, f"{path}.constraints[{number}]")
@@ -92,11 +86,11 @@ def _check_name(constraint: DeviceConstraint, path: str) -> None:
 
 def _check_request(request: DeviceRequest, path: str) -> None:
     if request.is_list:
-        _check_length(request.subrequests, MOST_CHOICES, f"{path}.firstAvailable")
+        check_length(request.subrequests, MOST_CHOICES, f"{path}.firstAvailable")
         _check_unique([subrequest.name for subrequest in request.subrequests], f"{path}.firstAvailable", "subrequests")
     for subrequest in request.subrequests:
         _check_selectors(subrequest.selectors, subrequest.path)
-        _check_length(subrequest.tolerations, MOST_TOLERATIONS, f"{subrequest.path}.tolerations")
+        check_length(subrequest.tolerations, MOST_TOLERATIONS, f"{subrequest.path}.tolerations")
 
 
 def _check_names(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
@@ -130,35 +124,17 @@ def _check_config(config: Mapping[str, Any], path: str) -> None:
 def check_class(device_class: ResourceDeviceClass) -> None:
     """Raises FieldError for a class that the API server refuses."""
     _check_selectors(device_class.selectors, "spec")
-    _check_length(device_class.config, MOST_CONFIGS, "spec.config")
+    check_length(device_class.config, MOST_CONFIGS, "spec.config")
     for number, config in enumerate(device_class.config):
         _check_config(config, f"spec.config[{number}]")
 
 
 def _check_selectors(selectors: Sequence[str], path: str) -> None:
-    _check_length(selectors, MOST_SELECTORS, f"{path}.selectors")
+    check_length(selectors, MOST_SELECTORS, f"{path}.selectors")
     for number, expression in enumerate(selectors):
         if len(expression) > MOST_EXPRESSION:
             text = f"has {len(expression)} characters, and the API server accepts at most {MOST_EXPRESSION}; shorten it"
             raise FieldError(f"{path}.selectors[{number}].cel.expression", text)
-
-
-def check_slice(resource_slice: ResourceSlice) -> None:
-    """Raises FieldError for a slice that the API server refuses."""
-    _check_length(resource_slice.devices, MOST_DEVICES, "spec.devices")
-    _check_length(resource_slice.spec.counter_sets, MOST_COUNTER_SETS, "spec.sharedCounters")
-    for number, own in enumerate(resource_slice.spec.counter_sets):
-        _check_length(own.counters, MOST_COUNTERS, f"spec.sharedCounters[{number}].counters")
-    for number, device in enumerate(resource_slice.devices):
-        path = f"spec.devices[{number}]"
-        _check_length([*device.attributes, *device.capacity], MOST_PROPERTIES, f"{path}.attributes and capacity")
-        _check_length(device.taints, MOST_TAINTS, f"{path}.taints")
-        _check_length(device.consumes, MOST_CONSUMPTIONS, f"{path}.consumesCounters")
-
-
-def _check_length(entries: Sequence[object] | Mapping[str, object], most: int, path: str) -> None:
-    if len(entries) > most:
-        raise FieldError(path, f"has {len(entries)} entries, and the API server accepts at most {most}; split it")
 
 
 def _check_unique(names: Sequence[str], path: str, what: str) -> None:
