@@ -29,6 +29,8 @@ from devalloc.api.validation.schema import (
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     AlternativeSpec,
+    CapacityRequirements,
+    DeviceClaimSpec,
     DeviceClassManifest,
     DeviceConstraint,
     DeviceRequest,
@@ -36,15 +38,17 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceSelector,
     ExactRequestSpec,
     NodeManifest,
+    RequestSpec,
     ResourceClaim,
     ResourceClaimManifest,
+    ResourceClaimSpec,
     ResourceDeviceClass,
     SubRequest,
     request_names,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice
-from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, misplaced_field
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice, ResourceSliceSpec
+from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, OF_EXACTLY, misplaced_field
 
 T = TypeVar("T")
 
@@ -126,11 +130,42 @@ def _own_words(error: ErrorDetails) -> str | None:
     return None
 
 
-def _unknown_field(name: str, names: list[str], _: type | None) -> str:
-    """What to say of a field that no release up to 1.37 has."""
+_CLASSIC = "it is of v1alpha2; name a DeviceClass in spec.devices.requests[].exactly.deviceClassName"
+_OF_CONSTRAINTS = dict.fromkeys(("matchAttribute", "distinctAttribute"), "move it below spec.devices.constraints[]")
+_PLACES: Mapping[type, Mapping[str, str]] = {
+    ResourceClaimSpec: {
+        **dict.fromkeys(OF_EXACTLY, "move it below spec.devices.requests[].exactly"),
+        **dict.fromkeys(("requests", "constraints", "config"), "move it below spec.devices"),
+        **dict.fromkeys(("resourceClassName", "parametersRef", "controller"), _CLASSIC),
+    },
+    DeviceClaimSpec: {
+        **dict.fromkeys(OF_EXACTLY, "move it below spec.devices.requests[].exactly"),
+        **_OF_CONSTRAINTS,
+    },
+    DeviceRequestSpec: _OF_CONSTRAINTS,
+    RequestSpec: {
+        **_OF_CONSTRAINTS,
+        "firstAvailable": "move it up, in place of exactly",
+        "constraints": "move it below spec.devices",
+        **dict.fromkeys(("cel", "expression"), "write selectors: [{cel: {expression: …}}]"),
+    },
+    DeviceSelector: {"expression": "write it below cel"},
+    CapacityRequirements: {"": "move it below capacity.requests"},
+    ResourceSliceSpec: dict.fromkeys(
+        ("attributes", "capacity", "consumesCounters", "taints", "allowMultipleAllocations"),
+        "move it below spec.devices[]",
+    ),
+}
+"""model -> a field that is not of it ("": any) -> where it belongs"""
+
+
+def _unknown_field(name: str, names: list[str], model: type | None) -> str:
+    """What to say of a field that no release up to 1.37 has there."""
+    known = next((_PLACES[one] for one in getattr(model, "__mro__", ()) if one in _PLACES), {})
     near = closest_match(name, names)
+    place = known.get(name) or ("" if near else known.get(""))
     hint = "the solver cannot know what it means" if near is None else f"did you mean {near}?"
-    return f"is not a known field of resource.k8s.io/v1: {hint}"
+    return f"is not a known field of resource.k8s.io/v1{' there' if place else ''}: {place or hint}"
 
 
 _WORDING = Wording(

@@ -13,10 +13,11 @@ API_VERSION = "resource.k8s.io/v1"
 V1BETA1, V1BETA2 = "resource.k8s.io/v1beta1", "resource.k8s.io/v1beta2"
 TAINT_RULE_VERSIONS = ("resource.k8s.io/v1alpha3", V1BETA2)
 """Older versions that have DeviceTaintRules, in the form of ``v1``."""
-_OF_EXACTLY = (
+OF_EXACTLY = (
     *("deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity"),
     "derivedAttributes",
 )
+"""Fields of a request for devices, which v1 has below ``exactly``."""
 
 Manifest = Mapping[str, Any]
 
@@ -54,8 +55,8 @@ def _claim_spec(spec: Manifest) -> Manifest:
 def _request(request: Any) -> Any:
     if not isinstance(request, Mapping):
         return request
-    exactly = {name: value for name, value in request.items() if name in _OF_EXACTLY}
-    rest = {name: value for name, value in request.items() if name not in _OF_EXACTLY}
+    exactly = {name: value for name, value in request.items() if name in OF_EXACTLY}
+    rest = {name: value for name, value in request.items() if name not in OF_EXACTLY}
     is_set = any(value not in (None, "", [], {}) for value in exactly.values())
     return {**rest, "exactly": exactly} if is_set else rest
 
@@ -87,7 +88,7 @@ def _misplaced_in_requests(requests: list[Any], path: str, *, is_old: bool) -> t
             continue
         if is_old and "exactly" in request:
             return f"{path}[{number}].exactly", f"is a field of v1, not of v1beta1: write apiVersion: {API_VERSION}"
-        flat = [name for name in _OF_EXACTLY if request.get(name) is not None]
+        flat = [name for name in OF_EXACTLY if request.get(name) is not None]
         if not is_old and flat and request.get("firstAvailable") is None:
             return f"{path}[{number}]", f"has {', '.join(flat)}: move these fields below `exactly`"
     return None

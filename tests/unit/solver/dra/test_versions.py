@@ -143,3 +143,51 @@ def test_an_unknown_version_is_refused() -> None:
         "apiVersion",
         "'resource.k8s.io/v1alpha2' is not supported",
     )
+
+
+TOLERATION = {"key": "dra.example.com/unhealthy", "operator": "Exists"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        # https://github.com/openshift/openshift-docs/pull/119869
+        (
+            {"resourceClassName": "gpu", "tolerations": [TOLERATION]},
+            "spec.resourceClassName is not a known field of resource.k8s.io/v1 there: it is of v1alpha2; name a "
+            "DeviceClass in spec.devices.requests[].exactly.deviceClassName",
+        ),
+        ({"tolerations": [TOLERATION]}, "there: move it below spec.devices.requests[].exactly"),
+        ({"requests": [{"name": "r", "exactly": ASKS}]}, "there: move it below spec.devices"),
+        ({"devices": {"requests": [], "selectors": []}}, "there: move it below spec.devices.requests[].exactly"),
+        ({"devices": {"matchAttribute": "a/b"}}, "there: move it below spec.devices.constraints[]"),
+        (
+            {"devices": {"requests": [{"name": "r", "exactly": ASKS, "matchAttribute": "a/b"}]}},
+            "there: move it below spec.devices.constraints[]",
+        ),
+        (
+            {"devices": {"requests": [{"name": "r", "exactly": {**ASKS, "firstAvailable": []}}]}},
+            "there: move it up, in place of exactly",
+        ),
+        (
+            {"devices": {"requests": [{"name": "r", "exactly": {**ASKS, "selectors": [{"expression": "true"}]}}]}},
+            "selectors[0].expression is not a known field of resource.k8s.io/v1 there: write it below cel",
+        ),
+        (
+            {"devices": {"requests": [{"name": "r", "exactly": {**ASKS, "capacity": {"memory": "1Gi"}}}]}},
+            "capacity.memory is not a known field of resource.k8s.io/v1 there: move it below capacity.requests",
+        ),
+        (
+            {"devices": {"requests": [{"name": "r", "exactly": {**ASKS, "capacity": {"request": {}}}}]}},
+            "capacity.request is not a known field of resource.k8s.io/v1: did you mean requests?",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_field_of_another_place_is_named_with_its_place(spec: Manifest, message: str) -> None:
+    claim = {"apiVersion": V1, "kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec}
+
+    (answer,) = solve_manifests([claim])["claims"]
+
+    assert answer["reason"] == "ClaimInvalid"
+    assert message in str(answer["message"])
