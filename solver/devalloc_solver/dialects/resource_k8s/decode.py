@@ -161,9 +161,9 @@ _PLACES: Mapping[type, Mapping[str, str]] = {
 
 def _unknown_field(name: str, names: list[str], model: type | None) -> str:
     """What to say of a field that no release up to 1.37 has there."""
-    known = next((_PLACES[one] for one in getattr(model, "__mro__", ()) if one in _PLACES), {})
+    places = next((_PLACES[one] for one in getattr(model, "__mro__", ()) if one in _PLACES), {})
     near = closest_match(name, names)
-    place = known.get(name) or ("" if near else known.get(""))
+    place = places.get(name) or ("" if near else places.get(""))
     hint = "the solver cannot know what it means" if near is None else f"did you mean {near}?"
     return f"is not a known field of resource.k8s.io/v1{' there' if place else ''}: {place or hint}"
 

@@ -14,7 +14,7 @@ VALUES = {"default": "2", "validValues": ["1", "2", "4"]}
 
 
 def problems(*slices: Manifest) -> list[tuple[str, str]]:
-    """(path, message) of what is said of slices."""
+    """(path, message) of what is text of slices."""
     documents: list[Manifest] = [
         {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
         *({"kind": "ResourceSlice", **one} for one in slices),
@@ -40,7 +40,7 @@ def test_of_slices_as_drivers_publish_them_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "said"),
+    ("given", "path", "text"),
     [
         # https://github.com/ROCm/gpu-operator/issues/609
         (
@@ -119,11 +119,11 @@ def test_of_slices_as_drivers_publish_them_nothing_is_said() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_api_server_refuses_is_a_warning(given: Manifest, path: str, said: str) -> None:
+def test_what_the_api_server_refuses_is_a_warning(given: Manifest, path: str, text: str) -> None:
     ((where, message),) = problems(given)
 
     assert where == path
-    assert said in message
+    assert text in message
     assert message.endswith("(the slice is used all the same)")
 
 
