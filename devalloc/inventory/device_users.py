@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.inventory.boot_display import BootDisplay
-from devalloc.inventory.class_devices import BLOCK, ClassDevice, DeviceNode, DeviceNumber
+from devalloc.inventory.class_devices import BLOCK, ClassDevice, ClassDevices, DeviceNode, DeviceNumber
 from devalloc.inventory.kfd import KfdTopology
 from devalloc.inventory.monitors import describe_users
 from devalloc.inventory.network_use import NetworkUse, may_be_half
@@ -26,6 +26,7 @@ from devalloc.inventory.vfio_nodes import function_nodes
 from devalloc.inventory.vgpu import mdev_groups
 
 _CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
+_HOST_PORT = re.compile(r"\bhost_traddr=nn-0x[0-9a-f]+:pn-(0x[0-9a-f]+)", re.ASCII)
 _NVIDIA_MAJOR = 195
 _HIDDEN = {"infiniband": "RDMA device", "ieee80211": "wireless device"}
 
@@ -39,7 +40,20 @@ def nvme_controllers(function: PciFunction) -> list[str]:
 def block_devices(function: PciFunction) -> list[Folder]:
     """The disks and partitions that hang below the function. With multipath a disk of NVMe hangs below a virtual
     subsystem instead."""
-    return [device.folder for device in function.below.of_class(BLOCK)]
+    return [device.folder for device in (*function.below.of_class(BLOCK), *_disks_by_fibre_channel(function))]
+
+
+def _disks_by_fibre_channel(function: PciFunction) -> Iterator[ClassDevice]:
+    """Disks of NVMe that an HBA reaches. Their controllers are virtual devices; each names the port that it goes by:
+    ``traddr=nn-0x…:pn-0x…,host_traddr=nn-0x…:pn-0x100000109b3c1f2a``."""
+    ports = {name for host in function.below.of_class("fc_host") if (name := host.folder.text("port_name")) is not None}
+    system = function.folder.tree.sys
+    listing = system.folder("class", "nvme") if ports and system is not None else None
+    for name in listing.names() if listing is not None else ():
+        controller = listing.folder(name) if listing is not None else None
+        match = _HOST_PORT.search((controller.text("address") if controller is not None else None) or "")
+        if controller is not None and match is not None and match[1] in ports:
+            yield from ClassDevices(controller).of_class(BLOCK)
 
 
 _INIT_NAMESPACE = "pid:[4026531836]"
@@ -189,7 +203,8 @@ def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:
     """The device nodes through which processes use a function."""
     if function.on_vfio:
         yield from function_nodes(function)
-    yield from (device.node for device in function.below.devices if device.node is not None)
+    devices = (*function.below.devices, *_disks_by_fibre_channel(function))
+    yield from (device.node for device in devices if device.node is not None)
     yield from _nvidia_node(function)
 
 

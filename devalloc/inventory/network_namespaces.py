@@ -1,4 +1,5 @@
-"""What stands on the interfaces of this network namespace: a macvlan, ipvlan or VLAN, also in another namespace.
+"""What stands on the interfaces of this network namespace: a macvlan, ipvlan or VLAN, also in another namespace; and
+what takes their packets.
 
 Linux shows in sysfs what stands on an interface only if both are in one namespace. By netlink, each interface names the
 one below it, and the namespace of that one. So this asks every namespace that a process is in, or that has a name (a
@@ -34,7 +35,8 @@ _BUFFER = 1 << 18
 _RTM_NEWLINK, _RTM_GETLINK, _RTM_NEWNSID, _RTM_GETNSID = 16, 18, 88, 90
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _REQUEST, _DUMP = 0x001, 0x300
-_IFLA_IFNAME, _IFLA_LINK, _IFLA_LINK_NETNSID = 3, 5, 37
+_IFLA_IFNAME, _IFLA_LINK, _IFLA_PROMISCUITY, _IFLA_LINK_NETNSID, _IFLA_XDP = 3, 5, 30, 37, 43
+_IFLA_XDP_ATTACHED = 2
 _NETNSA_NSID, _NETNSA_FD = 1, 3
 _HEADER, _LINK, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
 
@@ -45,6 +47,8 @@ class StackedInterfaces:
 
     by_parent: Mapping[str, str] = field(default_factory=dict)
     """By the interface below it: ``net1 in the network namespace of pause 4711``."""
+    captured: Mapping[str, str] = field(default_factory=dict)
+    """By the interface: that something takes its packets, which then needs no address: an IDS, a router with XDP."""
     problem: str | None = None
     """Why not all namespaces could be asked."""
 
@@ -56,6 +60,8 @@ class _Interface(NamedTuple):
     """The number of the interface below it; 0 for none."""
     namespace: int | None
     """The namespace of that one, by the number that it has in the interface's own; None: the same."""
+    capture: str | None
+    """That something takes its packets; None if nothing is seen to."""
 
 
 def stacked_interfaces(tree: Tree) -> StackedInterfaces:
@@ -95,6 +101,7 @@ def _ask_all(proc: str, ends: float) -> StackedInterfaces:
         names = {each.number: each.name for each in interfaces}
         stacked = {names[each.link]: each.name for each in interfaces
                    if each.namespace is None and each.link in names and each.link != each.number}  # fmt: skip
+        captured = {each.name: each.capture for each in interfaces if each.capture is not None}
         others, problem = _others(proc, own, ends)
         for number, (inode, (path, owner)) in enumerate(others.items()):
             if time.monotonic() >= ends:
@@ -109,7 +116,7 @@ def _ask_all(proc: str, ends: float) -> StackedInterfaces:
                 continue
             except OSError as error:
                 problem = problem or f"the network namespace of {owner} cannot be asked: {error.strerror or error}"
-        return StackedInterfaces(stacked, problem)
+        return StackedInterfaces(stacked, captured, problem)
     except OSError as error:
         return StackedInterfaces(problem=f"interfaces cannot be listed: {error.strerror or error}")
     finally:
@@ -201,7 +208,14 @@ def _interfaces(asking: socket.socket, ends: float) -> Iterator[_Interface]:
             name,
             int.from_bytes(attributes.get(_IFLA_LINK, b""), "little" if _LITTLE else "big"),
             None if namespace is None else struct.unpack("=i", namespace)[0],
+            _capture(attributes),
         )
+
+
+def _capture(attributes: Mapping[int, bytes]) -> str | None:
+    if any(dict(_attributes(attributes.get(_IFLA_XDP, b""))).get(_IFLA_XDP_ATTACHED, b"")):
+        return "an XDP program runs on"
+    return "a program captures the packets of" if any(attributes.get(_IFLA_PROMISCUITY, b"")) else None
 
 
 _LITTLE = struct.pack("=H", 1) == b"\1\0"

@@ -85,6 +85,8 @@ class NetworkUse:
         for interface in interfaces:
             if (standing := self.stacked.by_parent.get(interface.name)) is not None:
                 return f"carries {standing}"
+            if (capture := self.stacked.captured.get(interface.name)) is not None:
+                return f"{capture} {interface.name}"
         return None
 
     def problem(self, interfaces: Collection[Folder]) -> str | None:

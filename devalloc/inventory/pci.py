@@ -26,6 +26,7 @@ BRIDGE = 0x06
 """Base class of bridges."""
 NVIDIA = 0x10DE
 _DISPLAY_3D = 0x030200
+_HEADER_SIZE = 64
 _READ_ENTRIES = (
     "accel", "boot_display", "boot_vga", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs",
     "iommu_group", "mdev_supported_types", "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
@@ -149,9 +150,31 @@ class PciFunction:
         return bool(self.virtfns) or (self.sriov is not None and self.sriov.active > 0)
 
     @property
+    def sleeps(self) -> bool:
+        """True when the kernel has put the function to sleep: to read its configuration space would wake it."""
+        power = self.folder.folder("power")
+        return power is not None and power.text("runtime_status") == "suspended"
+
+    @property
+    def header(self) -> bytes | None:
+        """The first 64 bytes of its configuration space, read now; None where it cannot be read."""
+        return self.folder.head("config", _HEADER_SIZE)
+
+    @property
+    def responds(self) -> bool:
+        """Whether its configuration space can be read now; one that fell off the bus reads as ones."""
+        return responds(self.header)
+
+    @property
     def on_vfio(self) -> bool:
         """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
         return is_vfio_driver(self.driver)
+
+
+def responds(header: bytes | None) -> bool:
+    """Whether a header was read of a function that is there."""
+    # The IDs at its beginning say nothing: those of a VF are ones by the standard.
+    return header is None or header[4:16] != b"\xff" * 12
 
 
 def is_vfio_driver(driver: str | None) -> bool:
@@ -275,9 +298,8 @@ def _routing_from_config(folder: Folder) -> tuple[int | None, int | None]:
 def device_serial_number(function: PciFunction) -> str | None:
     """The serial number in the configuration space, as ``lspci`` writes it (``b4-96-91-ff-ff-6d-62-ac``); None if the
     function has none, sleeps, or its space is not readable."""
-    power = function.folder.folder("power")
-    if power is not None and power.text("runtime_status") == "suspended":
-        return None  # reading would wake it
+    if function.sleeps:
+        return None
     number = _extended_capability(function.folder, _SERIAL_CAPABILITY)[4:12]
     if len(number) < 8 or number in (b"\0" * 8, b"\xff" * 8):
         return None

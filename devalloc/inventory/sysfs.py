@@ -229,6 +229,21 @@ class Folder:
             return None
         return content
 
+    def head(self, name: str, length: int) -> bytes | None:
+        """The first bytes of a file in this folder; None when absent or unreadable."""
+        path = f"{self.path}/{_component(name)}"
+        try:
+            descriptor = self._opened(path)
+            if descriptor is None:
+                return None
+            try:
+                return os.read(descriptor, length)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._report(path, error)
+            return None
+
     def _opened(self, path: str) -> int | None:
         # Not blocking and not through a link: whatever stands in for the file cannot stall or divert the reader.
         try:

@@ -17,6 +17,7 @@ from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
 from devalloc.inventory.storage_use import kernel_use
 from devalloc.inventory.vf_creation import creation_problem, use_problem
+from devalloc.inventory.vfio_refusals import silence, vf_refusal, vfio_refusal
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"
@@ -44,6 +45,10 @@ class UnavailabilityReasons:
                 yield f"reserved: the bridge {member.address} is in the same slot"
             if (need := self.holders.reserved(member) or self._kernel_use(port, member)) is not None:
                 yield f"reserved: {need}"
+            if (problem := silence(member)) is not None:
+                yield f"unhealthy: {problem}"
+            if (refused := vfio_refusal(member)) is not None:
+                yield f"withheld: {refused}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
         for function in port.functions_to_reset:
@@ -94,6 +99,8 @@ class UnavailabilityReasons:
         """Why a VF that nothing else keeps back is of no use, or cannot be made."""
         if (useless := use_problem(vf.pf, port.kind)) is not None:
             return f"withheld: {useless}"
+        if (refused := vf_refusal(vf)) is not None:
+            return f"withheld: {refused}"
         if vf.function is not None:
             return None
         if (problem := creation_problem(vf.pf, port.kind, self.policy.creatable_vfs)) is not None:
@@ -164,7 +171,9 @@ class UnavailabilityReasons:
     def _kernel_use(self, port: PciPort, member: PciFunction) -> str | None:
         """What only the kernel knows of disks. Asking means opening them for a moment, so nothing is asked of drives
         that are withheld."""
-        if not (port.device_kind.needs_erasing and self.policy.erase_policy):
+        kind = port.device_kind
+        is_withheld = kind.needs_erasing and not self.policy.erase_policy
+        if is_withheld or not kind.is_offered or (self.allowed is not None and port.kind not in self.allowed):
             return None
         needs = (kernel_use(disk.tree, disk) for disk in block_devices(member))
         return next((need for need in needs if need is not None), None)

@@ -21,6 +21,7 @@ from devalloc.inventory.resets import reset_problem
 from devalloc.inventory.storage_use import is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc.inventory.vfio_nodes import BY_IOMMUFD, function_nodes
+from devalloc.inventory.vfio_refusals import vfio_refusal
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Denied
@@ -229,6 +230,17 @@ def refuse_without_reset(config: BindingConfig, function: PciFunction) -> None:
     problem = None if config.allow_no_reset else reset_problem(function)
     if problem is not None:
         raise Denied("NoReset", f"{problem}, so the next owner would get it as the last one left it")
+
+
+def refuse_useless(functions: Iterable[PciFunction]) -> None:
+    """Raises Denied ``DeviceGone`` if a function does not respond, ``VfioRefused`` if VFIO does not take it."""
+    for function in functions:
+        if not function.responds:
+            raise Denied(
+                "DeviceGone", f"{function.address} does not respond: its configuration space reads as all ones"
+            )
+        if (why := vfio_refusal(function)) is not None:
+            raise Denied("VfioRefused", f"{function.address} cannot be passed through: {why}")
 
 
 def refuse_vgpus(function: PciFunction) -> None:

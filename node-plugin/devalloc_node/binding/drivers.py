@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
-from devalloc.inventory.pci import Address, PciFunction, is_vfio_driver
+from devalloc.inventory.pci import Address, PciFunction, is_vfio_driver, responds
 from devalloc.inventory.resets import has_own_reset, hot_reset, slot_reset
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
@@ -133,7 +133,7 @@ class ResetKind:
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        before = _header(_config(function))
+        before = _usable(function.header)
         try:
             if has_own_reset(function):
                 host_changes.write(self.host, f"bus/pci/devices/{target}/reset", "1", deadline)
@@ -148,10 +148,10 @@ class ResetKind:
                 raise
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
         function = host_changes.function(self.host.tree(), target)
-        config = _config(function)
-        if not _responds(config):
+        header = function.header
+        if not responds(header):
             raise Failed("ResetFailed", f"{target} does not respond after its reset")
-        after = _header(config)
+        after = _usable(header)
         changed = [name for name, place in _UNCHANGED.items() if before and before[place] != after[place]]
         if after and function.physfn is None and after[:4] != _ids(function):  # a VF has no IDs there
             changed = ["vendor and device"]
@@ -175,14 +175,9 @@ _UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice
 """What of the header of a configuration space the kernel puts back after a reset, or no reset changes."""
 
 
-def _config(function: PciFunction) -> bytes | None:
-    """Its configuration space, as far as it is looked at; None where it cannot be read."""
-    return function.folder.raw("config", 4096)
-
-
-def _header(config: bytes | None) -> bytes:
-    """The first 64 bytes of a configuration space; nothing if they cannot be read, or the function does not respond."""
-    return config[:64] if config is not None and len(config) >= 64 and _responds(config) else b""
+def _usable(header: bytes | None) -> bytes:
+    """The header of a configuration space; nothing if it cannot be read, or the function does not respond."""
+    return header if header is not None and len(header) >= 64 and responds(header) else b""
 
 
 def _ids(function: PciFunction) -> bytes:
@@ -235,16 +230,6 @@ def _reset_by_vfio(tree: Tree, function: PciFunction) -> list[PciFunction]:
     return functions
 
 
-def is_responsive(function: PciFunction) -> bool:
-    """Whether the function's configuration space can be read; one that fell off the bus reads as ones."""
-    return _responds(_config(function))
-
-
-def _responds(config: bytes | None) -> bool:
-    # The IDs at its beginning say nothing: those of a VF are ones by the standard.
-    return config is None or config[4:16] != b"\xff" * 12
-
-
 HEALTHY = HealthState("healthy")
 
 
@@ -282,7 +267,7 @@ def problem_with_function(tree: Tree, name: str) -> PciFunction | HealthState:
     function = read_function(tree, address) if address is not None else None
     if function is None:
         return HealthState("unhealthy", f"{name} no longer exists", "DeviceGone")
-    if not is_responsive(function):
+    if not function.responds:
         why = f"{name} does not respond: its configuration space reads as all ones"
         return HealthState("unhealthy", why, "DeviceGone")
     return function

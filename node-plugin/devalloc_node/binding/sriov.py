@@ -16,6 +16,7 @@ from devalloc.inventory.locate import VfDevice, function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vf_creation import creation_problem, use_problem
+from devalloc.inventory.vfio_refusals import vf_refusal
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, refuse_open, vfio_nodes
@@ -187,7 +188,7 @@ class Sriov:
         checks.refuse_in_use(tree, device.port, [function] if function is not None else [], is_vf=True)
         if function is not None:
             checks.refuse_vgpus(function)
-        if (useless := use_problem(vf.pf, device.port.kind)) is not None:
+        if (useless := use_problem(vf.pf, device.port.kind) or vf_refusal(vf)) is not None:
             raise Denied("VfOfNoUse", f"{vf.address} cannot be given away: {useless}")
         if function is not None:
             # The card's last user may remove them until this claim counts as another: then they are not as they were.
@@ -201,6 +202,7 @@ class Sriov:
             function = _existing_function(tree, vf)
         checks.refuse_group(tree, self.config, [function])
         checks.refuse_without_reset(self.config, function)
+        checks.refuse_useless([function])
         mac = vlan = None
         if _has_settings(vf.pf):
             step = settings_step(self.host, vf, wanted)

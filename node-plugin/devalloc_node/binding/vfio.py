@@ -58,6 +58,7 @@ class Vfio:
         checks.refuse_kind(self.config, port, port.kind)
         checks.refuse_in_use(tree, port, port.members, released=self.config.release_from)
         _refuse_parts(tree, port)
+        checks.refuse_useless(port.members)
         checks.refuse_group(tree, self.config, port.members)
         for function in port.functions_to_reset:
             checks.refuse_without_reset(self.config, function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from devalloc.cli.main import cli
 from devalloc.device_kinds import DEFAULT_ALLOWED, read_added_kinds
+from devalloc.inventory import storage_use
 from devalloc_node.errors import NodeError
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
@@ -22,6 +24,7 @@ from tests.support.pci_cards import Function, Sriov
 
 HBA = Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas")
 HBA_DEVICE = "0000-5e-00-0"
+FIBRE = Function("0000:af:00.0", 0x10DF, 0xF400, 0x0C0400, native="lpfc")
 USB = Function("0000:00:14.0", 0x8086, 0x7AE0, 0x0C0330, native="xhci_hcd", ports=())
 DSA = Function("0000:6a:01.0", 0x8086, 0x0B25, 0x088000, native="idxd")
 CHIP = Function("0000:71:00.0", 0x1AE0, 0x0063, 0x120000, native="gasket")
@@ -73,6 +76,41 @@ def test_a_disk_of_the_host_behind_it_keeps_it(host: FakeHost) -> None:
     assert "reserved" in str(seen(host).unavailable(HBA_DEVICE))
     with pytest.raises(NodeError):
         BindingRunner.on(host, device_kinds=KINDS, allowed=frozenset({"hba"})).prepare(HBA_DEVICE)
+
+
+def test_a_disk_behind_it_that_only_the_kernel_says_is_in_use_keeps_it(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ZFS on whole disks: the inventory and the binding ask the same."""
+    host.add(HBA)
+    host.write(f"{host.path(HBA.address)}/host0/target0:0:0/0:0:0:0/block/sda/dev", "8:0")
+    (host.root / "dev").mkdir(exist_ok=True)
+    (host.root / "dev/sda").touch()
+    opened: list[str] = []
+    monkeypatch.setattr(storage_use, "is_used_by_host", lambda node: opened.append(node.name) is None)
+    assert seen(host).unavailable(HBA_DEVICE) == "reserved: sda is in use"
+    opened.clear()
+    assert "is not allowed on this node" in str(seen(host, allowed=frozenset()).unavailable(HBA_DEVICE))
+    assert not opened, "what no one can get is not opened"
+
+
+def test_disks_that_an_hba_reaches_by_nvme_keep_it(host: FakeHost) -> None:
+    """Their controllers are virtual devices, and name the port of the HBA that they go by."""
+    host.add(FIBRE)
+    host.add(replace(FIBRE, address="0000:af:00.1"))
+    for number, port in enumerate(("0x100000109b3c1f2a", "0x100000109b3c1f2b")):
+        folder = host.path(f"0000:af:00.{number}", f"host{number}/fc_host/host{number}")
+        host.write(f"{folder}/port_name", f"{port}\n")
+        host.link(f"{folder}/subsystem", "class/fc_host")
+    controller = "devices/virtual/nvme-fabrics/ctl/nvme3"
+    target = "traddr=nn-0x201700a09890f5bf:pn-0x201b00a09890f5bf"
+    host.write(f"{controller}/address", f"{target},host_traddr=nn-0x200000109b3c1f2a:pn-0x100000109b3c1f2a\n")
+    host.write(f"{controller}/nvme3n1/dev", "259:7")
+    host.link("class/nvme/nvme3", controller)
+    host.proc("self/mountinfo", "30 1 259:7 / / rw - xfs /dev/nvme3n1 rw\n")
+    pools = seen(host, device_kinds=read_added_kinds(["fc=0c04"]))
+    assert pools.unavailable("0000-af-00-0") == "reserved: nvme3n1 is mounted"
+    assert pools.unavailable("0000-af-00-1") is None
 
 
 def test_a_process_that_has_a_node_of_it_open_uses_it(host: FakeHost) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from tests.support.private_network import add_tap, other_interfaces
 from tests.support.waiting import until
 
 NIC = "0000-05-00-0"
+ETH_P_ALL, SOL_PACKET, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC = 3, 263, 1, 1
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for networks of its own")
 
 
@@ -105,6 +108,20 @@ class TestTheKernel:
                 assert stacked() == {"theirs": f"pod0 in the network namespace of sleep {pid}"}
             assert stacked() == {}
 
+    def test_an_interface_whose_packets_a_program_captures(self) -> None:
+        """As an IDS does: it needs no address for that."""
+        with other_interfaces():
+            add_tap("card0")
+            add_tap("card1", "192.0.3.1")
+            assert dict(stacked_interfaces(Tree(Path("/"))).captured) == {}
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as ids:
+                ids.bind(("card0", 0))
+                assert dict(stacked_interfaces(Tree(Path("/"))).captured) == {}, "as a program for LLDP does"
+                member = struct.pack("iHH8s", socket.if_nametoindex("card0"), PACKET_MR_PROMISC, 0, b"")
+                ids.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, member)
+                captured = dict(stacked_interfaces(Tree(Path("/"))).captured)
+            assert captured == {"card0": "a program captures the packets of"}
+
 
 class TestTime:
     """However many namespaces there are, and whatever one of them does: what was not asked is said, and not guessed."""
@@ -161,6 +178,14 @@ class TestWhatFollows:
         with pytest.raises(Denied, match="carries net1 in the network namespace of pause 7") as caught:
             BindingRunner.on(host, allowed=frozenset({"nic"})).prepare(NIC)
         assert caught.value.code == "DeviceReserved"
+
+    def test_a_card_whose_packets_are_captured_is_reserved(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host = self.host(tmp_path, monkeypatch, StackedInterfaces(captured={"eth9": "an XDP program runs on"}))
+        assert DiscoveredPools.on(host.root).unavailable(NIC) == "reserved: an XDP program runs on eth9"
+        with pytest.raises(Denied, match="an XDP program runs on eth9"):
+            BindingRunner.on(host, allowed=frozenset({"nic"})).prepare(NIC)
 
     def test_where_that_is_unknown_the_inventory_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         host = self.host(tmp_path, monkeypatch, StackedInterfaces(problem="no namespace can be read"))
