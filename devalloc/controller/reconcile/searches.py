@@ -19,14 +19,14 @@ import json
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
-from devalloc.api.views import ClaimView
+from devalloc.api.views import ClaimView, Order, order_of
 from devalloc.store import Object
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ MAX_IDLE_CALLS = 64
 MAX_ROUND_CALLS = 20
 """Calls of ``solve`` that a round has at most, unless several namespaces have quotas."""
 LATE_SECONDS = QUICK_SECONDS / 4
-"""Seconds that a round evaluates expressions further for which earlier rounds had no time, if it has nothing else."""
+"""Seconds that a round evaluates expressions further for which earlier rounds had no time."""
 MAX_EVALUATION_ROUNDS = 160
 """Rounds in which the expressions of a claim are evaluated further before it is refused because the time ran out."""
 MAX_NAMESPACES = 64
@@ -61,6 +61,8 @@ OTHER_NAMESPACES = "(others)"
 
 _Answer = dict[str, Any]
 _Key = tuple[str, str]
+_Unit = tuple[str, str, str]
+"""Equal for claims that are answered together: their namespace, and their group or the name of the one."""
 
 
 class SearchableFleet(Protocol):
@@ -143,10 +145,10 @@ class _SearchUsage:
         return frozenset(namespace for namespace in self.recent if self.of(namespace, now) > QUICK_SECONDS)
 
     def charge(self, namespaces: Iterable[str], seconds: float, now: float) -> None:
-        """Each of the namespaces has used an even share of the seconds."""
-        namespaces = sorted(namespaces)
-        for namespace in namespaces:
-            share = seconds / len(namespaces)
+        """Each of the namespaces has used an even share of the seconds, for each time that it is named."""
+        times = Counter(namespaces)
+        for namespace in sorted(times):
+            share = seconds * times[namespace] / times.total()
             self.recent[namespace] = self.of(namespace, now) + share, now
             counted = namespace if namespace in self.total or len(self.total) < MAX_NAMESPACES else OTHER_NAMESPACES
             self.total[counted] = self.total.get(counted, 0.0) + share
@@ -198,7 +200,7 @@ class BackgroundSearches:
     _late_rounds: dict[_Key, int] = field(default_factory=dict)
     """claims whose expressions there was no time for yet -> in how many rounds"""
     _gave_way: bool = False
-    """those were left to the next round, so that it has them"""
+    """those were left to the next round, so that it has one of them"""
     _overtaken: dict[_Key, int] = field(default_factory=dict)
     """claims for which the state changed while they were searched for, and the call in which that was seen: the next
     time they take what a round finds"""
@@ -279,8 +281,10 @@ class BackgroundSearches:
         heavy = self._heavy()
         with self._lock:
             before = [*self._results]
-        is_mixed = len({namespace in heavy for namespace, _ in batch.claims}) > 1
-        for part in _parts_of(fleet, batch.claims) if is_mixed or self._remembers() else ():
+        late_units = {_unit(claim) for key, claim in batch.claims.items() if key in self._late_rounds}
+        read = {key: claim for key, claim in batch.claims.items() if _unit(claim) not in late_units}
+        is_mixed = len({namespace in heavy for namespace, _ in read}) > 1
+        for part in _parts_of(fleet, read) if is_mixed or self._remembers() else ():
             if (result := self._result_of(part)) is not None:
                 batch.take(part, result.answers)
                 batch.is_optimal &= result.is_optimal
@@ -296,10 +300,11 @@ class BackgroundSearches:
             ):
                 self._leave(fleet, batch, part, light, documents, deadline)
         self._note_overtaken(batch, before)
-        self._let_others_pass(batch)
-        is_late = batch.open and all(_key(claim) in self._late_rounds for claim in batch.open)
-        seconds = LATE_SECONDS if is_late else QUICK_SECONDS
-        answer = self._of_fleet(fleet, batch.open, seconds, others, is_quick=True)
+        is_late = self._let_one_be_evaluated(batch, late_units)
+        began = self.clock()
+        answer = self._of_fleet(fleet, batch.open, LATE_SECONDS if is_late else QUICK_SECONDS, others, is_quick=True)
+        with self._lock:
+            self._usage.charge((key[0] for key in map(_key, batch.open)), self.clock() - began, self.clock())
         quick = {_key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
         late = unproven | {
@@ -380,29 +385,39 @@ class BackgroundSearches:
         answers = self._of_fleet(fleet, claims, QUICK_SECONDS)["claims"]
         return {key: each for each in answers if (key := _key_of_answer(each)) in keys and each["allocated"]}
 
-    def _let_others_pass(self, batch: _AnswerBatch) -> None:
-        """Leave claims whose expressions take long to the next round, with their groups, if there are others: these are
-        answered at once. Not in two rounds in a row."""
-        late = [claim for claim in batch.open if _key(claim) in self._late_rounds]
-        groups = {(_key(claim)[0], group) for claim in late if (group := ClaimView(claim).group) is not None}
-        aside = {
-            _key(claim)
-            for claim in batch.open
-            if _key(claim) in self._late_rounds or (_key(claim)[0], ClaimView(claim).group) in groups
-        }
-        self._gave_way = not self._gave_way and bool(aside) and len(aside) < len(batch.open)
-        if self._gave_way:
-            batch.waiting |= aside
-            batch.is_again = True
+    def _let_one_be_evaluated(self, batch: _AnswerBatch, late_units: Collection[_Unit]) -> bool:
+        """Leave claims whose expressions take long to later rounds, with their groups. Rounds alternate: one has all
+        other claims, which are answered at once, the next one such claim or group, which has all the time that it
+        takes. Of these the first is that of the namespace that has used least. Returns whether this round has one."""
+        units = {unit: claims for unit, claims in _by_unit(batch.open).items() if unit in late_units}
+        others = [claim for claim in batch.open if _unit(claim) not in units]
+        self._gave_way = bool(units and others) and not self._gave_way
+        if not units:
+            return False
+        if not self._gave_way:
+            now = self.clock()
+            others = min(units.values(), key=lambda claims: self._turn(claims, now))
+        batch.waiting |= {*map(_key, batch.open)} - {*map(_key, others)}
+        batch.is_again = True
+        return not self._gave_way
+
+    def _turn(self, claims: Sequence[Object], now: float) -> tuple[float, int, Order]:
+        """The place of a unit among those whose expressions take long. Those of a namespace are evaluated one after the
+        other: the fleet remembers a limited number of verdicts."""
+        rounds = max(self._late_rounds.get(_key(claim), 0) for claim in claims)
+        with self._lock:
+            return self._usage.of(_key(claims[0])[0], now), -rounds, min(map(order_of, claims))
 
     def _leave_unread(self, batch: _AnswerBatch, unproven: set[_Key]) -> None:
-        """Claims whose expressions take longer than a round has are not refused yet: the fleet remembers how far it
-        came, so the next round goes on from there."""
-        late = [
-            key
-            for key, each in batch.answers.items()
-            if key in batch.claims and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
-        ]
+        """Claims whose expressions take longer than a round has are not refused yet, nor are their groups: the fleet
+        remembers how far it came, so a later round goes on from there."""
+        late_units = {
+            _unit(claim)
+            for key, claim in batch.claims.items()
+            if (each := batch.answers.get(key)) is not None
+            and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
+        }
+        late = [key for key, claim in batch.claims.items() if late_units and _unit(claim) in late_units]
         aside = {key: rounds for key, rounds in self._late_rounds.items() if key in batch.waiting}
         self._late_rounds = aside | {key: self._late_rounds.get(key, 0) + 1 for key in late}
         unread = {key for key, rounds in self._late_rounds.items() if rounds < MAX_EVALUATION_ROUNDS}
@@ -633,6 +648,18 @@ def _searching_answer(key: _Key) -> _Answer:
 def _failed_answer(key: _Key) -> _Answer:
     message = "the search for a place failed; see the log of the controller"
     return refusal_answer(key, Reason.SEARCH_LIMIT, message)
+
+
+def _unit(claim: Object) -> _Unit:
+    (namespace, name), group = _key(claim), ClaimView(claim).group
+    return (namespace, "", name) if group is None else (namespace, group, "")
+
+
+def _by_unit(claims: Iterable[Object]) -> dict[_Unit, list[Object]]:
+    units: dict[_Unit, list[Object]] = {}
+    for claim in claims:
+        units.setdefault(_unit(claim), []).append(claim)
+    return units
 
 
 def _key(claim: Object) -> _Key:

@@ -1,7 +1,8 @@
 """What expressions may cost, in steps and in time: the bounds of both dialects of CEL (S6).
 
 ===================  =========================================================================================
-of one evaluation    ``Budget``: steps, and a time that is looked at every ``STEPS_PER_CLOCK_CHECK`` of them
+of one evaluation    ``Budget``: ``EVALUATION_BUDGET`` steps, and a time that is looked at every
+                     ``STEPS_PER_CLOCK_CHECK`` of them
 of one expression    ``EXPRESSION_BUDGET`` over all devices it is asked of, kept in ``Costs`` from call to call
 of one call          ``COMMON_BUDGET`` for the expressions of all its claims, and the time of its ``Allowance``
 ===================  =========================================================================================
@@ -18,6 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
+
+EVALUATION_BUDGET = 1_000_000
+"""Steps that one evaluation may spend, as in Kubernetes: less than a tenth of a second. An evaluation cannot be gone on
+with, so no claim waits longer than that for those of others.
+"""
 
 EXPRESSION_BUDGET = 5_000_000
 """Steps that one expression may spend over the whole fleet beyond those that are FREE: a second or two."""
@@ -42,7 +48,9 @@ more what it was told of the devices that were chosen.
 """
 
 MIN_SECONDS = 0.4
-"""Time for expressions however short the deadline is, so that what is cheap is always answered."""
+"""Time for expressions however short the deadline is, so that what is cheap is always answered. This and the next two
+are not for quick calls, whose callers call again.
+"""
 
 MIN_CLAIM_SECONDS = 0.05
 """Seconds that every claim has, even when others have used up the time."""
@@ -161,27 +169,46 @@ class Allowance:
     """calls that have begun"""
     is_turn: bool = False
     """whether this is the turn of one claim among several, which gets another one"""
+    can_finish: bool = False
+    """whether one evaluation may go on to its end, however long that takes, because the time has cut it before"""
     _charged: dict[str, int] = field(default_factory=dict)
     """expression -> what it was charged: each pays once"""
     _overtime: float = EXTRA_SECONDS
     _now: dict[str, int] = field(default_factory=dict)
     """the same of this turn"""
 
-    def begin(self, until: float | None = None, started: float | None = None, now: float | None = None) -> None:
+    def begin(
+        self,
+        until: float | None = None,
+        started: float | None = None,
+        now: float | None = None,
+        *,
+        is_quick: bool = False,
+    ) -> None:
         """A call begins, or did at the monotonic time ``started``, which has to answer at ``until``.
 
-        ``now``: the time, where the caller has it.
+        Args:
+            now: the time, where the caller has it.
+            is_quick: expressions have as long as the call was to take, from now on, or as it took so far, if that is
+                more: of many short calls each does as much as it costs. What is not evaluated by then is in a later
+                call, which goes on from there. An evaluation cannot be gone on with, so one of those that the time has
+                cut in an earlier call is not cut again.
         """
         self.until = until
         self.serial += 1
-        self._overtime = EXTRA_SECONDS
+        self.can_finish = is_quick
+        self._overtime = 0.0 if is_quick else EXTRA_SECONDS
         self.begin_again()
         if until is None:
             self.ends = None
             return
         now = time.monotonic() if now is None else now
         began = now if started is None else started
-        self.ends = max(now + MIN_SECONDS, began + SHARE_OF_TIME * (until - began))
+        seconds = until - began
+        if is_quick:
+            self.ends = now + max(seconds, min(now - began, MIN_SECONDS))
+        else:
+            self.ends = max(now + MIN_SECONDS, began + SHARE_OF_TIME * seconds)
 
     def begin_again(self) -> None:
         """The same call begins again in another way, with all that its expressions may cost."""
@@ -298,7 +325,9 @@ class _Cost:
     beyond: int = 0
     """steps beyond FREE of each evaluation; none for what is cheap"""
     most: int = 0
-    """steps of the most expensive evaluation that was completed"""
+    """steps of the most expensive evaluation that was completed, or more than one may have"""
+    was_cut: bool = False
+    """the time was over before one was completed"""
 
 
 @dataclass(slots=True)
@@ -324,8 +353,9 @@ class Costs:
     def too_expensive(self, expression: str) -> str:
         """Why an expression is refused that used up its budget."""
         most = self._costs.get(expression, _Cost()).most
-        if most <= FREE_STEPS:
-            return f"{TOO_EXPENSIVE}: more than {EXPRESSION_BUDGET} units for one device; make it simpler"
+        if most <= FREE_STEPS or most > EVALUATION_BUDGET:
+            bound = min(EVALUATION_BUDGET, EXPRESSION_BUDGET)
+            return f"{TOO_EXPENSIVE}: more than {bound} units for one device; make it simpler"
         devices = EXPRESSION_BUDGET // (most - FREE_STEPS)
         return (
             f"{TOO_EXPENSIVE}: up to {most} units for each device that differs in what it reads, and the bound of "
@@ -350,7 +380,7 @@ class Costs:
             is_common: whether the common budget of the call pays for it.
             is_counted: whether it counts as a cost of the expression for calls to come.
             base: steps that it takes besides those that ``run`` counts.
-            most: steps that one evaluation may take.
+            most: steps that one evaluation may take; None for EVALUATION_BUDGET.
 
         Raises what ``run`` does, BudgetExceeded when the expression's own budget does not suffice, and
         CommonBudgetExceeded or OutOfTime, which cost nothing.
@@ -366,19 +396,27 @@ class Costs:
         limit = (common if common < own else own) - base
         if limit < 0:
             raise CommonBudgetExceeded if common < own else BudgetExceeded
-        budget = Budget(limit if most is None or limit < most else most, ends)
+        most = EVALUATION_BUDGET if most is None else most
+        is_short = common < own and limit < most
+        """whether less is left of the common budget than the evaluation may have otherwise"""
+        finishes = cost.was_cut and allowance.can_finish
+        budget = Budget(min(limit, most), None if finishes else ends)
         is_free, is_complete = False, True
         try:
             return run(budget)
         except BudgetExceeded:
-            is_free, is_complete = common < own, False
+            is_free, is_complete = is_short, False
             if is_free:
                 raise CommonBudgetExceeded from None
+            if budget.limit == most:
+                cost.most = most + 1
             raise
         except OutOfTime:
-            is_free = True
+            is_free = cost.was_cut = True
             raise
         finally:
+            if finishes:
+                allowance.can_finish = False
             if not is_free:
                 spent = budget.spent + base
                 if spent > FREE_STEPS:

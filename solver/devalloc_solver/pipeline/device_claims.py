@@ -56,6 +56,9 @@ MAX_CACHED = 128
 MAX_VERDICTS = 200_000
 """The same for expressions and their verdicts: a refused claim leaves the error of its expression, and no candidates.
 """
+VERDICTS_PER_DEVICE = 4
+"""In a large fleet so many for each device: several expressions may take more than one call each, and be evaluated in
+turns."""
 _DISPUTED_PASSES = 4
 """How often it is solved again without claims whose expressions two evaluators judge differently. The last time all
 that wait in their namespaces are left out: no tenant can let others wait for ever."""
@@ -174,7 +177,7 @@ class SolveCache:
             or not _is_unchanged(self._classes, classes)
             or judge.invalid_classes != problem_input.invalid_classes
             or judge.cached_requests > MAX_CACHED
-            or judge.remembered > MAX_VERDICTS
+            or judge.remembered > max(MAX_VERDICTS, VERDICTS_PER_DEVICE * len(snapshot.devices))
         ):
             judge = self._judge = CandidateFinder(snapshot, problem_input.classes, problem_input.invalid_classes)
             self._classes = classes
@@ -191,10 +194,12 @@ def prepare(
     *,
     ends: float | None = None,
     started: float | None = None,
+    is_quick: bool = False,
 ) -> PreparedProblem:
     """All stages before the search. ``standing`` is what the caller keeps from one solve to the next.
 
-    ``ends``: the monotonic time at which the call has to answer that began at ``started``.
+    ``ends``: the monotonic time at which the call has to answer that began at ``started``. ``is_quick``: see
+    ``Allowance.begin``.
     """
     snapshot, problems, eligibility = (standing or SolveCache()).take(problem_input)
     allocated = [claim for claim in problem_input.claims if claim.is_allocated]
@@ -202,7 +207,7 @@ def prepare(
     if ghosts := ghosts_of(snapshot, allocated, invalid, problem_input.classes):
         snapshot = snapshot_with_ghosts(snapshot, ghosts)
         eligibility = eligibility.for_others(snapshot, problem_input.classes, problem_input.invalid_classes)
-    eligibility.begin(ends, started)
+    eligibility.begin(ends, started, is_quick=is_quick)
     allocations, lost, unclear = read_allocations(snapshot, allocated, problem_input.classes)
     for one in problem_input.refused:
         if one.status is not None:
@@ -333,7 +338,7 @@ def _solve_once(
     """The answers, and what the check's evaluator says of them (S6). Its levels are those of claims that were searched
     for. Raises AnswerRefused."""
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
-    prepared = prepare(problem_input, standing, ends=ends, started=started)
+    prepared = prepare(problem_input, standing, ends=ends, started=started, is_quick=is_quick)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
         prepared.eligibility.allowance.prolong(ends)

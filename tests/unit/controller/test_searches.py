@@ -345,6 +345,66 @@ def test_seconds_are_counted_by_namespace_with_a_bound(
     assert OTHER_NAMESPACES in seconds
 
 
+@dataclass
+class SlowFleet(FakeFleet):
+    """Expressions of claims of ``s`` take so many calls."""
+
+    rounds: int = 3
+    requested: dict[str, int] = field(default_factory=dict)
+
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> Manifest:
+        claims = list(claims)
+        answer = super().allocate_all(claims, deadline, is_quick=is_quick)
+        for one in answer["claims"]:
+            if one["name"].startswith("s"):
+                self.requested[one["name"]] = self.requested.get(one["name"], 0) + 1
+                if self.requested[one["name"]] < self.rounds:
+                    one |= {"allocated": False, "reason": "SearchLimit", "exceeded": "time"}
+        return answer
+
+
+def test_claims_whose_expressions_take_long_have_rounds_one_by_one_and_each_second_one(
+    searches: BackgroundSearches,
+) -> None:
+    """So the others wait for one of them at most."""
+    fleet, slow = SlowFleet(), [claim(f"s{number}", {}, namespace="slow") for number in range(3)]
+    searches.solve(fleet, [], slow, 10.0)
+    for _ in range(4):
+        answer = searches.solve(fleet, [], [*slow, EASY], 10.0)
+    assert fleet.calls[1:] == [["e"], ["s0"], ["e"], ["s0"]]
+    assert answer["again"]
+    assert outcome_by_name(answer) == {"s0": None, **dict.fromkeys(("e", "s1", "s2"), STILL_SEARCHING)}
+
+
+def test_of_claims_whose_expressions_take_long_the_next_is_of_the_namespace_that_used_least(
+    background: BackgroundSearch,
+) -> None:
+    """However many others there are, and though they were there before."""
+    now = [0.0]
+    fleet, searches = SlowFleet(), BackgroundSearches(background.search, clock=lambda: now[0])
+    hostile = [claim(f"s{number}", {}, namespace="hostile") for number in range(9)]
+    honest = claim("s-honest", {}, namespace="honest")
+    with searches.in_thread():
+        searches.solve(fleet, [], [*hostile, honest], 10.0)
+        searches._usage.charge(["hostile"], 1.0, searches.clock())
+        answers = [outcome_by_name(searches.solve(fleet, [], [*hostile, honest], 10.0)) for _ in range(2)]
+        background.go.set()
+    assert fleet.calls[1:] == [["s-honest"], ["s-honest"]]
+    assert answers[-1] == {"s-honest": None} | {f"s{number}": STILL_SEARCHING for number in range(9)}
+
+
+def test_a_group_waits_for_the_expressions_of_each_of_its_members(searches: BackgroundSearches) -> None:
+    """What they are told of each other is not the answer."""
+    notes = {"devalloc.io/group": "g"}
+    group = [claim(name, {}, namespace="slow", annotations=notes) for name in ("s", "m")]
+    fleet = SlowFleet()
+    answers = [outcome_by_name(searches.solve(fleet, [], group, 10.0)) for _ in range(3)]
+    assert answers == [dict.fromkeys("sm", STILL_SEARCHING)] * 2 + [dict.fromkeys("sm")]
+    assert fleet.calls == [["s", "m"]] * 3
+
+
 def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

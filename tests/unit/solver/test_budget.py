@@ -105,6 +105,44 @@ def test_an_expression_is_charged_no_more_than_there_is_room_for(monkeypatch: py
     allowance.charge("b", 400)
 
 
+QUICK = 0.01
+"""Seconds of calls that are called again: less than one evaluation of ``steps_on`` takes."""
+
+
+def judge(first: int, costs: Costs, allowance: Allowance) -> int:
+    """Judge three devices one after the other, from one of them on, each in 400,000 steps; with which to go on."""
+    for number in range(first, 3):
+        try:
+            costs.evaluate("dear", spend_slowly, allowance)
+        except OutOfTime:
+            return number
+    return 3
+
+
+def spend_slowly(own: Budget) -> None:
+    for _ in range(40):
+        own.spend(budget.STEPS_PER_CLOCK_CHECK)
+        time.sleep(0.0005)
+
+
+def test_quick_calls_come_to_an_end_however_little_time_each_of_them_has() -> None:
+    """What is cut short cannot be gone on with. So of each call one evaluation that was cut before is completed."""
+    costs, allowance, come_to = Costs(), Allowance(), [0]
+    while come_to[-1] < 3 and len(come_to) < 9:
+        started = time.monotonic()
+        allowance.begin(started + QUICK, started, is_quick=True)
+        come_to.append(judge(come_to[-1], costs, allowance))
+    assert come_to == [0, 0, 1, 2, 3]
+
+
+def test_other_calls_end_in_time_though_evaluations_were_cut_before() -> None:
+    costs, allowance = Costs(), Allowance()
+    for _ in range(3):
+        allowance.begin(time.monotonic() + QUICK)
+        allowance.ends = time.monotonic() + QUICK
+        assert judge(0, costs, allowance) == 0
+
+
 # -- each bound alone --------------------------------------------------------------------------------------------------
 
 ENDLESS = 10**15
@@ -140,9 +178,18 @@ def test_the_common_budget_alone_ends_expressions(monkeypatch: pytest.MonkeyPatc
     assert plain["allocated"]
 
 
+def test_steps_alone_end_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXPRESSION_BUDGET", "COMMON_BUDGET"):
+        monkeypatch.setattr(budget, name, ENDLESS)
+    dear, plain = solve_manifests([*own_fleet(), dear_claim(), claim("plain", {"deviceClass": "gpu"})])["claims"]
+    assert (dear["reason"], dear["exceeded"]) == ("ExpressionTooExpensive", "expression")
+    assert f"more than {budget.EVALUATION_BUDGET} units for one device" in dear["message"]
+    assert plain["allocated"]
+
+
 def test_the_clock_alone_ends_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
-    monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
+    for name in ("EVALUATION_BUDGET", "EXPRESSION_BUDGET", "COMMON_BUDGET"):
+        monkeypatch.setattr(budget, name, ENDLESS)
     claims = [dear_claim(), claim("plain", {"deviceClass": "gpu"})]
     dear, plain = solve_manifests([*own_fleet(), *claims], deadline=0.1)["claims"]
     assert (dear["reason"], dear["exceeded"]) == ("SearchLimit", "time")

@@ -286,6 +286,7 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_claims, "MAX_VERDICTS", 2)
+    monkeypatch.setattr(device_claims, "VERDICTS_PER_DEVICE", 0)
     problem_input, state = read_documents([GPU, *fleet(1)]), device_claims.SolveCache()
     judge = state.take(problem_input)[2]
     for expression in ("device.", "device..", "device..."):

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from devalloc_solver.cel.budget import TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
+from devalloc_solver.cel.budget import EVALUATION_BUDGET, TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
 from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.comprehensions import cost_of
 from devalloc_solver.cel.environment import Run
@@ -26,7 +26,7 @@ from devalloc_solver.cel.kubernetes.reads import (
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.values import Frame, type_name
 
-COST_LIMIT = 1_000_000
+COST_LIMIT = EVALUATION_BUDGET
 """Cost units of one evaluation, as in Kubernetes."""
 
 CACHED = 1024

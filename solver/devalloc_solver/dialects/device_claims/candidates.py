@@ -21,6 +21,7 @@ from devalloc_solver.cel.budget import (
     BudgetExceeded,
     CommonBudgetExceeded,
     Costs,
+    OutOfTime,
     check_deadline,
 )
 from devalloc_solver.cel.device_claims.reads import attributes_read
@@ -74,6 +75,8 @@ class CandidateFinder:
     """what it took to judge the devices of the snapshot"""
     _judged: set[str] = field(default_factory=set)
     """expressions that all devices of the snapshot were judged by: any others are those of a question what if"""
+    _come_to: dict[str, int] = field(default_factory=dict)
+    """expression for which a call had no more time -> how many different devices it was evaluated on"""
     allowance: Allowance = field(default_factory=Allowance)
     """of the call that goes on"""
     _is_common: bool = False
@@ -107,13 +110,13 @@ class CandidateFinder:
             wholes=self.wholes,
         )
 
-    def begin(self, until: float | None = None, started: float | None = None) -> None:
+    def begin(self, until: float | None = None, started: float | None = None, *, is_quick: bool = False) -> None:
         """A call with many claims begins, which have one budget in common; see ``Allowance.begin``.
 
         An expression is charged what it costs, whether or not an earlier call has paid for it: answers do not depend
         on what was asked before.
         """
-        self.allowance.begin(until, started)
+        self.allowance.begin(until, started, is_quick=is_quick)
         self._is_common, self._refused = True, set()
 
     # -- expressions ---------------------------------------------------------------------------------------------------
@@ -210,13 +213,18 @@ class CandidateFinder:
 
     def _find_error(self, expression: str) -> str | None:
         check_deadline(self.allowance.ends)
+        number = self._come_to.pop(expression, 0)
         try:
-            for alike in self._alike(cel.compile(expression).attributes, ()):
+            for alike in self._alike(cel.compile(expression).attributes, ())[number:]:
                 self.verdict(expression, alike[0])
+                number += 1
         except cel.CompileError as error:
             return f"line {error.line}, column {error.column}: {error.message}"
         except ExpressionError as error:
             return str(error)
+        except (CommonBudgetExceeded, OutOfTime):
+            self._come_to[expression] = number
+            raise
         return None
 
     def exceeded(self, expression: str | None) -> Bound | None:
