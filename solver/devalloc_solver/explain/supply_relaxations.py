@@ -15,7 +15,7 @@ from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQ
 from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import Relaxation, RelaxedQuestion, drop_unneeded
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
@@ -216,8 +216,8 @@ def _equal_candidates(question: FeasibilityQuestion, request: Request, usage: Us
 MAX_NODES = 8
 """Nodes that are tried besides the best answer, for one where less is to be taken away."""
 
-AcceptsDevice = Callable[[Request, Device], bool]
-"""Whether a request may take a device, given what the device would be like; leaving aside what is in use."""
+AcceptsDevice = Callable[[PlacementUnit], Callable[[Demand, Request, Device], bool]]
+"""Whether a request of a unit may take a device, given what both would be like; leaving aside what is in use."""
 
 
 # -- pool resources and compatibility groups ---------------------------------------------------------------------------
@@ -413,8 +413,11 @@ def _with_devices_offered(
     """The question with these devices changed, and on offer to requests that would take them then."""
     free = {d.index: change(question.snapshot.devices[d.index]) for d in devices}
 
-    def offer(_: Demand, request: Request) -> Request:
-        added = {i: None for i, d in free.items() if i not in request.candidates.accepted and accepts(request, d)}
+    would_take = accepts(question.unit)
+
+    def offer(demand: Demand, request: Request) -> Request:
+        others = ((i, d) for i, d in free.items() if i not in request.candidates.accepted)
+        added = {i: None for i, d in others if would_take(demand, request, d)}
         if not added:
             return request
         return replace(

@@ -66,6 +66,21 @@ def test_no_advice_is_another_class_with_a_withheld_device_of_another_driver(wan
         assert "uplinks" not in {blocker.get("pool") for blocker in answer["blockers"]}
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_nor_is_it_in_a_claim_whose_classes_are_of_both_drivers(gpus: int) -> None:
+    reserved_nics = [device(f"nic-{n}", attributes=RESERVED) for n in range(1, 4)]
+    documents = [
+        pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0", attributes=RESERVED)]),
+        pool("nics", node="vm", driver="nic.devalloc.io", devices=[device("nic-0"), *reserved_nics]),
+    ]
+    wanted = claim("c", wants("gpu", gpus), wants("nic", 1))
+
+    for answer in answers(GPU, device_class("nic", driver="nic.devalloc.io"), *documents, wanted):
+        kinds = [blocker["kind"] for blocker in answer["blockers"]]
+        assert "class" not in kinds or "unavailable" not in kinds
+        assert not any(str(blocker.get("device")).startswith("nic") for blocker in answer["blockers"])
+
+
 def test_a_pool_of_the_driver_that_is_left_out_is_named_with_its_error() -> None:
     twice = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0"), device("gpu-0")])
     text = (

@@ -98,16 +98,16 @@ class DeviceClaimExplainer(Explainer):
     def _offers(self, unit: PlacementUnit) -> DeviceClaimRelaxations:
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
-        held_back, drivers = self.held_back, self._drivers_of(unit)
-        if drivers is not None:  # of others they would only do beside another class
-            held_back = [one for one in held_back if self.snapshot.pools[one.pool].driver in drivers]
-        return DeviceClaimRelaxations(unit, self.explained or unit, self.eligibility, held_back, self.limits)
-
-    def _drivers_of(self, unit: PlacementUnit) -> frozenset[str] | None:
-        """The drivers that the classes of a unit name; None if one of them names none."""
-        named = [self.drivers_of_class(request) for demand in unit.demands for request in demand.requests]
-        drivers = [each for each in named if each is not None]
-        return frozenset[str]().union(*drivers) if len(drivers) == len(named) else None
+        drivers = {
+            (demand.key, request.label): self.drivers_of_class(request)
+            for demand in unit.demands
+            for request in demand.requests
+        }
+        named, held_back = [each for each in drivers.values() if each is not None], self.held_back
+        if len(named) == len(drivers):
+            of_any = frozenset[str]().union(*named)
+            held_back = [one for one in held_back if self.snapshot.pools[one.pool].driver in of_any]
+        return DeviceClaimRelaxations(unit, self.explained or unit, self.eligibility, held_back, self.limits, drivers)
 
     def shared_limits(self) -> Sequence[Relaxation]:
         return [self.limits]

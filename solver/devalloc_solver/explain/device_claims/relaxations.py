@@ -39,6 +39,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
     """``supply_relaxations.withheld_devices`` of the fleet"""
     limits_of_pools: Relaxation
     """``supply_relaxations.shared_limits`` of the fleet"""
+    drivers: Mapping[tuple[Key, str], frozenset[str] | None]
+    """(claim, request) -> the drivers that its classes name, whatever is changed of them; None: any"""
 
     # -- the order -----------------------------------------------------------------------------------------------------
 
@@ -199,8 +201,30 @@ class DeviceClaimRelaxations(UnitRelaxations):
         """Nodes that get nothing new, and what makes each schedulable."""
         return supply_relaxations.make_schedulable(snapshot, self.held_back, self._accepts)
 
-    def _accepts(self, request: Request, device: Device) -> bool:
-        return self.eligibility.accepts(request.spec, device, request.candidates.left_out)
+    def _accepts(self, unit: PlacementUnit) -> Callable[[Demand, Request, Device], bool]:
+        """Whether a request of the unit, as it is changed by now, would take a device that is withheld.
+
+        None takes one of another driver than its classes name; and where a request is to have devices of another class,
+        none takes one of other drivers than that request named: it would only fill the place of what that one takes.
+        """
+        pools = self.eligibility.snapshot.pools
+        changed = [
+            drivers
+            for demand in unit.demands
+            for request in demand.requests
+            if (drivers := self.drivers.get((demand.key, request.label))) is not None
+            and request.spec.device_class is None
+            and request.spec.device_type is None
+        ]
+        meant = frozenset[str]().union(*changed) if changed else None
+
+        def accepts(demand: Demand, request: Request, device: Device) -> bool:
+            driver, named = pools[device.pool].driver, self.drivers.get((demand.key, request.label))
+            if (named is not None and driver not in named) or (meant is not None and driver not in meant):
+                return False
+            return self.eligibility.accepts(request.spec, device, request.candidates.left_out)
+
+        return accepts
 
     def shared(self) -> list[Relaxation]:
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
