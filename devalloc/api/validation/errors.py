@@ -43,14 +43,19 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
         "class": "did you mean deviceClass?",
         "driver": "claims name a deviceClass or deviceType; the class names the driver",
         "adminAccess": "it belongs to the spec of a DeviceClass",
+        "selectors": "write constraints, one CEL expression",
+        "firstAvailable": "write oneOf",
         "distinctAttributes": "this API has no such constraint; request the devices one by one and distinguish them in "
         "constraints",
     },
     MachineStart: dict.fromkeys(("image", "rootDisk", "volumes"), "write disks, such as [{path: /images/web.qcow2}]"),
-    DeviceClaimSpec: dict.fromkeys(
-        {*json_names(DeviceClaimInstance), "count"} - {*json_names(DeviceClaimSpec)},
-        "it belongs to an entry of spec.claims",
-    ),
+    DeviceClaimSpec: {
+        **dict.fromkeys(
+            {*json_names(DeviceClaimInstance), "count"} - {*json_names(DeviceClaimSpec)},
+            "it belongs to an entry of spec.claims",
+        ),
+        "devices": "it is of a ResourceClaim (resource.k8s.io); a DeviceClaim has spec.claims",
+    },
 }
 
 

@@ -187,7 +187,13 @@ def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
     yield from (Typo("", _flat_form(survey, name, written), outer, None) for outer, name, written in odd)
 
     def of_name(path: tuple[str, ...]) -> Typo | None:
-        return None if path[0] in nested else _unknown_attribute(survey, path[0], "")
+        if path[0] in nested:
+            return None
+        typo = _unknown_attribute(survey, path[0], "")
+        if typo is None or survey.names(_attributes)[path[0]] or not survey.names(_resources)[path[0]]:
+            return typo
+        words = f"`{path[0]}` is an amount that a claim requests: write requests: {{{path[0]}: …}}"
+        return Typo("", words, path[0], None)
 
     def of_comparison(comparison: Comparison) -> Typo | None:
         operator, (name,), literal = comparison
@@ -247,5 +253,12 @@ def _unknown_attribute(survey: Survey, name: str, path: str) -> Typo | None:
 def _unknown_resource(survey: Survey, name: str, path: str) -> Typo | None:
     if name == COUNT:
         return None
-    having = survey.names(_resources) + Counter({COUNT: survey.total})
-    return mistyped_name(name, having, survey.total, path=path, rare=MAX_TYPO_SHARE)
+    having, attributes = survey.names(_resources) + Counter({COUNT: survey.total}), survey.names(_attributes)
+    if not having[name] and attributes[name]:
+        return Typo(path, f"`{name}` is an attribute: compare device.{name} in constraints", name, None)
+    typo = mistyped_name(name, having, survey.total, path=path, rare=MAX_TYPO_SHARE)
+    if typo is not None or having[name] or not survey.total:
+        return typo
+    return Typo(
+        path, f"`{name}` exists on 0 of {count_devices(survey.total)}; requests.count counts devices", name, None
+    )

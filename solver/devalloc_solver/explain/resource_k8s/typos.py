@@ -73,9 +73,22 @@ class ResourceTypoFinder(UnitTypos):
         )
 
     def _of_path(self, path: tuple[str, ...]) -> Typo | None:
-        if path[0] == "attribute":
-            return self._name(_attributes, "", "/".join(path[1:]))
-        return self._name(_capacities, "capacity ", "/".join(path[1:])) if path[0] == "capacity" else None
+        if path[0] not in ("attribute", "capacity"):
+            return None
+        kind, domain, *rest = path
+        names_of, others, map_of = (
+            (_attributes, _capacities, "capacity") if kind == "attribute" else (_capacities, _attributes, "attributes")
+        )
+        if "/" in domain:
+            home, _, name = domain.partition("/")
+            message = f"{domain!r} is no domain: write ['{home}'].{name}"
+            return Typo("", message, domain, None) if self._survey.names(names_of)[domain] else None
+        name = "/".join((domain, *rest))
+        if not self._survey.names(names_of)[name] and self._survey.names(others)[name]:
+            what = "a capacity" if map_of == "capacity" else "an attribute"
+            written = f"device.{map_of}['{domain}'].{'/'.join(rest)}"
+            return Typo("", f"`{name}` is {what}: write {written}", name, None)
+        return self._name(names_of, "" if kind == "attribute" else "capacity ", name)
 
     def _of_comparison(self, comparison: Comparison) -> Typo | None:
         operator, path, literal = comparison
