@@ -1,6 +1,7 @@
 """Histories of pools that are published again while claims have devices of them, in both dialects.
 
 A pool loses devices and regains them, gives them or its counters other names, lets them draw less, goes and comes back.
+It also loses its counters, and then its devices draw nothing.
 Whatever it says, what a claim's devices drew when it got them is in use until the claim gives them back. ``problems``
 says where more of a counter is given than there is, or devices of two compatibility groups.
 """
@@ -31,6 +32,8 @@ EVENTS = {
     "shrink": 2,
     "restore": 2,
     "rename counters": 1,
+    "lose counters": 1,
+    "regain counters": 2,
     "drop pool": 1,
     "return pool": 2,
     "restart": 1,
@@ -61,11 +64,17 @@ class PublishedPool:
     counters: list[str]
     """their names now"""
     is_there: bool = True
+    has_counters: bool = True
     generation: int = 1
 
+    def published_draws(self, one: PublishedDevice) -> dict[int, int]:
+        """What it says now that a device draws."""
+        if not self.has_counters:
+            return {}
+        return one.draws if one.published is None else one.published
+
     def draws(self, one: PublishedDevice) -> dict[str, str]:
-        draws = one.draws if one.published is None else one.published
-        return {self.counters[number]: str(amount) for number, amount in draws.items()}
+        return {self.counters[number]: str(amount) for number, amount in self.published_draws(one).items()}
 
 
 @dataclass
@@ -131,11 +140,13 @@ class History:
             )
             for each in there
         ]
-        return pool(one.name, "n1", devices=devices, resources=dict.fromkeys(one.counters, CAPACITY))
+        return pool(
+            one.name, "n1", devices=devices, resources=dict.fromkeys(one.counters if one.has_counters else (), CAPACITY)
+        )
 
     def _slices(self, one: PublishedPool, there: list[PublishedDevice]) -> list[Object]:
         where = {"pool": one.name, "generation": one.generation, "count": 2}
-        sets = {"c": dict.fromkeys(one.counters, str(CAPACITY))}
+        sets = {"c": dict.fromkeys(one.counters, str(CAPACITY))} if one.has_counters else {}
         devices = [
             dra_builders.device(
                 each.name,
@@ -222,6 +233,18 @@ class History:
             one.counters[self.random.randrange(2)] = self._name("counter")
             self._publish(one)
 
+    def _lose_counters(self) -> None:
+        one = self.random.choice(self.pools)
+        if one.has_counters and all(self._is_recorded(one, each) for each in one.devices):
+            one.has_counters = False
+            self._publish(one)
+
+    def _regain_counters(self) -> None:
+        for one in self.pools:
+            if not one.has_counters:
+                one.has_counters = True
+                self._publish(one)
+
     def _drop_pool(self) -> None:
         one = self.random.choice(self.pools)
         if one.is_there:
@@ -301,13 +324,16 @@ class History:
         for other in (given for of in self.given.values() for given in of):
             if self._is_of(other, one, each):  # a share of a device in use draws nothing more
                 return other
-        return Given(pool_name, name, dict(each.draws if each.published is None else each.published), each.group)
+        # A pool without counters says of no device what it draws; beside one that drew something, the hardware counts.
+        is_beside = any(other.pool == pool_name and other.draws for of in self.given.values() for other in of)
+        draws = one.published_draws(each) if one.has_counters or not is_beside else each.draws
+        return Given(pool_name, name, dict(draws), each.group)
 
     def _is_as_published(self, given: Given) -> bool:
         """Whether the pool says of the device what it draws."""
         one = next(one for one in self.pools if one.name == given.pool)
         each = next(each for each in one.devices if each.name == given.device and each.is_there)
-        return given.draws == (each.draws if each.published is None else each.published)
+        return given.draws == one.published_draws(each)
 
     # -- the oracle ----------------------------------------------------------------------------------------------------
 

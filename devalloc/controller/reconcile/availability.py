@@ -198,13 +198,16 @@ def available_devices(pool: DevicePool, use: PoolUse, *, knows_missing: bool = T
 
     free = {name: floor_blocks(resource.capacity, resource.block) for name, resource in capacity.items()}
     total = {name: blocks * capacity[name].block.nano for name, blocks in free.items()}
+    is_closed = False
     for device_name, used in held.items():
         device = there.get(device_name)
         if device is not None and not device.requests.keys() <= capacity.keys():
             continue
         own = None if device is None else draws(device)
         published = None if own is None else {name: n * capacity[name].block.nano for name, n in own.items()}
-        for name, nano in drawn_in_use(total, published, used.records).amounts.items():
+        drawn = drawn_in_use(total, published, used.records)
+        is_closed |= bool(drawn.lost)
+        for name, nano in drawn.amounts.items():
             free[name] -= -(-nano // capacity[name].block.nano)
 
     def is_available(device: Device) -> bool:
@@ -217,7 +220,7 @@ def available_devices(pool: DevicePool, use: PoolUse, *, knows_missing: bool = T
                 (resource.capacity.nano - own_use.nano[resource.name]) // resource.block.nano > 0
                 for resource in device.resources
             )
-        if any(blocks > free[name] for name, blocks in draws(device).items()):
+        if is_closed or any(blocks > free[name] for name, blocks in draws(device).items()):
             return False
         return COMPATIBILITY_GROUP not in own or groups <= {own[COMPATIBILITY_GROUP]}
 

@@ -2,7 +2,8 @@
 
 A pool may be published without a device that a claim has, with one that draws less, or with other counters. What the
 claim recorded counts on. Where it recorded nothing and the device is missing, or where the record is about counters
-that the pool does not have any more, the device counts for everything.
+that the pool does not have any more, the device counts for everything. In the second case nothing else of the pool may
+be given, because no one knows what draws on those counters.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class CountedDraws(NamedTuple):
     blocks: Mapping[str, int] = {}
     """of each resource of the pool"""
     group: str | None = None
+    is_alone: bool = False
+    """nothing else of its pool may be given"""
 
 
 NOTHING = CountedDraws()
@@ -38,7 +41,7 @@ def counted_draws(pooled: CheckedDevice, record: DeviceRecord | None) -> Counted
     names = {each.name for each in resources}
     is_same = pooled.is_published or record.counters == counters_digest(frozenset(names))
     if not is_same or not draws.keys() <= names:
-        return CountedDraws(_everything(pooled), record.group)
+        return CountedDraws(_everything(pooled), record.group, is_alone=not draws.keys() <= names)
     blocks = {one.name: ceil_blocks(Quantity(draws[one.name]), one.block) for one in resources if one.name in draws}
     return CountedDraws(blocks, record.group)
 

@@ -34,12 +34,15 @@ class UsageAccount:
     def __init__(self) -> None:
         self._pools: dict[PoolKey, dict[CheckedDevice, list[CheckedUse]]] = {}
         self._drawn: dict[PoolKey, dict[str, int]] = {}
+        self._closed: dict[PoolKey, int] = {}
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
             pooled = use.pooled
             pool = self._pools.setdefault(pooled.pool_key, {})
             users = pool.get(pooled)
+            if use.counted.is_alone:
+                self._closed[pooled.pool_key] = self._closed.get(pooled.pool_key, 0) + 1
             if users is None:
                 pool[pooled] = users = [use]
                 if pooled.draws or use.counted.blocks:
@@ -56,6 +59,8 @@ class UsageAccount:
             pooled = use.pooled
             pool = self._pools[pooled.pool_key]
             users = pool[pooled]
+            if use.counted.is_alone:
+                self._closed[pooled.pool_key] -= 1
             if len(users) == 1:
                 if pooled.draws or use.counted.blocks:
                     self._draw(pooled, users, -1)
@@ -82,6 +87,10 @@ class UsageAccount:
     def of_pool(self, key: PoolKey) -> Mapping[CheckedDevice, Sequence[CheckedUse]]:
         return self._pools.get(key, _NO_USERS)
 
+    def is_closed(self, key: PoolKey) -> bool:
+        """Whether nothing may be given of a pool but shares of what is in use: it lacks resources that are recorded."""
+        return bool(self._closed.get(key))
+
     def drawn(self, key: PoolKey) -> Mapping[str, int]:
         """Blocks of each resource of a pool that the devices in use draw, each device once (S12)."""
         return self._drawn.get(key, _NOTHING)
@@ -107,6 +116,8 @@ def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
         key = pooled.pool_key
         if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group is not None:
             return False
+        if account.is_closed(key):
+            return False
         if pooled.draws:
             drawn = account.drawn(key)
             for name, blocks, capacity in pooled.draws:
@@ -125,6 +136,8 @@ def conflicts(account: UsageAccount, uses: Sequence[CheckedUse]) -> Iterator[str
         held = account.of_pool(key)
         for pooled, new in devices.items():
             earlier = held.get(pooled)
+            if earlier is None and account.is_closed(key):
+                yield f"{new[0].user}: device {pooled} is given although its pool lacks what claims recorded (S18)"
             if earlier is None and len(new) == 1 and not new[0].amounts:
                 continue  # one user, who has all of it
             users = [*(earlier or ()), *new]

@@ -3,18 +3,21 @@
 A pool may be published without a device that a claim has, or with one that draws less. The hardware is in use all the
 same. A ghost is a device of the pool that draws the rest: what the claim recorded, or everything if nothing is
 recorded. Each claim that has the device has its ghost; no node reaches it, and no request is offered it.
+
+A pool may also be published without a resource that a claim recorded. Which of its devices drew on that is unknown, so
+in such a pool all of them do, and the ghost draws all of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from devalloc.api.device_records import DeviceRecord, counters_digest
 from devalloc.api.meta import COMPATIBILITY_GROUP
-from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot, join_pools, renumber
+from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Resource, Snapshot, join_pools, renumber
 
 UNKNOWN_GROUP = "not recorded"
 """The compatibility group of a device of which it is not known: it is compatible with no other."""
@@ -31,6 +34,8 @@ class Drawn(NamedTuple):
     """nano units of each counter"""
     is_certain: bool = True
     """False if it is not known, so that it counts for all there is"""
+    lost: tuple[str, ...] = ()
+    """resources that were recorded, and that the pool does not have any more"""
 
 
 def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | None, records: Records) -> Drawn:
@@ -39,14 +44,16 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
     ``counters``: nano units that the pool has of each. ``published``: what the pool says that the device draws; None if
     it does not publish the device.
     """
+    lost = {name for record in records if record is not None for name, _ in record.draws or () if name not in counters}
+    if lost:
+        return Drawn(counters, is_certain=False, lost=tuple(sorted(lost)))
     amounts = dict(published or {})
     for record in records:
         if record is None or record.draws is None:
             if published is None:
                 return Drawn(counters, is_certain=False)
             continue
-        is_renamed = any(name not in counters for name, _ in record.draws)
-        if is_renamed or (published is None and record.counters != counters_digest(frozenset(counters))):
+        if published is None and record.counters != counters_digest(frozenset(counters)):
             return Drawn(counters, is_certain=False)
         for name, nano in record.draws:
             amounts[name] = max(nano, amounts.get(name, 0))
@@ -56,6 +63,11 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
 def has_limits(pool: Pool) -> bool:
     """Whether devices of a pool share anything, so that it matters what is in use of others."""
     return bool(pool.resources) or any(one.compatibility is not None for one in pool.devices)
+
+
+def has_draws(record: DeviceRecord | None) -> bool:
+    """Whether it is recorded of a device that it draws something, so that it matters whatever its pool says now."""
+    return record is not None and bool(record.draws)
 
 
 def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | None:
@@ -72,7 +84,9 @@ def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | N
         if (blocks := -(-nano // pool.resources[name].block) - draws.get(name, 0)) > 0
     }
     group = _group_of_ghost(pool, device, records)
-    return Ghost(tuple(more.items()), group, drawn.is_certain) if more or group is not None else None
+    if not (more or drawn.lost or group is not None):
+        return None
+    return Ghost(tuple(more.items()), group, drawn.is_certain, drawn.lost)
 
 
 def device_record(pool: Pool, device: Device) -> DeviceRecord:
@@ -92,9 +106,10 @@ def _make_record(pool: Pool, device: Device) -> DeviceRecord:
             more = dict(_nano(pool, one))
             names = sorted(more.keys() | dict(draws).keys())
             draws = tuple((name, more.get(name, 0) + dict(draws).get(name, 0)) for name in names)
-    return DeviceRecord.shared(
-        draws, counters_digest(frozenset(pool.resources)), group if isinstance(group, str) else None
-    )
+    if lost := lost_resources(pool):
+        draws = tuple([draw for draw in draws if draw[0] not in lost])
+    counters = counters_digest(frozenset(pool.resources.keys() - lost))
+    return DeviceRecord.shared(draws, counters, group if isinstance(group, str) else None)
 
 
 def _nano(pool: Pool, device: Device) -> tuple[tuple[str, int], ...]:
@@ -152,11 +167,42 @@ def without_ghosts(pool: Pool) -> Pool:
     """The pool as it is published."""
     if not has_ghosts(pool):
         return pool
+    pool = _without_lost(pool)
     return replace(pool, devices=tuple([device for device in pool.devices if device.ghost is None]))
+
+
+def lost_resources(pool: Pool) -> frozenset[str]:
+    """The resources of a pool that it is not published with any more."""
+    lost: set[str] = set()
+    for device in reversed(pool.devices):
+        if device.ghost is None:
+            break  # ghosts are the last ones
+        lost.update(device.ghost.lost)
+    return frozenset(lost)
+
+
+def _without_lost(pool: Pool) -> Pool:
+    lost = lost_resources(pool)
+    if not lost:
+        return pool
+    devices = [replace(one, draws=tuple(draw for draw in one.draws if draw[0] not in lost)) for one in pool.devices]
+    resources = {name: resource for name, resource in pool.resources.items() if name not in lost}
+    return replace(pool, resources=resources, devices=tuple(devices))
+
+
+def _with_lost(pool: Pool, lost: Collection[str]) -> Pool:
+    """The pool with resources that all of its devices draw on."""
+    one_each = tuple((name, 1) for name in lost)
+    devices = [replace(device, draws=tuple(sorted((*device.draws, *one_each)))) for device in pool.devices]
+    resources = {**pool.resources, **dict.fromkeys(lost, Resource(1, len(devices)))}
+    return replace(pool, resources=resources, devices=tuple(devices))
 
 
 def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
     """The pool with its ghosts behind its devices; they have no numbers yet."""
+    lost = {name for ghost in ghosts.values() for name in ghost.lost}
+    if lost:
+        pool = _with_lost(pool, sorted(lost))
     more = tuple(
         Device(
             index=-1,
@@ -164,7 +210,7 @@ def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
             name=name,
             attributes={} if ghost.group is None else {COMPATIBILITY_GROUP: ghost.group},
             resources={},
-            draws=ghost.draws,
+            draws=(*ghost.draws, *((name, len(pool.devices)) for name in ghost.lost)),
             undefined=None,
             reach=_UNREACHABLE,
             ghost=ghost,

@@ -17,8 +17,10 @@ from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import CachedOverview
 from devalloc.controller.overview.claims import DRIVER
 from devalloc.controller.page.view import PageQuery, overview_view
+from devalloc.controller.reconcile.availability import count_fleet
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import EventRecorder
+from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.testing import device, pool
 from tests.support import fleet_manifests
@@ -71,6 +73,24 @@ def test_the_controller_gives_nothing_that_overlaps(store: SQLiteStore, document
     republish(store, "whole", "h1", "h2")
     DeviceClaimAllocator(store).round()
     assert (held(store, "holder"), held(store, "waiter")) == (["card/whole"], [])
+
+
+def test_a_pool_that_lost_its_counters_has_nothing_available_until_they_are_back(store: SQLiteStore) -> None:
+    fill(store, gpu_class(), card("whole", "h1", "h2"), gpu_claim("holder"))
+    allocator = DeviceClaimAllocator(store)
+    allocator.round()
+    assert held(store, "holder")
+    current = store.get("DevicePool", None, "card")
+    without = pool("card", "n", fleet_manifests.DRIVER, devices=[device(name) for name in ("whole", "h1", "h2")])
+    store.replace({**current, "spec": without["spec"]})
+    fill(store, gpu_claim("waiter"))
+    allocator.round()
+    assert held(store, "waiter") == []
+    (counted,) = count_fleet(list(store.list().objects), Memo()).pools
+    assert counted.available == frozenset()
+    store.delete("DeviceClaim", "default", "holder")
+    allocator.round()
+    assert held(store, "waiter")
 
 
 def test_get_shows_it_in_red(documents: list[Object]) -> None:

@@ -97,6 +97,62 @@ def test_where_counters_have_other_names_the_device_has_all(solve: Any, is_there
     assert not solve(published, recorded(HELD, WHOLE), claim("w", request("any")))["allocated"]
 
 
+NOW_WITHOUT = [device(name) for name in ("whole", "h1", "h2")]
+"""The devices of a card that says no more what they draw."""
+
+
+@WAYS
+@pytest.mark.parametrize("is_there", [True, False], ids=["published", "missing"])
+@pytest.mark.parametrize("counters", [(), ("memory",)], ids=["no counters", "another counter"])
+def test_a_card_that_lost_a_counter_gives_nothing_beside_what_drew_on_it(
+    solve: Any, is_there: bool, counters: tuple[str, ...]
+) -> None:
+    held = recorded(HELD, WHOLE)
+    published = card(*NOW_WITHOUT[0 if is_there else 1 :], counters=counters)
+    answer = solve(published, held, claim("waiter", request("any")))
+    assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
+    how = "with less than it drew" if is_there else "no longer"
+    assert f"default/held has card/whole, which is published {how}" in answer["message"]
+    assert solve(published, claim("other", request("any")), claim("waiter", request("any")))["allocated"]
+
+
+def test_a_fleet_gives_again_when_the_counter_is_back_or_the_holder_is_gone() -> None:
+    fleet = Fleet.from_manifests([device_class("any"), card(WHOLE, *HALVES)])
+    held = recorded(HELD, WHOLE)
+    fleet.update(held)
+    fleet.update(card(*NOW_WITHOUT, counters=()))
+    assert not fleet.allocate(claim("w1", request("any")))["allocated"]
+    fleet.update(card(WHOLE, *HALVES))
+    assert not fleet.allocate(claim("w2", request("any")))["allocated"]
+    fleet.update(card(*NOW_WITHOUT, counters=()))
+    fleet.delete(held)
+    answer = fleet.allocate(claim("w3", request("any")))
+    assert answer["allocated"]
+    assert "annotations" not in answer or not read_records(answer["annotations"].get(DEVICE_RECORDS))
+
+
+def test_a_share_of_a_card_that_lost_a_counter_records_the_counters_that_it_has() -> None:
+    shared = device("whole", requests={"slices": 4}, resources={"memory": 8})
+    share = claim("held", request("any", requests={"memory": 2}))
+    first = recorded({**share, "status": None}, shared)
+    now = card(device("whole", resources={"memory": 8}), NOW_WITHOUT[1], counters=("other",))
+    fleet = Fleet.from_manifests([device_class("any"), now, first])
+    answer = fleet.allocate(claim("second", request("any", requests={"memory": 2})))
+    assert names(answer) == ["whole"]
+    (record,) = read_records(answer["annotations"][DEVICE_RECORDS]).values()
+    assert (dict(record.draws or ()).keys(), record.counters) == ({"other"}, counters_digest(frozenset({"other"})))
+
+
+def test_the_check_refuses_what_is_given_of_a_card_that_lost_a_counter() -> None:
+    without, held = [device_class("any"), card(*NOW_WITHOUT, counters=())], recorded(HELD, WHOLE)
+    waiter = claim("waiter", request("any"))
+    documents = read_documents([*without, held, waiter])
+    answers = solve_manifests([*without, waiter])["claims"]
+    echo = solve_manifests([*without, held])["claims"]
+    wrong = check(documents.pools, documents.classes.values(), documents.claims, [*answers, *echo])
+    assert any("its pool lacks what claims recorded (S18)" in sentence for sentence in wrong), wrong
+
+
 @WAYS
 def test_a_counter_that_came_later_is_not_given_beside_a_missing_device(solve: Any) -> None:
     later = card(device("new", requests={"later": 1}), counters=("slices", "later"))
@@ -253,6 +309,19 @@ def test_nothing_overlaps_a_device_that_no_slice_has(solve: Any) -> None:
 def test_what_a_resource_claim_recorded_counts(solve: Any) -> None:
     assert not solve(slices(dra_device("whole", None), *DRA_HALVES), dra_recorded(dra_device("whole", 4)))["allocated"]
     assert solve(slices(*DRA_HALVES, dra_device("h3", 2)), dra_recorded(dra_device("gone", 0)))["allocated"]
+
+
+@DRA_WAYS
+@pytest.mark.parametrize("is_there", [True, False], ids=["published", "missing"])
+def test_slices_that_lost_a_counter_give_nothing_beside_what_drew_on_it(solve: Any, is_there: bool) -> None:
+    held = dra_recorded(dra_device("whole", 4))
+    without = [dra_device(name, None) for name in ("whole", "h1", "h2")[0 if is_there else 1 :]]
+    where = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    published = [{**where, **slice_("s1", without, generation=2, count=1)}]
+    answer = solve(published, held)
+    assert not answer["allocated"]
+    assert "default/held" in answer["message"]
+    assert solve(published)["allocated"]
 
 
 @DRA_WAYS

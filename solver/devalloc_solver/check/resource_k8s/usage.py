@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from devalloc.api.device_records import DeviceRecord, counters_digest
 from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
@@ -23,7 +23,7 @@ def use_violations(
     if not _are_free(answered, held):
         violations = _owner_violations(answered, ordinary, devices, held, shareable)
     if "DRAPartitionableDevices" in features:
-        violations += counter_violations(devices, offer, held)
+        violations += [*_closed_violations(devices, offer, held), *counter_violations(devices, offer, held)]
     return violations
 
 
@@ -105,6 +105,14 @@ def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) 
                 yield f"{'/'.join(key)}: {amounts[name]} of {total} {name} are consumed (nano units)"
 
 
+def _closed_violations(devices: Iterable[DeviceId], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
+    """Nothing but shares of what is in use is given of a pool that lacks counters which claims recorded."""
+    for driver, name in sorted({key[:2] for key in devices if key not in held}):
+        pool, records = offer.pool(driver, name), held.of_pool(driver, name)
+        if records and pool is not None and _lacks_counters(pool, offer, records):
+            yield f"{driver}/{name}: devices are given although the pool lacks counters that claims recorded (S18)"
+
+
 def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
     """A device draws once, however many shares of it there are, and wherever it is reached from."""
     new = {key: device for key, device in devices.items() if key not in held and device.draws}
@@ -132,22 +140,37 @@ def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPool
                 yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"
 
 
-def _recorded_draws(
+def _held_in(
     pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
-) -> Iterator[tuple[CounterId, int]]:
-    """What devices in use draw beyond what the slices say: as recorded, or all there is if that is not known."""
+) -> Iterator[tuple[NodeDevice | None, Sequence[DeviceRecord | None]]]:
+    """The devices in use that a pool has, or had: None for one that no slice has any more."""
     if not held:
         return
     published = {device.id: device for device in pool.every}
     lacking = [key for key in held if key not in published]
     everywhere = offer.device_names(*lacking[0][:2]) if lacking else None
     missing = {key for key in lacking if everywhere is not None and key[2] not in everywhere}
+    for key, records in held.items():
+        if key in published or key in missing:
+            yield published.get(key), records
+
+
+def _lacks_counters(
+    pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
+) -> bool:
+    """Whether claims recorded counters of a pool that it does not have any more: no one knows who draws on them."""
+    names = {"/".join(counter[2:]) for counter in pool.counters}
+    recorded = (record for _, records in _held_in(pool, offer, held) for record in records)
+    return any(record is not None and not dict(record.draws or ()).keys() <= names for record in recorded)
+
+
+def _recorded_draws(
+    pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
+) -> Iterator[tuple[CounterId, int]]:
+    """What devices in use draw beyond what the slices say: as recorded, or all there is if that is not known."""
     names = {"/".join(counter[2:]): counter for counter in pool.counters}
     digest = counters_digest(frozenset(names))
-    for key, records in held.items():
-        device = published.get(key)
-        if device is None and key not in missing:
-            continue
+    for device, records in _held_in(pool, offer, held):
         own: dict[CounterId, int] = defaultdict(int)
         for counter, amount in () if device is None else device.draws:
             own[counter] += amount

@@ -43,7 +43,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
 )
 from devalloc_solver.problem import snapshot as core
 from devalloc_solver.problem.allocations import AllocatedDevice
-from devalloc_solver.problem.ghosts import Drawn, drawn_in_use
+from devalloc_solver.problem.ghosts import Drawn, drawn_in_use, has_draws
 
 DeviceId = tuple[str, str, str]
 """driver, pool, device"""
@@ -207,6 +207,8 @@ class PublishedDevice:
     """what it draws as long as it is in use, if that is more than its slice says"""
     is_ghost: bool = False
     """whether its pool does not publish it, and some claim has it all the same"""
+    lost: Draws = ()
+    """what it draws of counters that claims recorded and its pool lacks now: who drew on them is unknown"""
 
     @property
     def id(self) -> DeviceId:
@@ -236,8 +238,9 @@ class RecordedUse:
 
 
 def recorded_use(usage: DeviceUsage, book: SliceBook, pools: Iterable[ResourcePool]) -> RecordedUse:
-    """What is in use of pools that have counters."""
-    counted = [pool for pool in pools if pool.counters]
+    """What is in use of pools that have counters, or had some."""
+    drawn = {one[:2] for one, records in usage.records.items() if any(map(has_draws, records))}
+    counted = [pool for pool in pools if pool.counters or pool.id in drawn]
     held: dict[PoolId, set[str]] = {pool.id: set() for pool in counted}
     for driver, name, device in usage.records if held else ():
         if (driver, name) in held:
@@ -274,6 +277,8 @@ def list_published_devices(
     for view in views:
         pool = view.pool
         counters = _counters_of(pool, gates) if recorded.records else {}
+        is_read = bool(recorded.records) and (bool(counters) or _may_have_counters(pool, gates))
+        lost, start = set[str](), len(offers)
         reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
             own_reach = device if resource_slice.spec.per_device else resource_slice.spec
@@ -287,28 +292,49 @@ def list_published_devices(
                 offer = PublishedDevice(
                     len(offers), pool, resource_slice, device, sharing and device.allow_multiple, nodes
                 )
-                if counters and device_id in recorded.records:
+                if is_read and device_id in recorded.records:
                     offer = _with_recorded(offer, counters, recorded.records[device_id])
+                    lost.update(offer.drawn.lost if offer.drawn is not None else ())
                 first = first_index.setdefault(device_id, offer.index)
                 merged = None if first == offer.index else merge_duplicate(offers[first], offer)
                 if merged is None:
                     offers.append(offer)
                 else:
                     offers[first] = merged
-        for name in recorded.gone.get(pool.id, ()) if counters else ():
+        for name in recorded.gone.get(pool.id, ()) if is_read else ():
             drawn = drawn_in_use(counters, None, recorded.records[*pool.id, name])
+            lost.update(drawn.lost)
             owner = (*pool.slices, *pool.hidden)[0] if pool.slices or pool.hidden else None
             if owner is not None:
                 ghost = SliceDevice(name=name)
                 offers.append(
                     PublishedDevice(len(offers), pool, owner, ghost, False, frozenset(), drawn, is_ghost=True)
                 )
+        if lost:
+            offers[start:] = [_with_lost(offer, sorted(lost), len(offers) - start) for offer in offers[start:]]
     return offers
+
+
+def _with_lost(offer: PublishedDevice, lost: Sequence[str], total: int) -> PublishedDevice:
+    """A device of a pool without counters that claims recorded: each draws on them, and who recorded them all."""
+    own = offer.drawn.lost if offer.drawn is not None else ()
+    return replace(offer, lost=tuple((name, total if name in own else 1) for name in lost))
+
+
+def counters_with_lost(pool: ResourcePool, members: Sequence[PublishedDevice]) -> dict[str, core.Resource]:
+    """The counters of a pool, also those that it lost, by their names in the snapshot."""
+    resources = {"/".join(key): core.Resource.shared(1, max(0, nano)) for key, nano in pool.counters.items()}
+    lost = {name: len(members) for offer in members[:1] for name, _ in offer.lost}
+    return resources | {name: core.Resource.shared(1, total) for name, total in lost.items()} if lost else resources
+
+
+def _may_have_counters(pool: ResourcePool, gates: frozenset[str]) -> bool:
+    return pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
 
 
 def _counters_of(pool: ResourcePool, gates: frozenset[str]) -> Mapping[str, int]:
     """Nano units of the counters of a pool, as far as devices of it are to be had."""
-    if pool.state is not PoolStatus.COMPLETE or gate.PARTITIONABLE_DEVICES not in gates:
+    if not _may_have_counters(pool, gates):
         return {}
     return {"/".join(key): max(0, nano) for key, nano in pool.counters.items()}
 
@@ -319,7 +345,7 @@ def _with_recorded(
     """A device in use that draws what claims recorded, if that is more than its slice says."""
     published = dict(_draws(offer.device.consumes))
     drawn = drawn_in_use(counters, published, records)
-    return offer if drawn.amounts == published else replace(offer, drawn=drawn)
+    return offer if drawn.amounts == published and not drawn.lost else replace(offer, drawn=drawn)
 
 
 def _devices(pool: ResourcePool) -> Iterator[tuple[ResourceSlice, SliceDevice]]:
@@ -390,7 +416,7 @@ def make_snapshot(
         if pool.id in common:
             resources, draws = _merge_duplicates(members, twins, gates)
         else:
-            resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
+            resources = counters_with_lost(pool, members)
             there = [offer for offer in members if not offer.is_ghost] or members
             nodes_of = {offer.nodes for offer in there}
             names = {offer.reach.node_name for offer in there}
@@ -409,9 +435,9 @@ def _merge_duplicates(
     """The resources of pools that are one, and what their devices draw: a device also what its twins would."""
     numbers = {pool: number for number, pool in enumerate(dict.fromkeys(offer.pool for offer in members))}
     resources = {
-        counter_in_view("/".join(key), number): core.Resource(1, max(0, nano))
+        counter_in_view(name, number): resource
         for pool, number in numbers.items()
-        for key, nano in pool.counters.items()
+        for name, resource in counters_with_lost(pool, [one for one in members if one.pool is pool]).items()
     }
     draws: dict[int, Draws] = {}
     for offer in members:
@@ -487,6 +513,11 @@ def resources_of(offer: PublishedDevice) -> Mapping[str, core.Resource]:
 
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
+    own = _own_draws(offer, gates)
+    return tuple(sorted((*own, *offer.lost))) if offer.lost else own
+
+
+def _own_draws(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     if offer.drawn is not None:
         return tuple(sorted((name, nano) for name, nano in offer.drawn.amounts.items() if nano > 0))
     counts = offer.device.consumes and offer.pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
@@ -500,7 +531,7 @@ def records_of_devices(offers: Iterable[PublishedDevice], gates: frozenset[str])
         counters = _counters_of(offer.pool, gates) if offer.pool.counters else {}
         if counters:
             records[offer.pool.title, offer.device.name] = DeviceRecord(
-                draws_of(offer, gates), counters_digest(frozenset(counters))
+                _own_draws(offer, gates), counters_digest(frozenset(counters))
             )
     return records
 

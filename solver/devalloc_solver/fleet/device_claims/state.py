@@ -43,6 +43,7 @@ from devalloc_solver.problem.allocations import Key, admin_entries, allocated_am
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
     device_record,
+    has_draws,
     has_limits,
     is_as_recorded,
     snapshot_with_ghosts,
@@ -220,9 +221,9 @@ class DeviceFleetState:
         by_name: dict[Hashable, dict[str, Device] | None] = {}
         for entry in held:
             (pool,) = snapshot.pools_by_name[entry.pool]
-            if entry.pool not in by_name:
-                named = {device.name: device for device in pool.devices}
-                by_name[entry.pool] = named if has_limits(pool) else None
+            if by_name.get(entry.pool) is None:
+                is_limited = has_limits(pool) or has_draws(entry.record)
+                by_name[entry.pool] = {device.name: device for device in pool.devices} if is_limited else None
             if (devices := by_name[entry.pool]) is not None:
                 records.add(pool, entry.device, devices.get(entry.device), entry.record)
         ghosts = records.ghosts()

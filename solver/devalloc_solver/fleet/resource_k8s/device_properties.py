@@ -18,6 +18,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     RecordedUse,
     constraint_value,
+    counters_with_lost,
     draws_of,
     full_names,
     ghost_of,
@@ -105,7 +106,7 @@ def local_snapshot(
                     ghost_of(offer, gates),
                 )
             )
-        counters = {"/".join(key): core.Resource.shared(1, max(0, nano)) for key, nano in pool.counters.items()}
+        counters = counters_with_lost(pool, by_pool.get(id(pool), ()))
         local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
     return core.join_pools(local_pools, (node,))
 
