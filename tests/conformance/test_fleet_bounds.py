@@ -12,6 +12,7 @@ from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
+from devalloc_solver.dialects.resource_k8s import cluster_devices, selectors
 from devalloc_solver.explain.device_claims import typos
 from devalloc_solver.fleet import claim_reader, explanation_nodes, node_index, pool_states, unique_attribute_search
 from devalloc_solver.fleet import explainer as kept
@@ -213,7 +214,9 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (resource_explainer, "MAX_VERDICTS", 4),
         (resource_explainer, "MAX_COUNTS", 4),
         (full_solve, "MAX_VERDICTS", 4),
-        (full_solve, "MAX_EXPRESSIONS", 8),
+        (cluster_devices, "MAX_VERDICTS", 4),
+        (cluster_devices, "MAX_SNAPSHOTS", 2),
+        (selectors, "MAX_EXPRESSIONS", 8),
         (full_solve, "MAX_EXPLANATIONS", 8),
         (resource_results, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_VERDICTS", 20),
@@ -242,6 +245,20 @@ def test_resource_claims_that_never_ask_for_the_same_leave_nothing_behind(cluste
     def step(number: int) -> None:
         if cluster.allocate(resource_claim("c", expression.format(number)))["allocated"]:
             cluster.delete(resource_claim("c"))
+
+    assert grows(cluster, step) < 1.15
+
+
+@pytest.mark.parametrize("expression", ["uuid != 'u{}'", "uuid.matches('x{}')", "numa{} == 1", "numa == {} +"])
+def test_batches_of_resource_claims_that_never_ask_for_the_same_leave_nothing_behind(
+    cluster: Fleet, expression: str
+) -> None:
+    def step(number: int) -> None:
+        wanted = resource_claim("c", f"device.attributes['gpu.io'].{expression}".format(number))
+        attribute = {"matchAttribute": f"gpu.io/{'numa' if number % 2 else f'a{number}'}", "requests": ["r"]}
+        wanted["spec"]["devices"]["constraints"] = [attribute]
+        if cluster.allocate_all([wanted])["claims"][-1]["allocated"]:
+            cluster.delete(wanted)
 
     assert grows(cluster, step) < 1.15
 

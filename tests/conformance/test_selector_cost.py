@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,13 @@ from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.device_claims import compile as compile_constraints
 from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.dialects.device_claims import candidates
+from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterDevices
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.pools import SliceBook
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from tests.support.call_count import calls
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
@@ -152,3 +160,167 @@ def _holds(program: Any, attributes: Mapping[str, int | str]) -> bool:
         return bool(program.evaluate(attributes, budget.Budget(10_000)))
     except EvaluationError:
         return False
+
+
+# -- many devices at once mean the same as one after the other ---------------------------------------------------------
+
+VARIED = {
+    "one uuid less, a pattern, memory": CONSTRAINTS["one uuid less, a product by pattern, memory"].replace(
+        "0-0", "0-1"
+    ),
+    "a pattern that most fail": "device.uuid.matches('-3$') && device.memory >= '40Gi'",
+    "an attribute that some lack": "device.rare == 1 || device.uuid.endsWith('-1')",
+    "one of two types": "device.odd + 1 == 2 && device.uuid.startsWith('GPU')",
+    "dearer than free for all": f"{[*range(60)]}.exists(n, device.uuid.endsWith('-' + string(n)) && n > 1)",
+    "dearer than free for some": "device.odd == 1 ? device.uuid.size() > 0 : "
+    f"{[*range(90)]}.all(n, device.uuid.size() > n - 200)",
+}
+
+
+def varied_pools() -> list[Manifest]:
+    """Devices of which the expressions above fail on some."""
+    made = pools()
+    for number, each in enumerate(one for document in made[1:] for one in document["spec"]["devices"]):
+        odd: dict[str, Any] = {"intValue": number % 3} if number % 7 else {"stringValue": "x"}
+        each["attributes"] += [{"name": "odd", **odd}, *([{"name": "rare", "intValue": 1}] * (number % 5 == 0))]
+    return made
+
+
+def varied_slices() -> list[Manifest]:
+    made = slices()
+    for number, each in enumerate(one for document in made[1:] for one in document["spec"]["devices"]):
+        each["attributes"] |= {"odd": {"int": number % 3} if number % 7 else {"string": "x"}}
+        each["attributes"] |= {"rare": {"int": 1}} if number % 5 == 0 else {}
+        if number % 11 == 0:
+            each["attributes"]["broken"] = {"version": "one"}  # no selector can read the device
+    return made
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_devices_judged_together_fare_as_they_do_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeviceClaims: the answer, and the explanation of one that is too large, with its funnel."""
+    documents = varied_pools()
+    wanted = [
+        claim(f"c{count}", {"deviceClass": "gpu", "constraints": VARIED[name], "requests": {"count": count}})
+        for count in (2, 99)
+    ]
+    monkeypatch.setattr(candidates, "SAMPLE", 10**9)
+    one_by_one = [solve_manifests([*documents, each])["claims"] for each in wanted]
+    monkeypatch.setattr(candidates, "SAMPLE", 8)
+    together = [solve_manifests([*documents, each])["claims"] for each in wanted]
+    assert together == one_by_one
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_devices_of_slices_judged_together_fare_as_they_do_one_by_one(name: str) -> None:
+    gates = read_gates(None)
+    expression = VARIED[name].replace("device.memory >= '40Gi'", f"{MEMORY}.compareTo(quantity('40Gi')) >= 0")
+    for attribute in ("uuid", "product", "odd", "rare"):
+        expression = expression.replace(f"device.{attribute}", f"{A}.{attribute}")
+    book = SliceBook(varied_slices()[1:], gates)
+    devices = ClusterDevices.of(book, {}, DeviceUsage(), gates)
+    faults = {offer.index: "fault" for offer in devices.offers if offer.device.has_fault}
+    together, apart = SelectorJudge(gates), SelectorJudge(gates)
+    for judge in (together, apart):
+        judge.check(expression, "here")
+    one_by_one = ["fault" if offer.index in faults else apart.verdict(expression, offer) for offer in devices.offers]
+    assert together.verdicts(expression, devices.offers, faults) == one_by_one
+    assert len(faults) == 22
+    assert len({*one_by_one} - {"fault"}) > 1 or "for all" in name or "for some" in name
+    together.charge(expression)
+    apart.charge(expression)
+    assert together.allowance.room == apart.allowance.room, "it costs the same"
+
+
+# -- what a call costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dialect", "most"), [("DeviceClaims", 55), ("ResourceClaims", 80)])
+def test_an_everyday_expression_costs_a_batch_on_a_warm_fleet_few_calls_for_each_device(
+    dialect: str, most: int
+) -> None:
+    """The devices were read before. What is left for each of them is to look at its uuid, and to compare it."""
+    name = "one uuid less, a product by pattern, memory"
+    is_device_claim = dialect == "DeviceClaims"
+    many = [{**one, **_renamed(one, copy)} for copy in range(10) for one in (pools() if is_device_claim else slices())]
+    fleet = Fleet.from_manifests(many[:1] + [one for one in many if one["kind"] != "DeviceClass"])
+
+    def wanted(expression: str, name: str) -> Manifest:
+        if is_device_claim:
+            return claim(name, {"deviceClass": "gpu", "constraints": expression})
+        one = resource_claim(expression)
+        return {**one, "metadata": {**one["metadata"], "name": name, "uid": name}}
+
+    fleet.allocate_all([wanted("true", "first")])
+    expression = (CONSTRAINTS if is_device_claim else SELECTORS)[name]
+    devices = 10 * NODES * EACH
+    assert calls(lambda: fleet.allocate_all([wanted(expression, "second")])) < most * devices
+    assert calls(lambda: fleet.allocate_all([wanted(expression, "third")])) < 20 * devices
+
+
+def _renamed(document: Manifest, copy: int) -> Manifest:
+    """The same on another node."""
+    if document["kind"] == "DeviceClass":
+        return {}
+    spec = deepcopy(document["spec"])
+    name = f"{spec['nodeName']}-{copy}"
+    for each in spec["devices"]:
+        attributes = each["attributes"]
+        own = next((one for one in attributes if one["name"] == "uuid"), None) if isinstance(attributes, list) else None
+        if own is None:
+            attributes["uuid"] = {"string": f"{attributes['uuid']['string']}-{copy}"}
+        else:
+            own["stringValue"] += f"-{copy}"
+    spec["nodeName"] = name
+    if "pool" in spec:
+        spec["pool"]["name"] = name
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+# -- a cluster that is kept is never older than what was said of it ----------------------------------------------------
+
+
+def test_a_slice_that_was_written_on_in_place_counts_as_it_is_once_the_fleet_is_told() -> None:
+    documents = slices()
+    fleet = Fleet.from_manifests(documents)
+    first = UUIDS[0]
+    only = resource_claim(f'{A}.uuid == "{first}"')
+    assert fleet.allocate_all([only])["claims"][0]["allocated"]
+    fleet.delete(only)
+    changed = documents[1]
+    changed["spec"]["devices"][0]["attributes"]["uuid"]["string"] = "another"
+    fleet.update(changed)
+    assert not fleet.allocate_all([only])["claims"][0]["allocated"]
+    another = fleet.allocate_all([resource_claim(f'{A}.uuid == "another"')])["claims"][0]
+    assert another["allocated"]
+
+
+@pytest.mark.parametrize("change", ["slice", "class", "node", "slice gone", "taint"])
+def test_a_cluster_that_is_kept_answers_as_one_that_is_read_anew(change: str) -> None:
+    documents = [*slices(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}}]
+    fleet = Fleet.from_manifests(documents)
+    wanted = [resource_claim("true") | {"metadata": {"name": f"c{n}", "namespace": "d", "uid": f"c{n}"}} for n in "12"]
+    fleet.allocate_all(wanted[:1])
+    held = {**wanted[0], "status": {"allocation": fleet.allocate(wanted[0])["allocations"]}}
+    new = deepcopy(documents[1])
+    match change:
+        case "slice":
+            new["spec"]["devices"] = new["spec"]["devices"][:1]
+        case "taint":
+            new["spec"]["devices"][1]["taints"] = [{"key": "broken", "effect": "NoSchedule"}]
+        case "class":
+            new = {**documents[0], "spec": {"selectors": [{"cel": {"expression": f'{A}.uuid == "{UUIDS[5]}"'}}]}}
+        case "node":
+            new = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other", "labels": {"zone": "a"}}}
+    name = (new["kind"], new["metadata"]["name"])
+    documents = [one for one in documents if (one["kind"], one["metadata"]["name"]) != name]
+    if change == "slice gone":
+        fleet.delete(new)
+    else:
+        fleet.update(new)
+        documents.append(new)
+    warm, cold = fleet.allocate_all(wanted[1:]), dra.solve_manifests([*documents, held, wanted[1]])
+    assert [one for one in warm["claims"] if one["name"] == "c2"] == [
+        one for one in cold["claims"] if one["name"] == "c2"
+    ]
+    assert warm["problems"] == cold["problems"]

@@ -134,6 +134,10 @@ class Budget:
         left = self._portion + self._rest
         return self.limit - left if left > 0 else self.limit
 
+    def renew(self) -> None:
+        """Give back what was spent. Only for a budget without a time."""
+        self._portion = self.limit
+
     def spend(self, steps: int) -> None:
         """Take ``steps`` from the budget. Raises BudgetExceeded when it is used up, OutOfTime when the time is."""
         self._portion -= steps

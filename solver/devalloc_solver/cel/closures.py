@@ -14,7 +14,7 @@ from devalloc_solver.cel.comprehensions import VariableScope, compile_comprehens
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import CompileError, EvaluationError
 from devalloc_solver.cel.operators import OPERATORS
-from devalloc_solver.cel.registry import Function
+from devalloc_solver.cel.registry import Function, Implementation
 from devalloc_solver.cel.syntax_tree import Call, Comprehension, ListOf, Literal, MapOf, Name, Node, Select
 from devalloc_solver.cel.values import Frame, OptionalValue, TypeValue, from_key, short_text
 
@@ -123,7 +123,7 @@ class _Builder:
         function = self._environment.functions.get(node.function)
         if function is None:
             raise CompileError(f"the function {node.function!r} is not supported")
-        called = _function_call(function, arguments)
+        called = _function_call(function, node, arguments)
         if node.function in _PURE and all(isinstance(argument, Literal) for argument in node.arguments):
             return _constant(called)
         return called
@@ -170,13 +170,26 @@ def _chain(node: Call) -> Iterator[Node]:
             yield argument
 
 
-def _function_call(function: Function, arguments: list[Run]) -> Run:
+def _function_call(function: Function, node: Call, arguments: list[Run]) -> Run:
+    literals = [argument.value for argument in node.arguments[1:] if isinstance(argument, Literal)]
+    if len(literals) == len(arguments) - 1 and (of_text := function.of_text(*literals)) is not None:
+        return _text_call(function, of_text, arguments[0], literals)
     match arguments:
         case [only]:
             return lambda frame: function(frame, only(frame))
         case [first, second]:
             return lambda frame: function(frame, first(frame), second(frame))
     return lambda frame: function(frame, *[argument(frame) for argument in arguments])
+
+
+def _text_call(function: Function, of_text: Implementation, receiver: Run, literals: list[Any]) -> Run:
+    """A call of which only the receiver is not known before, mostly a text."""
+
+    def call(frame: Frame) -> Any:
+        value = receiver(frame)
+        return of_text(frame, value) if type(value) is str else function(frame, value, *literals)
+
+    return call
 
 
 def _constant(called: Run) -> Run:

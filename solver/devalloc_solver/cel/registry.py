@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,18 @@ from devalloc_solver.cel.values import LISTS, MAPS, Frame, UInt, no_overload
 
 Implementation = Callable[..., Any]
 """Takes the Frame, then the arguments (the receiver of a method first). Raises EvaluationError."""
+
+
+class Preparable(ABC):
+    """An implementation with something to do once for all calls with one literal."""
+
+    @abstractmethod
+    def prepare(self, literal: Any) -> Implementation:
+        """What calls with this literal do, which take all but that."""
+
+    def __call__(self, frame: Frame, text: Any, literal: Any) -> Any:
+        return self.prepare(literal)(frame, text)
+
 
 Kind = type | tuple[type, ...] | None
 """The class of an argument, any of several, or None: every one."""
@@ -52,6 +65,13 @@ class Function:
                 raise self._no_overload(self.name, *arguments)
             self._chosen[types] = implementation
         return implementation(frame, *arguments)
+
+    def of_text(self, *literals: Any) -> Implementation | None:
+        """What a call does with a text and these literals, without looking for the overload; None if there is none."""
+        implementation = self._find((str, *map(type, literals)))
+        if isinstance(implementation, Preparable) and len(literals) == 1:
+            return implementation.prepare(*literals)
+        return None if implementation is None else lambda frame, text: implementation(frame, text, *literals)
 
     def _find(self, types: tuple[type, ...]) -> Implementation | None:
         for kinds, implementation in self._overloads:

@@ -54,8 +54,7 @@ from devalloc_solver.problem.snapshot import Snapshot, take_snapshot
 MAX_CACHED = 128
 """Different requests whose candidates are kept; with more, the next solve starts afresh."""
 MAX_VERDICTS = 200_000
-"""The same for expressions and their verdicts: a refused claim leaves the error of its expression, and no candidates.
-"""
+"""Expressions and verdicts of them that are kept; with more, those asked for first are forgotten."""
 VERDICTS_PER_DEVICE = 4
 """In a large fleet so many for each device: several expressions may take more than one call each, and be evaluated in
 turns."""
@@ -177,10 +176,10 @@ class SolveCache:
             or not _is_unchanged(self._classes, classes)
             or judge.invalid_classes != problem_input.invalid_classes
             or judge.cached_requests > MAX_CACHED
-            or judge.remembered > max(MAX_VERDICTS, VERDICTS_PER_DEVICE * len(snapshot.devices))
         ):
             judge = self._judge = CandidateFinder(snapshot, problem_input.classes, problem_input.invalid_classes)
             self._classes = classes
+        judge.forget(max(MAX_VERDICTS, VERDICTS_PER_DEVICE * len(snapshot.devices)))
         return snapshot, problems, judge
 
 

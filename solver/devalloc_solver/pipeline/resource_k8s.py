@@ -22,8 +22,9 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     placed_answer,
     rejected_answer,
 )
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.candidates import RequestVerdict
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
+from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
 from devalloc_solver.dialects.resource_k8s.demands import (
     build_units,
     constrained_attributes,
@@ -37,7 +38,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
     DeviceId,
@@ -46,15 +47,10 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     add_allocation,
     draws_of,
-    duplicate_problems,
-    list_published_devices,
     lost_devices,
-    make_snapshot,
-    recorded_use,
     records_of_claim,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
@@ -128,11 +124,12 @@ def solve(
     started: float,
     *,
     is_quick: bool = False,
+    cache: ClusterCache | None = None,
 ) -> dict[str, Any]:
     """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``;
-    then the search has ``deadline`` for itself."""
+    then the search has ``deadline`` for itself. ``cache``: see ``prepare``."""
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
-    prepared = prepare(problem_input, gates, ends, started)
+    prepared = prepare(problem_input, gates, ends, started, cache)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
     outcome = search_parts(
@@ -154,31 +151,33 @@ def solve(
 
 
 def prepare(
-    problem_input: ClusterInput, gates: frozenset[str], ends: float | None = None, started: float | None = None
+    problem_input: ClusterInput,
+    gates: frozenset[str],
+    ends: float | None = None,
+    started: float | None = None,
+    cache: ClusterCache | None = None,
 ) -> PreparedCluster:
-    """All stages before the search of a call that began at ``started`` and has to answer at ``ends``."""
-    book = SliceBook(problem_input.slices, gates, problem_input.read)
-    seen = view_cluster(book, problem_input.nodes)
+    """All stages before the search of a call that began at ``started`` and has to answer at ``ends``. ``cache``: what
+    the caller keeps from one call to the next."""
     usage, holders, problems = usage_of_claims(problem_input)
-    recorded = recorded_use(usage, book, (view.pool for view in seen.views))
-    offers = list_published_devices(seen.views, usage, gates, recorded)
-    selectors = SelectorJudge(gates)
-    selectors.allowance.begin(ends, started)
-    judge = RequestJudge(gates, offers, DeviceUsage(), selectors, problem_input.classes, frozenset(seen.broken))
+    devices, judge = (cache or ClusterCache()).take(problem_input, gates, usage)
+    allowance = judge.selectors.allowance
+    allowance.begin(ends, started)
     units, refused = build_units(problem_input, judge)
-    selectors.allowance.begin_search()
-    used = DevicesInUse(offers)
+    allowance.begin_search()
+    used = devices.used
     allocations = [(key, priority, used.items(held)) for key, priority, held in holders]
-    overused = overuse.overuse_problems(_overuse_problems(offers, holders, gates), "ResourceClaim", "/".join)
-    lost = lost_by_claim(problem_input, book)
-    left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
+    overused = overuse.overuse_problems(_overuse_problems(used, holders, gates), "ResourceClaim", "/".join)
+    lost = lost_by_claim(problem_input, devices.book)
+    ignored = devices.book.ignored
+    left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in ignored]
     return PreparedCluster(
         problem_input=problem_input,
         gates=gates,
-        survey=seen,
-        offers=offers,
+        survey=devices.seen,
+        offers=devices.offers,
         usage=usage,
-        snapshot=make_snapshot(offers, seen.nodes, constrained_attributes(problem_input.claims), gates),
+        snapshot=devices.snapshot(constrained_attributes(problem_input.claims)),
         allocations=tuple(Allocation(*one) for one in sorted(allocations, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*problem_input.refused, *refused),
@@ -186,8 +185,8 @@ def prepare(
             *problem_input.problems,
             *left_out,
             *problems,
-            *_pool_problems(seen),
-            *duplicate_problems(offers),
+            *_pool_problems(devices.seen),
+            *devices.duplicates,
             *overused,
             *loss_problems(lost),
         ),
@@ -242,29 +241,24 @@ def usage_of_claims(
 
 
 def _overuse_problems(
-    offers: Sequence[PublishedDevice], holders: Iterable[tuple[Key, int, DeviceUsage]], gates: frozenset[str]
+    used: DevicesInUse, holders: Iterable[tuple[Key, int, DeviceUsage]], gates: frozenset[str]
 ) -> list[overuse.Overuse[DeviceId]]:
     """What claims hold together and cannot. A device is one, however many nodes see it."""
-    first: dict[DeviceId, PublishedDevice] = {}
-    sharable: set[DeviceId] = set()
-    for offer in offers:
-        first.setdefault(offer.id, offer)
-        if offer.is_shareable:
-            sharable.add(offer.id)
 
     def amounts(usage: DeviceUsage, device: DeviceId) -> dict[str, int] | None:
         """It is unknown whether shares of a deleted device fit together: that raises no alarm."""
-        is_whole = device in usage.whole or (device in first and device not in sharable)
+        same = used.of(device)
+        is_whole = device in usage.whole or (same and not any(offer.is_shareable for offer in same))
         return None if is_whole else usage.shared[device]
 
     def draws(device: DeviceId) -> Iterator[tuple[tuple[ResourcePool, str], int]]:
-        offer = first.get(device)
-        if offer is not None and (offer.drawn is None or offer.drawn.is_certain):
-            yield from (((offer.pool, name), nano) for name, nano in draws_of(offer, gates))
+        for offer in used.of(device)[:1]:
+            if offer.drawn is None or offer.drawn.is_certain:
+                yield from (((offer.pool, name), nano) for name, nano in draws_of(offer, gates))
 
     def capacity(device: DeviceId) -> dict[str, int]:
-        offer = first.get(device)
-        return {} if offer is None else {name: resource.nano for name, resource in resources_of(offer).items()}
+        same = used.of(device)
+        return {name: resource.nano for name, resource in resources_of(same[0]).items()} if same else {}
 
     def total(counter: tuple[ResourcePool, str]) -> int | None:
         counters = {"/".join(key): nano for key, nano in counter[0].counters.items()}

@@ -284,15 +284,20 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
     assert counts["value"] == 40 <= counts["bound"]
 
 
-def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_is_kept_forgets_the_expressions_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_claims, "MAX_VERDICTS", 2)
     monkeypatch.setattr(device_claims, "VERDICTS_PER_DEVICE", 0)
     problem_input, state = read_documents([GPU, *fleet(1)]), device_claims.SolveCache()
     judge = state.take(problem_input)[2]
-    for expression in ("device.", "device..", "device..."):
+    for expression in ("device.", "device..", "device...", "device.kind == 'gpu'"):
         assert state.take(problem_input)[2] is judge
-        assert judge.expression_error(expression) is not None
-    assert state.take(problem_input)[2] is not judge
+        assert (judge.expression_error(expression) is None) is (expression == "device.kind == 'gpu'")
+        assert judge.remembered <= 2 + 2
+    before = judge.remembered
+    assert judge.expression_error("device.kind == 'gpu'") is None
+    assert judge.remembered == before
+    assert judge.expression_error("device.") is not None
+    assert judge.remembered == before + 1
 
 
 def test_every_priority_that_waits_has_a_level() -> None:

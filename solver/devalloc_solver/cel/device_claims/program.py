@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from devalloc.api.quantity import Quantity
-from devalloc.api.semver import SemVer
+from devalloc.api.pool import AttributeValue
 from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.comprehensions import cost_of
@@ -33,21 +32,31 @@ class Program:
     """Those of its top-level ``&&``, which may be evaluated apart: the expression is true where all of them are, and
     false where any is, whatever errors beside. None where it is one operand."""
     cost: int
-    """Steps of every evaluation: the nodes, but for those of the bodies of macros."""
+    """Steps of every evaluation that no operation counts: the nodes, but for those of the bodies of macros."""
     _run: Run = field(repr=False)
     _slots: int = field(repr=False)
 
-    def evaluate(self, attributes: Mapping[str, str | int | Quantity | SemVer], budget: Budget) -> bool:
+    def evaluate(self, attributes: Mapping[str, AttributeValue], budget: Budget) -> bool:
         """Whether the device matches.
 
         Raises EvaluationError when that cannot be computed for this device (which then does not match) and
         BudgetExceeded when the expression has used up ``budget``.
         """
         budget.spend(self.cost)
-        result = self._run(Frame(attributes, budget, self._slots))
-        if result is True or result is False:
-            return bool(result)
-        raise EvaluationError(f"the result is a {type_name(result)}, not a boolean")
+        return self.evaluator(budget)(attributes)
+
+    def evaluator(self, budget: Budget) -> Callable[[Mapping[str, AttributeValue]], bool]:
+        """The same for one device after the other, without what each costs in any case."""
+        frame, run = Frame(None, budget, self._slots), self._run
+
+        def evaluate(attributes: Mapping[str, AttributeValue]) -> bool:
+            frame.device = attributes
+            result = run(frame)
+            if result is True or result is False:
+                return result
+            raise EvaluationError(f"the result is a {type_name(result)}, not a boolean")
+
+        return evaluate
 
 
 @lru_cache(maxsize=512)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -59,18 +59,27 @@ class Program:
         Raises EvaluationError when that cannot be computed, ExhaustedError (one of these) when it costs more than
         COST_LIMIT, BudgetExceeded and OutOfTime when a smaller budget does not suffice.
         """
-        budget = Budget(COST_LIMIT) if budget is None else budget
-        try:
-            result = self._run(Frame(device, budget, self._slots))
-        except BudgetExceeded:
-            if budget.limit < COST_LIMIT:
-                raise
-            raise ExhaustedError(f"{TOO_EXPENSIVE_ONCE} {COST_LIMIT} units") from None
-        except (RecursionError, MemoryError, OverflowError) as error:
-            raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
-        if result is True or result is False:
-            return bool(result)
-        raise EvaluationError(f"the result is a {type_name(result)}, not a bool")
+        return self.evaluator(Budget(COST_LIMIT) if budget is None else budget)(device)
+
+    def evaluator(self, budget: Budget) -> Callable[[CelDevice], bool]:
+        """The same for one device after the other."""
+        frame, run = Frame(None, budget, self._slots), self._run
+
+        def evaluate(device: CelDevice) -> bool:
+            frame.device = device
+            try:
+                result = run(frame)
+            except BudgetExceeded:
+                if budget.limit < COST_LIMIT:
+                    raise
+                raise ExhaustedError(f"{TOO_EXPENSIVE_ONCE} {COST_LIMIT} units") from None
+            except (RecursionError, MemoryError, OverflowError) as error:
+                raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
+            if result is True or result is False:
+                return result
+            raise EvaluationError(f"the result is a {type_name(result)}, not a bool")
+
+        return evaluate
 
 
 def compile(expression: str, features: Container[str]) -> Program:

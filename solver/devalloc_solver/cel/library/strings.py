@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from devalloc_solver.cel.errors import EvaluationError
-from devalloc_solver.cel.registry import INT, LIST, STRING, Overload
+from devalloc_solver.cel.registry import INT, LIST, STRING, Overload, Preparable
 from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, Frame, short_text, type_name
 
 _SPACES = "".join(
@@ -91,30 +92,55 @@ def is_pattern(text: str) -> bool:
     return True
 
 
+def _compile_charged(frame: Frame, expression: str, bounds: PatternBounds) -> tuple[Any, int, int]:
+    """``compile_with_costs``, and what that costs."""
+    frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
+    try:
+        return compile_with_costs(expression, bounds)
+    except EvaluationError as error:
+        if "too large" in str(error):
+            frame.spend(bounds.too_large)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Matches(Preparable):
+    """``matches``. Searches bytes: where in the text the pattern matches, which takes longer to find out, does not
+    matter."""
+
+    bounds: PatternBounds
+
+    def prepare(self, literal: str) -> Callable[[Frame, str], bool]:
+        search: Callable[[bytes], Any] | None = None
+        cost_of_all = cost_of_pass = 0
+
+        def matches(frame: Frame, text: str) -> bool:
+            nonlocal search, cost_of_all, cost_of_pass
+            if search is None:
+                compiled, cost, cost_of_pass = _compile_charged(frame, literal, self.bounds)
+                cost_of_all, search = _PATTERN_COST + len(literal) // CHARACTERS_PER_UNIT + cost, compiled.search
+                frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
+            else:
+                frame.spend(cost_of_all + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
+            try:
+                return search(text.encode()) is not None
+            except UnicodeError:
+                raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
+
+        return matches
+
+
 def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
     """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is."""
 
     def charged(frame: Frame, text: str, expression: str) -> Any:
-        frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
-        try:
-            compiled, cost, cost_of_pass = compile_with_costs(expression, bounds)
-        except EvaluationError as error:
-            if "too large" in str(error):
-                frame.spend(bounds.too_large)
-            raise
+        compiled, cost, cost_of_pass = _compile_charged(frame, expression, bounds)
         frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
         return compiled
 
     def search(frame: Frame, text: str, expression: str) -> Any:
         try:
             return charged(frame, text, expression).search(text)
-        except UnicodeError:
-            raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
-
-    def matches(frame: Frame, text: str, expression: str) -> bool:
-        """Searches bytes: where in the text the pattern matches, which takes longer to find out, does not matter."""
-        try:
-            return charged(frame, text, expression).search(text.encode()) is not None
         except UnicodeError:
             raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
 
@@ -138,7 +164,7 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
         return matches
 
     return (
-        ("matches", (STRING, STRING), matches),
+        ("matches", (STRING, STRING), _Matches(bounds)),
         ("find", (STRING, STRING), find),
         ("findAll", (STRING, STRING), find_all),
         ("findAll", (STRING, STRING, INT), find_all),
@@ -226,12 +252,12 @@ def _substring(frame: Frame, text: str, start: int, end: int | None = None) -> s
     return text[start:end]
 
 
-def _translate(table: dict[int, Any]) -> Any:
-    def translate(frame: Frame, text: str) -> str:
+def _change_case(table: dict[int, int], of_ascii: Callable[[str], str]) -> Any:
+    def change(frame: Frame, text: str) -> str:
         frame.pass_over(len(text))
-        return text.translate(table)
+        return of_ascii(text) if text.isascii() else text.translate(table)
 
-    return translate
+    return change
 
 
 def _quote(frame: Frame, text: str) -> str:
@@ -265,8 +291,8 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("lastIndexOf", (STRING, STRING, INT), _last_index_of_from),
     ("join", (LIST,), _join),
     ("join", (LIST, STRING), _join),
-    ("lowerAscii", (STRING,), _translate(_LOWER)),
-    ("upperAscii", (STRING,), _translate(_UPPER)),
+    ("lowerAscii", (STRING,), _change_case(_LOWER, str.lower)),
+    ("upperAscii", (STRING,), _change_case(_UPPER, str.upper)),
     ("replace", (STRING, STRING, STRING), _replace),
     ("replace", (STRING, STRING, STRING, INT), _replace),
     ("split", (STRING, STRING), _split),

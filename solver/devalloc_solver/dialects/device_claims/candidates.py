@@ -25,6 +25,7 @@ from devalloc_solver.cel.budget import (
     check_deadline,
 )
 from devalloc_solver.cel.device_claims.reads import attributes_read
+from devalloc_solver.cel.free_evaluations import evaluate_free
 from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
 from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -41,6 +42,10 @@ class Mismatch:
 
 MAX_REMEMBERED = 10_000
 """Answers to whether a request can have a whole device that are remembered; when there are more, all are forgotten."""
+
+
+SAMPLE = 1_024
+"""Devices by which it is guessed whether an expression tells most apart."""
 
 
 class ExpressionError(Exception):
@@ -86,6 +91,12 @@ class CandidateFinder:
     _refused: set[str] = field(default_factory=set)
     """expressions that do not fit into the common budget of this call"""
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
+    _samples: dict[frozenset[str], bool] = field(default_factory=dict)
+    """what an expression reads -> whether most of the first devices differ in that"""
+    _apart: dict[str, list[bool | str]] = field(default_factory=dict)
+    """expression that tells most devices apart -> the verdicts on all"""
+    _passes: dict[str, _Pass] = field(default_factory=dict)
+    """of such expressions for which a call had no more time"""
     wholes: WholeDevices | None = None
     """of the whole fleet, if the snapshot is an extract of it"""
     _with_parts: dict[tuple[object, ...], frozenset[str]] = field(default_factory=dict)
@@ -133,43 +144,102 @@ class CandidateFinder:
             raise ExpressionError(self._failed[expression])
         attributes = device.attributes
         try:
-            operands = self._operands.get(expression)
-            if operands is None:
-                program = cel.compile(expression)
-                operands = self._operands[expression] = [_Operand(one) for one in program.operands or (program,)]
             failure: str | None = None
-            for operand in operands:
+            for operand in self._operands_of(expression):
                 key = operand.key(attributes)
                 verdict = operand.verdicts.get(key)
                 if verdict is None:
-                    try:
-                        # With what is left of the expression's own budget and of the common one.
-                        verdict = self._costs.evaluate(
-                            expression,
-                            partial(operand.program.evaluate, attributes),
-                            self.allowance,
-                            is_common=self._is_charged,
-                            is_counted=expression not in self._judged,
-                        )
-                    except cel.EvaluationError as error:
-                        verdict = str(error)
-                    operand.verdicts[key] = verdict
+                    verdict = operand.verdicts[key] = self._evaluate(expression, operand, attributes)
                 if verdict is False:
                     return False
                 if verdict is not True:
                     failure = failure or verdict
             return True if failure is None else failure
-        except cel.CompileError as error:
+        except (cel.CompileError, BudgetExceeded) as error:
+            raise self._failure(expression, error) from None
+
+    def _operands_of(self, expression: str) -> list[_Operand]:
+        """Raises CompileError."""
+        operands = self._operands.get(expression)
+        if operands is None:
+            program = cel.compile(expression)
+            operands = self._operands[expression] = [_Operand(one) for one in program.operands or (program,)]
+        return operands
+
+    def _evaluate(self, expression: str, operand: _Operand, attributes: Mapping[str, AttributeValue]) -> bool | str:
+        """One evaluation, with what is left of the expression's own budget and of the common one."""
+        try:
+            return self._costs.evaluate(
+                expression,
+                partial(operand.program.evaluate, attributes),
+                self.allowance,
+                is_common=self._is_charged,
+                is_counted=expression not in self._judged,
+            )
+        except cel.EvaluationError as error:
+            return str(error)
+
+    def _failure(self, expression: str, error: cel.CompileError | BudgetExceeded) -> Exception:
+        """What to raise for an expression that is invalid, or of which a budget is spent."""
+        if isinstance(error, CommonBudgetExceeded):
+            return error  # it may fit in another call, which evaluates this again
+        if isinstance(error, cel.CompileError):
             message = f"line {error.line}, column {error.column}: {error.message}"
-        except CommonBudgetExceeded:
-            raise  # it may fit in another call, which evaluates this again
-        except BudgetExceeded:
+        else:
             self._too_expensive.add(expression)
             message = self._costs.too_expensive(expression)
-            if expression in self._judged:
-                raise ExpressionError(message) from None  # it is as good as ever for the devices that there are
-        self._failed[expression] = message
-        raise ExpressionError(message)
+        if isinstance(error, cel.CompileError) or expression not in self._judged:
+            self._failed[expression] = message  # otherwise it is as good as ever for the devices that there are
+        return ExpressionError(message)
+
+    def _verdicts_on_all(self, expression: str) -> list[bool | str]:
+        """The verdicts on the devices of the snapshot, in their order, for an expression that tells most apart.
+
+        Raises as ``verdict``.
+        """
+        if expression not in self._apart:
+            try:
+                self._apart[expression] = self._judge_all(self._operands_of(expression), expression)
+            except (cel.CompileError, BudgetExceeded) as error:
+                raise self._failure(expression, error) from None
+        return self._apart[expression]
+
+    def _judge_all(self, operands: Sequence[_Operand], expression: str) -> list[bool | str]:
+        """The same; where it ends early, the next one goes on from there."""
+        devices = self.snapshot.devices
+        state = self._passes.setdefault(expression, _Pass.of(devices))
+        for operand in operands[state.operands :]:
+            verdicts = operand.verdicts
+            if state.keys is None:
+                state.keys = [operand.key(devices[index].attributes) for index in state.left]
+                examples = dict(zip(state.keys, state.left, strict=True))
+                state.new = [(key, devices[index].attributes) for key, index in examples.items() if key not in verdicts]
+            self._evaluate_all(expression, operand, state.new)
+            undecided = []
+            for key, index in zip(state.keys, state.left, strict=True):
+                verdict = verdicts[key]
+                if verdict is False:
+                    state.verdicts[index] = False
+                    continue
+                undecided.append(index)
+                if verdict is not True and state.verdicts[index] is True:
+                    state.verdicts[index] = verdict
+            state.left, state.keys, state.operands = undecided, None, state.operands + 1
+        del self._passes[expression]
+        return state.verdicts
+
+    def _evaluate_all(
+        self, expression: str, operand: _Operand, new: list[tuple[object, Mapping[str, AttributeValue]]]
+    ) -> None:
+        """Evaluate an operand for all that it reads, with an example each, and leave what there was no time for."""
+        program, done = operand.program, 0
+        free = evaluate_free(program.evaluator, (each for _, each in new), program.cost, self.allowance.ends)
+        try:
+            for (key, attributes), verdict in zip(new, free, strict=True):
+                operand.verdicts[key] = self._evaluate(expression, operand, attributes) if verdict is None else verdict
+                done += 1
+        finally:
+            del new[:done]
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
@@ -215,6 +285,9 @@ class CandidateFinder:
         check_deadline(self.allowance.ends)
         number = self._come_to.pop(expression, 0)
         try:
+            if self._tells_most_apart(expression):
+                self._verdicts_on_all(expression)
+                return None
             for alike in self._alike(cel.compile(expression).attributes, ())[number:]:
                 self.verdict(expression, alike[0])
                 number += 1
@@ -241,8 +314,24 @@ class CandidateFinder:
     @property
     def remembered(self) -> int:
         """Expressions, and verdicts of them, that are kept."""
-        verdicts = (len(operand.verdicts) for operands in self._operands.values() for operand in operands)
-        return len(self._errors) + sum(verdicts)
+        return len(self._errors) + sum(map(self._verdicts_of, self._operands))
+
+    def _verdicts_of(self, expression: str) -> int:
+        return sum(len(operand.verdicts) for operand in self._operands[expression])
+
+    def forget(self, most: int) -> None:
+        """Forget the expressions that were asked for first, so that no more than this is remembered."""
+        remembered = self.remembered
+        for expression in [*dict.fromkeys((*self._operands, *self._errors))]:
+            if remembered <= most:
+                return
+            remembered -= self._verdicts_of(expression) if expression in self._operands else 0
+            remembered -= expression in self._errors
+            for remembering in (self._operands, self._errors, self._failed, self._apart, self._passes):
+                remembering.pop(expression, None)
+            self._judged.discard(expression)
+            self._too_expensive.discard(expression)
+            self._costs.forget(expression)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
 
@@ -388,27 +477,35 @@ class CandidateFinder:
     ) -> Iterator[tuple[Sequence[Device], str | Mismatch | None]]:
         """Devices that fare alike, with the class that accepts them, or why they are rejected."""
         classes, admin = self.classes_of(detail), self.is_admin(detail)
-        is_apart = self._tells_most_apart(detail.constraints)
+        apart = detail.constraints if self._tells_most_apart(detail.constraints) else None
         # The verdicts on most devices apart are known by now, and soon looked up; all else is common to many.
-        judged = detail.model_copy(update={"constraints": None}) if is_apart else detail
+        judged = detail if apart is None else detail.model_copy(update={"constraints": None})
         for alike in self._alike(self.attributes_read(judged), () if admin else match):
             outcome = self._class_for(alike[0], classes, detail)
             if isinstance(outcome, Mismatch):
                 yield alike, outcome
                 continue
-            for same in self._by_verdict(detail.constraints, alike) if is_apart else (alike,):
+            for same in (alike,) if apart is None else self._by_verdict(apart, alike):
                 yield same, self._find_mismatch(same[0], detail, match, admin) or outcome
 
     def _tells_most_apart(self, expression: str | None) -> bool:
-        """Whether most devices differ in what an expression reads, as far as they were grouped by that."""
+        """Whether most devices differ in what an expression reads, as far as was looked."""
         reads = attributes_read(expression) if expression and expression.strip() else None
-        groups = None if reads is None else self._groups.get((reads, ()))
-        return groups is not None and 2 * len(groups) > len(self.snapshot.devices)
+        if reads is None:
+            return False
+        if (groups := self._groups.get((reads, ()))) is not None:
+            return 2 * len(groups) > len(self.snapshot.devices)
+        if reads not in self._samples:
+            sample = self.snapshot.devices[:SAMPLE]
+            kinds = {tuple([device.attributes.get(name) for name in reads]) for device in sample}
+            self._samples[reads] = len(sample) == SAMPLE and 2 * len(kinds) > len(sample)
+        return self._samples[reads]
 
-    def _by_verdict(self, expression: str | None, devices: Sequence[Device]) -> Iterable[Sequence[Device]]:
+    def _by_verdict(self, expression: str, devices: Sequence[Device]) -> Iterable[Sequence[Device]]:
+        verdicts = self._verdicts_on_all(expression)
         by_verdict: dict[bool | str, list[Device]] = {}
         for device in devices:
-            by_verdict.setdefault(self.verdict(expression, device), []).append(device)
+            by_verdict.setdefault(verdicts[device.index], []).append(device)
         return by_verdict.values()
 
     def _alike(self, reads: frozenset[str] | None, present: tuple[str, ...]) -> Sequence[Sequence[Device]]:
@@ -487,6 +584,26 @@ class CandidateFinder:
 
     def _title(self, device: Device) -> str:
         return f"{self.snapshot.pools[device.pool].name}/{device.name}"
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One operand after the other is evaluated for all devices."""
+
+    verdicts: list[bool | str]
+    """on all devices, as far as they are decided"""
+    left: list[int]
+    """devices that no operand is false of"""
+    operands: int = 0
+    """those that are done"""
+    keys: list[object] | None = None
+    """what the next one reads of each device that is left"""
+    new: list[tuple[object, Mapping[str, AttributeValue]]] = field(default_factory=list)
+    """what it has no verdict on yet, with an example each"""
+
+    @classmethod
+    def of(cls, devices: Sequence[Device]) -> _Pass:
+        return cls([True] * len(devices), [device.index for device in devices if device.ghost is None])
 
 
 _MISSING = object()

@@ -37,7 +37,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     overdrawn_counters,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge, cel_device
 from devalloc_solver.dialects.resource_k8s.slices import (
     CapacityRange,
     CapacityRequestPolicy,
@@ -173,6 +173,8 @@ class DeviceMismatch:
 
     what: str
     why: str = ""
+    error: str = ""
+    """what is wrong with a selector or the device, if it could not be judged"""
 
 
 @dataclass(slots=True, eq=False)
@@ -254,6 +256,10 @@ class RequestJudge:
     classes: Mapping[str, ResourceDeviceClass]
     broken: frozenset[str] = frozenset()
     """nodes with a pool that is incomplete or invalid"""
+    _is_in_use: bool = field(init=False)
+    """whether anything is"""
+    _faults: Mapping[int, str] = field(init=False)
+    """devices with an attribute that no selector can read, and what is wrong with it"""
     _overdrawn: dict[int, str] = field(init=False)
     _reached: list[frozenset[str]] = field(init=False)
     _verdicts: dict[object, RequestVerdict] = field(default_factory=dict)
@@ -270,7 +276,14 @@ class RequestJudge:
             self._wider = replace(self, classes={**self.classes, added.name: added}, _verdicts={})
         return self._wider
 
+    def has_classes(self, classes: Mapping[str, ResourceDeviceClass]) -> bool:
+        """Whether these classes select what its own do."""
+        selecting = ((one.name, one.selectors) for one in classes.values())
+        return dict(selecting) == {one.name: one.selectors for one in self.classes.values()}
+
     def __post_init__(self) -> None:
+        self._is_in_use = bool(self.usage.whole or self.usage.shared)
+        self._faults = {offer.index: str(cel_device(offer)) for offer in self.offers if offer.device.has_fault}
         self._overdrawn = overdrawn_counters(self.offers, self.usage)
         self._reached = [offer.nodes for offer in self.offers]
 
@@ -289,18 +302,21 @@ class RequestJudge:
             subrequest.tolerations,
             *sorted(subrequest.capacity.items()),
         )
+        where = f"claim {claim.title}, request {subrequest.name}"
+        self._check(subrequest, where)
         if key not in self._verdicts:
-            self._verdicts[key] = self._judge(subrequest, f"claim {claim.title}, request {subrequest.name}")
+            self._verdicts[key] = self._judge(subrequest, where)
         return RequestCandidates(subrequest, self._verdicts[key], self)
 
     def _judge(self, subrequest: SubRequest, where: str) -> RequestVerdict:
-        self._check(subrequest, where)
         verdict = RequestVerdict(self._reached, self.broken if subrequest.is_all else frozenset())
-        for offer in self.offers:
-            if not offer.nodes:
-                continue
-            mismatch = self._find_mismatch(verdict, subrequest, offer, where)
+        reached = [offer for offer in self.offers if offer.nodes]
+        mismatches = self._unselected(verdict, subrequest, reached, where)
+        for offer in reached:
+            mismatch = mismatches.get(offer.index) or self._capacity(verdict, subrequest, offer, where)
             if mismatch is not None:
+                if mismatch.error:
+                    verdict.errors.append(mismatch.error)
                 verdict.rejected.setdefault(mismatch.what, []).append((offer.index, mismatch.why))
                 continue
             barred = self._bar(verdict, subrequest, offer)
@@ -344,50 +360,48 @@ class RequestJudge:
             message = self.selectors.too_expensive(expression)
             raise AllocationError(f"{where}: {message}", exceeded=Bound.EXPRESSION) from None
 
-    def _find_mismatch(
-        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice, where: str
-    ) -> DeviceMismatch | None:
-        """Why a device is not a candidate of the request, whether it is in use or not."""
-        device = offer.device
+    def _unselected(
+        self, verdict: RequestVerdict, subrequest: SubRequest, offers: Iterable[PublishedDevice], where: str
+    ) -> dict[int, DeviceMismatch]:
+        """Why devices are not candidates of the request, whether they are in use or not, but for their capacities."""
+        mismatches: dict[int, DeviceMismatch] = {}
+        left: list[PublishedDevice] = []
+        for offer in offers:
+            mismatch = self._withheld(subrequest, offer)
+            if mismatch is None:
+                left.append(offer)
+            else:
+                mismatches[offer.index] = mismatch
+        chosen = self.classes[subrequest.class_name]
+        of_class = f"class {chosen.name}"
+        selecting = [("fail a selector of the class", of_class, f"{of_class}, ", chosen.selectors)]
+        selecting.append(("fail a selector of the request", where, "", subrequest.selectors))
+        for what, at, prefix, expressions in selecting:
+            for number, expression in enumerate(expressions):
+                with self._bounded(f"{at}: selector #{number}", expression):
+                    outcomes = self.selectors.verdicts(expression, left, self._faults)
+                failed, passed = DeviceMismatch(what, expression), []
+                for offer, outcome in zip(left, outcomes, strict=True):
+                    if outcome is True:
+                        passed.append(offer)
+                    elif outcome is False:
+                        mismatches[offer.index] = failed
+                    else:
+                        message = f"{prefix}selector #{number} on device {offer.title}: CEL runtime error: {outcome}"
+                        error = f"{message}; correct the device, or guard the expression against it"
+                        mismatches[offer.index] = DeviceMismatch(SELECTOR_FAILED, outcome, error)
+                left = passed
+        return mismatches
+
+    def _withheld(self, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+        """Why a device is no candidate, whatever the selectors say."""
         if offer.pool.state is not PoolStatus.COMPLETE:
             return DeviceMismatch(
                 f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}"
             )
-        if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
+        if offer.device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
             return DeviceMismatch("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
-        if not subrequest.is_all and (used := self._in_use(subrequest, offer)) is not None:
-            return used
-        chosen = self.classes[subrequest.class_name]
-        of_class = f"class {chosen.name}"
-        mismatch = self._selected(
-            verdict, offer, chosen.selectors, "fail a selector of the class", of_class, f"{of_class}, "
-        )
-        of_request = "fail a selector of the request"
-        mismatch = mismatch or self._selected(verdict, offer, subrequest.selectors, of_request, where, "")
-        return mismatch or self._capacity(verdict, subrequest, offer, where)
-
-    def _selected(
-        self,
-        verdict: RequestVerdict,
-        offer: PublishedDevice,
-        expressions: Sequence[str],
-        what: str,
-        where: str,
-        prefix: str,
-    ) -> DeviceMismatch | None:
-        for number, expression in enumerate(expressions):
-            try:
-                outcome = self.selectors.verdict(expression, offer)
-            except (BudgetExceeded, OutOfTime):
-                with self._bounded(f"{where}: selector #{number}", expression):
-                    raise
-            if isinstance(outcome, str):
-                message = f"{prefix}selector #{number} on device {offer.title}: CEL runtime error: {outcome}"
-                verdict.errors.append(f"{message}; correct the device, or guard the expression against it")
-                return DeviceMismatch(SELECTOR_FAILED, outcome)
-            if not outcome:
-                return DeviceMismatch(what, expression)
-        return None
+        return None if subrequest.is_all else self._in_use(subrequest, offer)
 
     def _capacity(
         self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice, where: str
@@ -427,7 +441,8 @@ class RequestJudge:
         if self._draws(subrequest, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
             return DeviceMismatch("are of a pool with an overdrawn counter", f"{over} of {offer.pool.title}")
         if (
-            gate.DEVICE_TAINTS in self.gates
+            device.taints
+            and gate.DEVICE_TAINTS in self.gates
             and (taint := blocking_taint(device.taints, subrequest.tolerations)) is not None
         ):
             value = f"={taint.value}" if taint.value else ""
@@ -440,7 +455,7 @@ class RequestJudge:
         return bool(offer.device.consumes) and not subrequest.admin and not more
 
     def _in_use(self, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
-        if subrequest.admin:
+        if subrequest.admin or not self._is_in_use:
             return None
         if offer.id in self.usage.whole:
             return DeviceMismatch("are in use")

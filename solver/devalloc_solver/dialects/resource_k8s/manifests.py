@@ -37,7 +37,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
     selected_node,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.slice_check import check_length, check_slice
+from devalloc_solver.dialects.resource_k8s.slice_check import check_length, find_refusal
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
 from devalloc_solver.dialects.units import RejectedClaim
@@ -156,6 +156,8 @@ class ClusterInput:
     slices: list[Manifest] = field(default_factory=list)
     read: dict[int, ResourceSlice] = field(default_factory=dict)
     """the same as they were read, by the id of the manifest"""
+    checked: dict[ResourceSlice, FieldError | None] = field(default_factory=dict)
+    """what the API server refuses of them; None if nothing"""
     left_out: dict[str, str] = field(default_factory=dict)
     """driver -> one of its slices that is left out, and why"""
     nodes: dict[str, ClusterNode] = field(default_factory=dict)
@@ -174,13 +176,18 @@ class ClusterInput:
 
 
 def read_documents(
-    documents: Iterable[object], gates: frozenset[str], read: Mapping[int, ResourceSlice] | None = None
+    documents: Iterable[object],
+    gates: frozenset[str],
+    read: Mapping[int, ResourceSlice] | None = None,
+    checked: dict[ResourceSlice, FieldError | None] | None = None,
 ) -> ClusterInput:
     """Sort manifests out. Every problem says which object it is about.
 
-    ``read``: slices among them that were read before, by the id of the manifest.
+    Args:
+        read: slices among them that were read before, by the id of the manifest.
+        checked: what the API server refuses of slices that were checked before; those of this call are added.
     """
-    problem_input = ClusterInput(read=dict(read or {}))
+    problem_input = ClusterInput(read=dict(read or {}), checked={} if checked is None else checked)
     objects = [as_v1(content) for document in documents for content in _flatten_list(document)]
     count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
@@ -289,9 +296,9 @@ def _read_slice(problem_input: ClusterInput, content: Manifest, gates: frozenset
         raise FieldError("spec.devices.consumesCounters", message)
     problem_input.slices.append(content)
     problem_input.read[id(content)] = parsed
-    try:
-        check_slice(parsed)
-    except FieldError as error:
+    if parsed not in problem_input.checked:
+        problem_input.checked[parsed] = find_refusal(parsed)
+    if (error := problem_input.checked[parsed]) is not None:
         message = f"{error.message} (the slice is used all the same)"
         problem_input.problems.append(
             Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning")

@@ -554,6 +554,10 @@ class DevicesInUse:
         for offer in offers:
             self._by_id.setdefault(offer.id, []).append(offer)
 
+    def of(self, device: DeviceId) -> Sequence[PublishedDevice]:
+        """All that have this name."""
+        return self._by_id.get(device, ())
+
     def lacks_record(self, usage: DeviceUsage, pools: Container[PoolId]) -> bool:
         """Whether devices that a usage has of some pools are not there, or not with what is recorded of them."""
         for device in (one for one in (*usage.whole, *usage.shared) if one[:2] in pools):

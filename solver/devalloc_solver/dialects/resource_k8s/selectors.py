@@ -4,11 +4,11 @@ what it reads, within the bounds of ``cel.budget``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.budget import (
@@ -20,6 +20,7 @@ from devalloc_solver.cel.budget import (
     Costs,
     check_deadline,
 )
+from devalloc_solver.cel.free_evaluations import evaluate_free
 from devalloc_solver.cel.kubernetes import (
     COST_LIMIT,
     CelDevice,
@@ -40,6 +41,8 @@ compile("true", DEFAULT_GATES)  # loads the CEL runtime together with the dialec
 
 MAX_EXHAUSTED = 4
 """Devices on which an expression may exceed its cost limit before it is not evaluated any more."""
+MAX_EXPRESSIONS = 256
+"""Expressions of which the verdicts are remembered; when there are more, all are forgotten."""
 MAX_VERDICTS = 200_000
 """Verdicts of an expression that are remembered; when there are more, all are forgotten."""
 
@@ -70,6 +73,10 @@ class SelectorJudge:
     def __len__(self) -> int:
         """Expressions that are remembered."""
         return len(self._programs)
+
+    def renewed(self) -> SelectorJudge:
+        """Itself, or one that remembers nothing where verdicts depend on what was asked before, or are too many."""
+        return SelectorJudge(self._gates, self.allowance) if self.is_spent or len(self) > MAX_EXPRESSIONS else self
 
     def check(self, expression: str, where: str, *, is_of_class: bool = False) -> None:
         """Raises AllocationError for an expression that does not compile, OutOfTime where there is no time for that."""
@@ -117,6 +124,59 @@ class SelectorJudge:
             if outcome is not True:
                 failure = failure or str(outcome)
         return True if failure is None else failure
+
+    def verdicts(
+        self, expression: str, offers: Sequence[PublishedDevice], faults: Mapping[int, str]
+    ) -> Sequence[bool | str]:
+        """The verdicts on many devices, in their order, each operand being evaluated on all before the next one.
+
+        ``faults``: the devices, by index, with an attribute that cannot be read, and why. Raises as ``verdict``.
+        """
+        outcomes: list[bool | str] = [True] * len(offers)
+        left: Sequence[int] = range(len(offers))
+        if faults:
+            outcomes = [faults.get(offer.index, True) for offer in offers]
+            left = [number for number in left if outcomes[number] is True]
+        for operand in self._operands[expression]:
+            key = operand.key
+            keys = [key(offers[index]) for index in left]
+            results = self._outcomes(expression, operand, {k: offers[i] for k, i in zip(keys, left, strict=True)})
+            if results is None:  # an evaluation that is stopped counts for the devices after it
+                return [self.verdict(expression, offer) for offer in offers]
+            undecided = []
+            for k, index in zip(keys, left, strict=True):
+                outcome = results[k]
+                if outcome is False:
+                    outcomes[index] = False
+                    continue
+                undecided.append(index)
+                if outcome is not True and outcomes[index] is True:
+                    outcomes[index] = outcome
+            left = undecided
+        return outcomes
+
+    def _outcomes(
+        self, expression: str, operand: _Operand, examples: Mapping[object, PublishedDevice]
+    ) -> Mapping[object, bool | str] | None:
+        """What an operand says of all devices that agree with an example in what it reads; None if any evaluation is
+        too expensive for the others to be apart from it."""
+        verdicts = operand.verdicts
+        new = [key for key in examples if key not in verdicts]
+        if len(new) > operand.room:
+            self._forget_verdicts(expression)
+            new, operand.room = [*examples], max(operand.room, len(examples))
+        operand.room -= len(new)
+        results = {key: verdicts[key] for key in examples if key in verdicts}
+        if not self.is_exhausting(expression):
+            devices = operand.devices(new, examples)
+            free = evaluate_free(operand.program.evaluator, devices, operand.program.cost, self.allowance.ends)
+            for key, verdict in zip(new, free, strict=True):
+                outcome = (
+                    verdict if verdict is not None else self._run(expression, operand, operand.device(examples[key]))
+                )
+                results[key] = verdicts[key] = outcome
+        is_apart = not self.is_exhausting(expression) and not any(type(one) is _Costly for one in results.values())
+        return cast(Mapping[object, bool | str], results) if is_apart else None
 
     def operand_verdict(self, expression: str, number: int, offer: PublishedDevice) -> bool | str:
         """The same of one operand of ``&&`` alone, by its number in ``Program.operands``."""
@@ -267,6 +327,8 @@ class _Operand:
     """units up to which the operands together are within the bound of one evaluation"""
     room: int
     """verdicts that may still be remembered"""
+    attribute: DeviceField | None = None
+    """the attribute, if that is all it reads"""
     verdicts: dict[object, _Outcome] = field(default_factory=dict)
 
     @classmethod
@@ -279,7 +341,26 @@ class _Operand:
         fields = sorted(reads, key=attrgetter("kind", "domain", "id"))
         readers = [_reader(read) for read in fields]
         key: _Reader = readers[0] if len(readers) == 1 else lambda offer: tuple([read(offer) for read in readers])
-        return cls(program, key, partial(_device_of, fields), costly, room)
+        only = fields[0] if len(fields) == 1 and fields[0].kind == "attribute" else None
+        return cls(program, key, partial(_device_of, fields), costly, room, only)
+
+    def devices(self, keys: Sequence[object], examples: Mapping[object, PublishedDevice]) -> Iterator[CelDevice]:
+        """For each of the things read, a device with that; it is to be looked at before the next one."""
+        if self.attribute is None:
+            for key in keys:
+                device = self.device(examples[key])
+                assert isinstance(device, CelDevice)  # it has no fault
+                yield device
+            return
+        values: dict[str, Any] = {}
+        there = CelDevice("", {self.attribute.domain: values}, {})
+        absent = CelDevice("", {}, {})
+        for key in keys:
+            if key is None:
+                yield absent
+                continue
+            values[self.attribute.id] = _value(cast(DeviceAttribute, key))
+            yield there
 
 
 def _reader(read: DeviceField) -> _Reader:

@@ -48,6 +48,15 @@ def check_length(entries: Sequence[object] | Mapping[str, object], most: int, pa
         raise FieldError(path, f"has {len(entries)} entries, and the API server accepts at most {most}; split it")
 
 
+def find_refusal(resource_slice: ResourceSlice) -> FieldError | None:
+    """Why the API server refuses a slice; None if it does not."""
+    try:
+        check_slice(resource_slice)
+        return None
+    except FieldError as error:
+        return error
+
+
 def check_slice(resource_slice: ResourceSlice) -> None:
     """Raises FieldError for a slice that the API server refuses."""
     spec = resource_slice.spec

@@ -27,6 +27,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
+from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
@@ -78,6 +79,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self._gates = state.gates
         self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
+        self._cache = ClusterCache()
         self._full_cluster: FullCluster | None = None
         """made when it is asked for, and stale with the next change of what there is"""
 
@@ -160,7 +162,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     ) -> dict[str, Any]:
         started = time.monotonic()
         problem_input = self._intake(claims)
-        answer = solve(problem_input, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
+        placement = self._state.placement
+        answer = solve(problem_input, self._gates, placement, deadline, started, is_quick=is_quick, cache=self._cache)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in problem_input.claims:
             key = claim.key
@@ -177,20 +180,20 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return answer
 
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedCluster:
-        return prepare(self._intake(claims), self._gates, ends, started)
+        return prepare(self._intake(claims), self._gates, ends, started, self._cache)
 
     def _intake(self, claims: Iterable[Manifest]) -> ClusterInput:
         """All there is to decide on these claims, with the kept members of their groups."""
-        requested = [self._manifest(claim) for claim in claims]
+        requested, state = [self._manifest(claim) for claim in claims], self._state
         wanted = {_name(manifest) for manifest in requested}
         groups = {_group_key(manifest) for manifest in requested} - {None}
         documents = [
             one
-            for name, same in self._state.objects.items()
-            for one in self._state.effective(name, same)
+            for name, same in state.objects.items()
+            for one in state.effective(name, same)
             if name not in wanted and (name[0] != "ResourceClaim" or is_allocated(one) or _group_key(one) in groups)
         ]
-        return read_documents([*documents, *requested], self._gates, self._state.read_slices())
+        return read_documents([*documents, *requested], self._gates, state.read_slices(), state.checked)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -338,11 +341,12 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         placement = full_cluster.find(unit)
         if placement is None:
             return full_cluster.explain(unit)
-        given = devices_of_placement(placement.entries, full_cluster.offers)
-        node = node_of_placement(placement, full_cluster.offers, full_cluster.seen)
+        devices = full_cluster.devices
+        given = devices_of_placement(placement.entries, devices.offers)
+        node = node_of_placement(placement, devices.offers, devices.seen)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        answer = placed_answer(placement, _deep_copy(result), full_cluster.offers, self._gates)
+        answer = placed_answer(placement, _deep_copy(result), devices.offers, self._gates)
         self._keep(read, claim, result, None, answer.get("annotations", {}))
         return answer
 

@@ -9,18 +9,10 @@ from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.cluster_devices import MAX_VERDICTS, ClusterDevices
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, view_cluster
-from devalloc_solver.dialects.resource_k8s.published_devices import (
-    DeviceId,
-    DevicesInUse,
-    DeviceUsage,
-    PublishedDevice,
-    list_published_devices,
-    make_snapshot,
-    recorded_use,
-)
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.explainer import FleetTotals
@@ -34,14 +26,8 @@ from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
-MAX_VERDICTS = 64
-"""Requests of which it is remembered what they may take; when there are more, all are forgotten."""
-
 MAX_EXPLANATIONS = 1_000
-"""Answers remembered, likewise."""
-
-MAX_EXPRESSIONS = 256
-"""Expressions of which the verdicts are remembered, likewise."""
+"""Answers remembered; when there are more, all are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,23 +35,15 @@ class FullCluster:
     """Told who comes to hold what, as long as slices, classes and nodes are as they were."""
 
     problem_input: ClusterInput
-    seen: ClusterView
-    offers: list[PublishedDevice]
-    snapshot: Snapshot
-    gates: frozenset[str]
+    devices: ClusterDevices
     placement: str
     selectors: SelectorJudge
     left_out: Mapping[str, str] = field(default_factory=dict)
     """see ``ClusterInput``"""
     is_stale: bool = False
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
-    hidden: frozenset[DeviceId] = frozenset()
-    """devices that draw on counters where no node reaches them: there they are among the offers only while in use;
-    and those that draw more than is published"""
-    counted: frozenset[PoolId] = frozenset()
-    """pools with counters"""
     allocations: dict[Key, Allocation] = field(default_factory=dict)
-    _used: DevicesInUse = field(init=False)
+    snapshot: Snapshot = field(init=False)
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
     _usage: Usage | None = field(init=False)
@@ -75,42 +53,26 @@ class FullCluster:
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
         """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
-        book = state.all_slices()
-        seen = view_cluster(book, state.nodes)
         usage = DeviceUsage()
         for tenant in state.allocations.values():
             usage.add(usage_of(tenant))
-        recorded = recorded_use(usage, book, (view.pool for view in seen.views))
-        offers = list_published_devices(seen.views, None, state.gates, recorded)
-        hidden = frozenset(offer.id for offer in offers if not offer.nodes or offer.drawn is not None)
-        if hidden:
-            offers = list_published_devices(seen.views, usage, state.gates, recorded)
-        snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
+        devices = ClusterDevices.of(state.all_slices(), state.nodes, usage, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
-        full_cluster = cls(
-            *(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors),
-            left_out=state.left_out,
-        )
+        full_cluster = cls(state.classes, devices, state.placement, shared_selectors, state.left_out)
         for key, tenant in state.allocations.items():
-            full_cluster.hold(key, tenant)
-        full_cluster.hidden = hidden
-        full_cluster.counted = frozenset(view.pool.id for view in seen.views if view.pool.counters)
+            full_cluster._add(key, tenant.priority, usage_of(tenant))
         return full_cluster
 
     def __post_init__(self) -> None:
-        self._used = DevicesInUse(self.offers)
+        self.snapshot = self.devices.snapshot(None)
         self._usage = Usage(self.snapshot)
         self._renew()
 
     def _renew(self) -> None:
         """Forget what was found out about requests."""
-        if self.selectors.is_spent or len(self.selectors) > MAX_EXPRESSIONS:
-            self.selectors = SelectorJudge(self.gates, self.selectors.allowance)
-        self._slips = ResourceTypoFinder(self.offers)
-        broken = frozenset(self.seen.broken)
-        self._judge = RequestJudge(
-            self.gates, self.offers, DeviceUsage(), self.selectors, self.problem_input.classes, broken
-        )
+        self.selectors = self.selectors.renewed()
+        self._slips = ResourceTypoFinder(self.devices.offers)
+        self._judge = self.devices.judge(self.selectors, self.problem_input.classes)
 
     def hold(self, key: Key, tenant: HeldDevices) -> None:
         """A claim has these devices."""
@@ -118,10 +80,12 @@ class FullCluster:
             return
         self.free(key)
         usage = usage_of(tenant)
-        self.is_stale |= not self.hidden.isdisjoint((*usage.whole, *usage.shared))
-        self.is_stale |= self._used.lacks_record(usage, self.counted)
+        self.is_stale = self.devices.lack(usage)
         self._explanations.clear()
-        self.allocations[key] = Allocation(key, tenant.priority, self._used.items(usage))
+        self._add(key, tenant.priority, usage)
+
+    def _add(self, key: Key, priority: int, usage: DeviceUsage) -> None:
+        self.allocations[key] = Allocation(key, priority, self.devices.used.items(usage))
         if self._usage is not None:
             self._usage.add(self.allocations[key])
 
@@ -129,7 +93,8 @@ class FullCluster:
         """A claim has nothing any more."""
         held = None if self.is_stale else self.allocations.pop(key, None)
         if held is not None:
-            self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
+            offers, hidden = self.devices.offers, self.devices.hidden
+            self.is_stale = any(offers[item.device].id in hidden for item in held.items)
             self._usage = None
             self._explanations.clear()
 
@@ -159,8 +124,8 @@ class FullCluster:
             allowance = self.selectors.allowance
             explainer = ResourceClaimExplainer(
                 *(self.snapshot, allocations, [], allowance.until),
-                offers=self.offers,
-                unreached=self.seen.unreached,
+                offers=self.devices.offers,
+                unreached=self.devices.seen.unreached,
                 fleet=FleetTotals(typos=self._slips, invalid_pools=self.left_out),
             )
             (answer,) = explainer.explain(unit)

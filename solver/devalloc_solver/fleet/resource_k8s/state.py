@@ -67,6 +67,8 @@ class ClusterState:
     """the Node objects"""
     slices: dict[Name, ResourceSlice] = field(default_factory=dict)
     """those that can be read"""
+    checked: dict[ResourceSlice, FieldError | None] = field(default_factory=dict)
+    """what the API server refuses of them, as far as that was asked"""
     _left_out: dict[Name, FieldError] = field(default_factory=dict)
     """why others are left out"""
     _left_out_by_driver: dict[str, str] | None = None
@@ -241,6 +243,7 @@ class ClusterState:
         self._left_out.pop(name, None)
         self._left_out_by_driver = None
         if old is not None:
+            self.checked.pop(old, None)
             del self._pools[old.pool_id][name]
         documents = self.objects.get(name, ())
         if len(documents) != 1:

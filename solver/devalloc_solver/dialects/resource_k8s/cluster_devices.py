@@ -1,0 +1,127 @@
+"""The devices of a cluster as its nodes see them, and what of it lasts from one call to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+
+from devalloc.api.problems import Problem
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceDeviceClass
+from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    DevicesInUse,
+    DeviceUsage,
+    PublishedDevice,
+    duplicate_problems,
+    list_published_devices,
+    make_snapshot,
+    recorded_use,
+)
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_SNAPSHOTS = 4
+"""Snapshots that are remembered, one for each choice of attributes; when there are more, all are forgotten."""
+MAX_VERDICTS = 64
+"""Requests of which it is remembered what they may take; when there are more, all are forgotten."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterDevices:
+    """The devices of slices, as long as these, the nodes, and what is in use beyond that are as they were."""
+
+    gates: frozenset[str]
+    book: SliceBook
+    seen: ClusterView
+    offers: list[PublishedDevice]
+    hidden: frozenset[DeviceId]
+    """devices that draw on counters where no node reaches them: there they are among the offers only while in use;
+    and those that draw more than is published"""
+    counted: frozenset[PoolId]
+    """pools with counters"""
+    used: DevicesInUse = field(init=False)
+    duplicates: tuple[Problem, ...] = field(init=False)
+    """what to say of devices that are published more than once"""
+    _snapshots: dict[frozenset[str] | None, Snapshot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.used = DevicesInUse(self.offers)
+        self.duplicates = tuple(duplicate_problems(self.offers))
+
+    @classmethod
+    def of(
+        cls, book: SliceBook, nodes: Mapping[str, ClusterNode], usage: DeviceUsage, gates: frozenset[str]
+    ) -> ClusterDevices:
+        """``usage``: what is in use."""
+        seen = view_cluster(book, nodes)
+        recorded = recorded_use(usage, book, (view.pool for view in seen.views))
+        offers = list_published_devices(seen.views, None, gates, recorded)
+        hidden = frozenset(offer.id for offer in offers if not offer.nodes or offer.drawn is not None)
+        if hidden:
+            offers = list_published_devices(seen.views, usage, gates, recorded)
+        counted = frozenset(view.pool.id for view in seen.views if view.pool.counters)
+        return cls(gates, book, seen, offers, hidden, counted)
+
+    def lack(self, usage: DeviceUsage) -> bool:
+        """Whether there are others, or they draw other amounts, while this is in use."""
+        return not self.hidden.isdisjoint((*usage.whole, *usage.shared)) or self.used.lacks_record(usage, self.counted)
+
+    def judge(self, selectors: SelectorJudge, classes: Mapping[str, ResourceDeviceClass]) -> RequestJudge:
+        """One that judges them, in use or not."""
+        broken = frozenset(self.seen.broken)
+        return RequestJudge(self.gates, self.offers, DeviceUsage(), selectors, classes, broken)
+
+    def snapshot(self, attributes: Iterable[str] | None) -> Snapshot:
+        """The core's view of them, with the attributes that relations are about; None for all."""
+        key = None if attributes is None else frozenset(attributes)
+        if key not in self._snapshots:
+            if len(self._snapshots) >= MAX_SNAPSHOTS:
+                self._snapshots.clear()
+            names = None if key is None else sorted(key)
+            self._snapshots[key] = make_snapshot(self.offers, self.seen.nodes, names, self.gates)
+        return self._snapshots[key]
+
+
+@dataclass(slots=True)
+class ClusterCache:
+    """The devices of the last call and their judge. Slices are compared by the identity of what was read of them,
+    which never changes; their manifests may."""
+
+    _slices: Sequence[ResourceSlice] = field(default=(), init=False)
+    _nodes: Mapping[str, ClusterNode] = field(default_factory=dict, init=False)
+    _devices: ClusterDevices | None = field(default=None, init=False)
+    _judge: RequestJudge | None = field(default=None, init=False)
+
+    def take(
+        self, problem_input: ClusterInput, gates: frozenset[str], usage: DeviceUsage
+    ) -> tuple[ClusterDevices, RequestJudge]:
+        """The devices of an input while this is in use, and who judges them."""
+        slices = [problem_input.read[id(content)] for content in problem_input.slices]
+        devices, judge = self._devices, self._judge
+        is_same = len(slices) == len(self._slices) and all(map(is_, slices, self._slices))
+        # With devices that are there only while in use, or draw what was recorded, each usage has its own.
+        if (
+            devices is None
+            or not is_same
+            or self._nodes != problem_input.nodes
+            or devices.hidden
+            or devices.lack(usage)
+        ):
+            book = SliceBook(problem_input.slices, gates, problem_input.read)
+            devices = self._devices = ClusterDevices.of(book, problem_input.nodes, usage, gates)
+            self._slices, self._nodes = slices, problem_input.nodes
+        selectors = SelectorJudge(gates) if judge is None else judge.selectors.renewed()
+        if (
+            judge is None
+            or judge.offers is not devices.offers
+            or judge.selectors is not selectors
+            or judge.size > MAX_VERDICTS
+            or not judge.has_classes(problem_input.classes)
+        ):
+            judge = self._judge = devices.judge(selectors, problem_input.classes)
+        return devices, judge
