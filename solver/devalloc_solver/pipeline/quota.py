@@ -19,6 +19,7 @@ from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import label_name
 from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.meta import DEVMGMT
 from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import Quantity
@@ -30,6 +31,11 @@ SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
 """What follows the name of a class in ``spec.hard``."""
 _SUFFIX_OF_KUBERNETES = ".deviceclass.resource.k8s.io/devices"
 """The same of classes of resource.k8s.io, which the API server counts."""
+_COUNT, _OF_PODS = "count/", "requests.deviceclass.resource.kubernetes.io/"
+"""What comes before the name of a kind of objects that are counted, and before a class that pods ask for as an extended
+resource."""
+_COUNTED = frozenset(f"{kind.plural}.{kind.group}" for kind in API_KINDS.values() if kind.namespaced)
+_COUNTED_GROUPS = frozenset(kind.group for kind in API_KINDS.values())
 Bound = tuple[str, str, str]
 """Namespace, name of the quota, and class."""
 Classes = Mapping[str, DeviceClass]
@@ -50,7 +56,9 @@ def bounds_of(quota: Object) -> dict[Bound, int]:
     return {
         (*key, escape_invalid_unicode(name.removesuffix(SUFFIX))): _whole_number(amount)
         for name, amount in _mapping(spec.get("hard")).items()
-        if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != host_pool_names.CLASS
+        if isinstance(name, str)
+        and name.endswith(SUFFIX)
+        and name.removesuffix(SUFFIX) not in ("", host_pool_names.CLASS)
     }
 
 
@@ -151,15 +159,22 @@ def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Pro
 
 
 def _is_about_devices(name: str) -> bool:
-    """Not of objects that are counted, nor of extended resources of pods (deviceclass.resource.kubernetes.io/…)."""
-    is_of_others = name.startswith(("count/", "requests.", "limits."))
-    return not is_of_others and ("deviceclass" in name or "devmgmtproto" in name)
+    """Or about objects that are counted here (count/deviceclaims.devmgmtproto.k8s.io)."""
+    if name.startswith(_COUNT):
+        return any(group in name for group in ("devmgmtproto", *_COUNTED_GROUPS)) or "/deviceclaim" in name
+    return "deviceclass" in name or "devmgmtproto" in name
 
 
 def _why_without_effect(name: str, classes: ClassNames, *, has_scopes: bool) -> str | None:
     """Why a line of a quota that is about devices bounds no claim of either dialect; None if it does."""
+    if name.startswith(_COUNT):
+        counted = name.removeprefix(_COUNT)
+        near = closest_match(counted, _COUNTED) or "deviceclaims.devmgmtproto.k8s.io"
+        return None if counted in _COUNTED else f"counts nothing; write {_COUNT}{near}"
+    if name.startswith(_OF_PODS):
+        return _why_no_class(name.removeprefix(_OF_PODS), classes.of_kubernetes)
     suffix = next((each for each in (SUFFIX, _SUFFIX_OF_KUBERNETES) if name.endswith(each)), None)
-    if suffix is None:
+    if suffix is None or name == suffix:
         return f"is ignored: a quota counts <class>{_SUFFIX_OF_KUBERNETES if 'resource.k8s.io' in name else SUFFIX}"
     if has_scopes:
         return "is ignored: a quota with scopes bounds pods only; remove the scopes"
@@ -172,11 +187,16 @@ def _why_without_effect(name: str, classes: ClassNames, *, has_scopes: bool) -> 
         return None
     if class_name in others:
         return f"counts {kinds[0]} only; for {kinds[1]}, write {escape_invalid_unicode(class_name)}{other_suffix}"
-    if not there:
+    return _why_no_class(class_name, there)
+
+
+def _why_no_class(name: str, there: frozenset[str]) -> str | None:
+    """That there is no such class; None if there is, or no class is known."""
+    if not there or name in there:
         return None
-    near = closest_match(class_name, there)
+    near = closest_match(name, there)
     advice = f"did you mean {near}?" if near else "apply the class, or correct the name"
-    return f"is for class {escape_invalid_unicode(class_name)}, which does not exist; {advice}"
+    return f"is for class {escape_invalid_unicode(name)}, which does not exist; {advice}"
 
 
 _KINDS = ("DeviceClaims", "ResourceClaims")

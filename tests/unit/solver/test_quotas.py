@@ -74,6 +74,9 @@ def test_a_misspelled_quota_is_named() -> None:
     assert (problem["severity"], problem["message"]) == ("warning", f"is ignored: a quota counts <class>{quota.SUFFIX}")
 
 
+COUNTS_NOTHING = "counts nothing; write count/deviceclaims.devmgmtproto.k8s.io"
+
+
 @pytest.mark.parametrize(
     ("hard", "message"),
     [
@@ -85,6 +88,17 @@ def test_a_misspelled_quota_is_named() -> None:
         ),
         ("gpu.deviceclasses.devmgmtproto.k8s.io/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
         ("gpu.deviceclass/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+        (quota.SUFFIX, f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+        (
+            f"requests.gpu{quota.SUFFIX}",
+            "is for class requests.gpu, which does not exist; apply the class, or correct the name",
+        ),
+        ("limits.deviceclass/gpu", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+        ("count/deviceclaim.devmgmtproto.k8s.io", COUNTS_NOTHING),
+        ("count/deviceclaims.devmgmtproto.io", COUNTS_NOTHING),
+        ("count/deviceclaims", COUNTS_NOTHING),
+        ("count/devicepools.devmgmtproto.k8s.io", COUNTS_NOTHING),
+        ("count/virtualmachine.devalloc.io", "counts nothing; write count/virtualmachines.devalloc.io"),
     ],
 )
 def test_a_line_that_does_not_bound_what_its_author_meant_is_a_warning(hard: str, message: str) -> None:
@@ -124,6 +138,13 @@ OTHERS = ".deviceclass.resource.k8s.io/devices"
         ("gpu.deviceclass.resource.k8s.io", f"is ignored: a quota counts <class>{OTHERS}"),
         ("count/resourceclaims.resource.k8s.io", None),
         ("requests.deviceclass.resource.kubernetes.io/gpu", None),
+        (
+            "requests.deviceclass.resource.kubernetes.io/gpuu",
+            "is for class gpuu, which does not exist; did you mean gpu?",
+        ),
+        ("count/deviceclaims.devmgmtproto.k8s.io", None),
+        ("count/virtualmachines.devalloc.io", None),
+        ("count/pods", None),
     ],
 )
 def test_lines_of_quotas_for_resource_claims(hard: str, message: str | None) -> None:
