@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from devalloc.device_kinds import STORAGE
+
 Identity = Mapping[str, str]
 MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
 """Names of attributes that together identify a device."""
+KIND = "kind"
+"""In the identity of a drive: that it is one. It keeps what its tenant wrote, wherever it is plugged in."""
 _WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
 
 
@@ -31,3 +35,11 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
         if name in old and name in new and old[name] != new[name]:
             return f"{_WORDS.get(name, name)} {new[name]}, not {old[name][:80]}"
     return None
+
+
+def drive_of(identity: Mapping[str, object]) -> str | None:
+    """What tells a drive from all others; None of what is no drive, or shows no serial number of its own."""
+    names = ("vendorID", "deviceID", "serial")
+    if identity.get(KIND) != STORAGE.name or not all(isinstance(identity.get(name), str) for name in names):
+        return None
+    return "/".join(str(identity[name]) for name in names)

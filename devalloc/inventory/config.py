@@ -25,6 +25,17 @@ class VfRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class DriveOwner:
+    """Who has a drive."""
+
+    uid: str
+    claim: str
+    """namespace/name"""
+    device: str
+    """The name of the device that the claim got; the drive may have another one now."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRecords:
     """Facts about a node's devices that the host does not show. Devices are identified by their names."""
 
@@ -42,6 +53,8 @@ class DeviceRecords:
 
     refused_vfs: Mapping[str, VfRefusal] = field(default_factory=dict)
     """By name of a port: the kernel did not make its VFs, so they are not offered until something is different."""
+    drives: Mapping[str, DriveOwner] = field(default_factory=dict)
+    """Which claim has each drive (``devalloc.api.device_identity.drive_of``): its data is on it, wherever it is now."""
 
     @property
     def backing_devices(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from devalloc.api.device_identity import KIND
 from devalloc.device_kinds import STORAGE
 from devalloc.inventory.device_users import nvme_controllers
 from devalloc.inventory.pci import NVIDIA, Address, PciFunction, device_serial_number
@@ -25,6 +26,8 @@ def function_identity(function: PciFunction, pf: PciFunction | None = None) -> d
     identity = {"vendorID": hex_id(function.vendor)}
     if function.device is not None:
         identity["deviceID"] = hex_id(function.device)
+    if pf is None and STORAGE.matches(function.subclass, function.vendor, function.device):
+        identity[KIND] = STORAGE.name
     return identity | unit_identity(pf or function)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from devalloc.api.device_identity import drive_of
 from devalloc.device_kinds import MDEV
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DevicePolicy, DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers, block_devices
+from devalloc.inventory.identity import function_identity
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
 from devalloc.inventory.storage_use import kernel_use
@@ -49,10 +51,22 @@ class UnavailabilityReasons:
                 yield f"unhealthy: {problem}"
             if (refused := vfio_refusal(member)) is not None:
                 yield f"withheld: {refused}"
+        if (owned := self._moved_drive(port)) is not None:
+            yield f"in use: {owned}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
         for function in port.functions_to_reset:
             yield from self._no_reset(function)
+
+    def _moved_drive(self, port: PciPort) -> str | None:
+        """That a claim has the drive under another name: it was plugged in elsewhere, or the buses were renumbered."""
+        if not (port.device_kind.needs_erasing and self.records.drives):
+            return None
+        drive = drive_of(function_identity(port.function))
+        owner = self.records.drives.get(drive) if drive is not None else None
+        if owner is None or owner.device == port.function.address.device_name:
+            return None
+        return f"it is the drive that claim {owner.claim} got as {owner.device}; release that claim"
 
     def whole_port_reasons(self, port: PciPort, parts: Iterable[str]) -> Iterator[str]:
         """Why the port as a whole is not offered although its parts are unused. ``parts``: names of all devices

@@ -277,7 +277,7 @@ class Node:
         own = inventory_facts(self.journal, self.reconciler.gone)
         withheld = {**own.withheld, **self.health.unhealthy(), **devices.withheld}
         refused = {**own.refused_vfs, **devices.refused_vfs}
-        return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused)
+        return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused, own.drives)
 
     def _reported_claims(self) -> list[Prepared]:
         """The prepared claims, with the addresses of machines in warm setups that have their devices."""

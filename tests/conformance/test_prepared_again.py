@@ -17,9 +17,10 @@ from devalloc.api import meta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_claim
-from devalloc.inventory import discover
+from devalloc.inventory import InventoryConfig, discover
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.claims.journal_content import inventory_facts
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
@@ -379,10 +380,59 @@ def test_drives_without_a_serial_number_are_told_apart_by_their_namespaces() -> 
     assert all(refusals_after_a_reboot(blank, blank[::-1]))
 
 
-def test_the_two_ports_of_one_drive_have_its_serial_number() -> None:
-    ports = tuple(replace(A, subsystem="nqn.2014.08.org.nvmexpress:144d144dS64HNE0R500001") for _ in DRIVES)
-    renewed = tuple(replace(each, namespace="eui.0a02") for each in ports)
-    assert refusals_after_a_reboot(ports, renewed) == [None, None]
+def test_the_two_ports_of_one_drive_go_to_one_claim_at_a_time() -> None:
+    """Both reach all namespaces."""
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        for number, address in enumerate(DRIVES):
+            bed.host.add(pci_cards.nvme(address, nvme=f"nvme{number}"))
+        show(bed, [replace(A, subsystem="nqn.2014.08.org.nvmexpress:144d144dS64HNE0R500001") for _ in DRIVES])
+        first, second = (bed.grants.add(f"tenant-{number}", device) for number, device in enumerate(DRIVE_DEVICES))
+        with started(bed) as node:
+            prepare(node, first)
+            assert refused(node, second).code == "DeviceInUse"
+            node.claims.unprepare(first, Deadline.after(20), kind="ResourceClaim")
+            prepare(node, second)
+
+
+def plug_in_elsewhere(bed: Bed, drive: Drive) -> None:
+    """The drive of the first place goes to the second, which was empty."""
+    bed.host.remove_function(DRIVES[0])
+    bed.host.add(pci_cards.nvme(DRIVES[1], nvme="nvme1"))
+    bed.host.write(bed.host.path(DRIVES[1], "nvme/nvme1/serial"), drive.serial)
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_a_drive_that_has_another_name_now_is_given_to_no_one_else(rebooted: bool) -> None:
+    """Its data is still that of the claim that got it: buses were renumbered, or someone plugged it in elsewhere."""
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        bed.host.add(pci_cards.nvme(DRIVES[0]))
+        owner = bed.grants.add("owner", DRIVE_DEVICES[0])
+        other = bed.grants.add("other", DRIVE_DEVICES[1])
+        with started(bed) as node:
+            prepare(node, owner)
+        plug_in_elsewhere(bed, A)
+        if rebooted:
+            bed.host.proc("sys/kernel/random/boot_id", "11111111-0000-4000-8000-00000000b007\n")
+        with started(bed) as node:
+            error = refused(node, other)
+            assert error.code == "DeviceInUse"
+            assert f"is the drive that claim {owner} got as {DRIVE_DEVICES[0]}" in error.message
+            assert reason_of(bed, node, DRIVE_DEVICES[1]) == (
+                f"in use: it is the drive that claim {owner} got as {DRIVE_DEVICES[0]}; release that claim"
+            )
+            node.claims.unprepare(owner, Deadline.after(20), kind="ResourceClaim")
+            assert reason_of(bed, node, DRIVE_DEVICES[1]) is None
+            assert prepare(node, other).devices
+
+
+def reason_of(bed: Bed, node: Node, device: str) -> str | None:
+    """Why the node does not offer a device."""
+    config = InventoryConfig(records=inventory_facts(node.journal), erase_policy=True)
+    pools = discover(bed.host.root, node_name=bed.name, config=config).pools
+    (published,) = [each for pool in pools for each in pool.spec.devices if each.name == device]
+    return next((str(one.value) for one in published.attributes if one.name == meta.UNAVAILABLE), None)
 
 
 def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

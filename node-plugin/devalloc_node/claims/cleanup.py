@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devalloc_node.claims.engine import ALLOCATED, Claims
+from devalloc_node.claims.engine import Claims
 from devalloc_node.claims.journal_content import grant_of
 from devalloc_node.claims.steps import UndoResult
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimRecord, ClaimState
-from devalloc_node.journal.protocol import JournalReader
+from devalloc_node.journal.protocol import ALLOCATED, JournalReader
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.model.grant import ClaimRef, Grants
 

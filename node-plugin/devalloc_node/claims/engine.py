@@ -9,10 +9,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from devalloc.api.device_identity import Identity, difference
+from devalloc.api.device_identity import Identity, difference, drive_of
 from devalloc_node.binding.binding import Binding, HealthState
 from devalloc_node.claims.claim_files import Rendered
-from devalloc_node.claims.journal_content import grant_content, grant_of, journal_dump, prepared_content, prepared_of
+from devalloc_node.claims.journal_content import (
+    drives_of_claims,
+    grant_content,
+    grant_of,
+    journal_dump,
+    prepared_content,
+    prepared_of,
+)
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.steps import ClaimWork, PrepareOptions, StepRunner, UndoResult, as_node_error, joined_errors
 from devalloc_node.deadline import Deadline
@@ -20,6 +27,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, HeldByOther, HeldKey, Journal
 from devalloc_node.journal.audit_log import audit
+from devalloc_node.journal.protocol import ALLOCATED
 from devalloc_node.journal.sqlite import BOOT
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice, Grants, check_ref
 from devalloc_node.model.step import Prepared, PreparedDevice, Step, StepKind
@@ -81,8 +89,6 @@ Identify = Callable[[Binding], Identity]
 Observe = Callable[[PreparedDevice], HealthState]
 """Whether a prepared device is still as it was left: what the health watch asks, too."""
 
-ALLOCATED = "allocated"
-"""The room of the journal with what claims had before a reboot undid them, until they are prepared again."""
 _REPAIRED = frozenset({"DriverNotBound"})
 """What is wrong with devices that are there and are the same as before: preparing them anew helps."""
 _UNSTEADY = frozenset({"DeviceGone", "DeviceUnknown", "SharedDiffers"})
@@ -294,7 +300,9 @@ class Claims:
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
-        identities = [self._unchanged_identity(*each) for each in zip(grant.devices, bindings, strict=True)]
+        identities = [
+            self._unchanged_identity(grant.ref.uid, *each) for each in zip(grant.devices, bindings, strict=True)
+        ]
         keys = reserve_devices(self.journal, grant, source, bindings, due)
         work = ClaimWork(grant.ref.uid, caller)
         try:
@@ -324,14 +332,23 @@ class Claims:
             )
         return binding
 
-    def _unchanged_identity(self, granted: GrantedDevice, binding: Binding) -> Identity:
-        """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated."""
+    def _unchanged_identity(self, uid: str, granted: GrantedDevice, binding: Binding) -> Identity:
+        """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated, ``DeviceInUse`` if it is a
+        drive that another claim got under another name."""
         identity = self._identify(binding)
         if (other := difference(granted.identity, identity)) is not None:
             raise Denied(
                 "DeviceChanged",
                 f"another device than the one allocated is at {granted.name}: {other}; release the claim, so that it "
                 "is allocated again",
+            )
+        drive = None if granted.admin else drive_of(identity)
+        owner = drives_of_claims(self.journal).get(drive) if drive is not None else None
+        if owner is not None and owner.uid != uid and owner.device != granted.device:
+            raise Denied(
+                "DeviceInUse",
+                f"device {granted.name} is the drive that claim {owner.claim} got as {owner.device}, with its data; "
+                "release that claim first",
             )
         return identity
 

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from devalloc.api.device_identity import drive_of
 from devalloc.inventory import DeviceRecords, pci
-from devalloc.inventory.config import VfRefusal
+from devalloc.inventory.config import DriveOwner, VfRefusal
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Failed
 from devalloc_node.journal import ClaimState
-from devalloc_node.journal.protocol import REFUSED_VFS, WITHHELD, JournalReader
+from devalloc_node.journal.protocol import ALLOCATED, REFUSED_VFS, WITHHELD, JournalReader
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Prepared, PreparedDevice, Value
 
@@ -173,7 +174,25 @@ def inventory_facts(journal: JournalReader, gone: Mapping[str, str] | None = Non
         withheld=by_name,
         made=_made_vfs(journal),
         refused_vfs={port: _vf_refusal(content) for port, content in journal.records(REFUSED_VFS).items()},
+        drives=drives_of_claims(journal),
     )
+
+
+def drives_of_claims(journal: JournalReader) -> dict[str, DriveOwner]:
+    """Which claim has each drive (``drive_of``): those that are prepared, and those that had it before a reboot."""
+    owners: dict[str, DriveOwner] = {}
+    for uid, content in journal.records(ALLOCATED).items():
+        devices = content.get("devices")
+        for key, identity in (devices if isinstance(devices, dict) else {}).items():
+            if isinstance(identity, dict) and (drive := drive_of(identity)) is not None:
+                claim = f"{content.get('namespace')}/{content.get('name')}"
+                owners[drive] = DriveOwner(uid, claim, key.split("/")[1])
+    for record in journal.claims():
+        if record.state is ClaimState.PREPARED and record.prepared is not None:
+            for device in prepared_of(record.ref, record.prepared).devices:
+                if not device.admin and (drive := drive_of(device.identity)) is not None:
+                    owners[drive] = DriveOwner(record.ref.uid, str(record.ref), device.device)
+    return owners
 
 
 def _vf_refusal(content: Mapping[str, Value]) -> VfRefusal:

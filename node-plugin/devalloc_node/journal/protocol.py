@@ -62,6 +62,8 @@ means leaving, and the last one to leave undoes the shared steps."""
 StepState = Literal["intent", "done", "stuck"]
 """``intent``: it may have been performed, and may not. ``stuck``: it could not be undone."""
 
+ALLOCATED = "allocated"
+"""The room with what claims had before a reboot undid them, until they are prepared again."""
 REFUSED_VFS = "refused-vfs"
 """The room of records of ports whose VFs the kernel does not make. A reboot empties it."""
 WITHHELD = "withheld/"
