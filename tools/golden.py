@@ -445,14 +445,19 @@ def _without_wording(value: Answer) -> Answer:
     return value
 
 
-def _without_added(value: Answer, added: frozenset[str]) -> Answer:
-    """Without fields that came later, and maps that have nothing else."""
+def _without_added(value: Answer, added: frozenset[str], warnings: tuple[str, ...]) -> Answer:
+    """Without fields that came later and maps that have nothing else, and without warnings that came later."""
     if isinstance(value, dict):
-        others = {key: _without_added(each, added) for key, each in value.items() if key not in added}
+        others = {key: _without_added(each, added, warnings) for key, each in value.items() if key not in added}
         return {key: each for key, each in others.items() if each != {} or value[key] == {}}
     if isinstance(value, list):
-        return [_without_added(each, added) for each in value]
+        return [_without_added(each, added, warnings) for each in value if not _is_added_warning(each, warnings)]
     return value
+
+
+def _is_added_warning(value: Answer, warnings: tuple[str, ...]) -> bool:
+    is_warning = isinstance(value, dict) and value.get("severity") == "warning"
+    return is_warning and str(value.get("message", "")).endswith(warnings)
 
 
 def _digest(value: Answer) -> str:
@@ -477,7 +482,7 @@ def _entry(section: str, key: str, job: Callable[[], Answer]) -> tuple[str, str]
         answer = _crash(error)
     if section in AS_TEXT:
         return key, _masked(answer if isinstance(answer, str) else json.dumps(answer))
-    answer = _without_added(answer, added_fields())
+    answer = _without_added(answer, added_fields(), added_warnings())
     return key, f"{_digest(_without_wording(answer))} {_digest(answer)}"
 
 
@@ -537,6 +542,11 @@ class Intended:
 def added_fields() -> frozenset[str]:
     """Fields of answers that came later, and that are left out of the comparison."""
     return frozenset(tomllib.loads(INTENDED.read_text()).get("added", []) if INTENDED.exists() else [])
+
+
+def added_warnings() -> tuple[str, ...]:
+    """How warnings end that came later."""
+    return tuple(tomllib.loads(INTENDED.read_text()).get("added_warnings", []) if INTENDED.exists() else [])
 
 
 def intended() -> list[Intended]:

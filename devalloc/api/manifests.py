@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from devalloc.api.json_content import MAX_DEPTH, MAX_FIELDS, DecimalFloat
+from devalloc.api.object_lists import is_object_list, own_object
 from devalloc.api.problems import Problem
 from devalloc.api.validation.schema import RAW, Loc, format_path
 from devalloc.api.yaml_reader import YamlError, line_numbers, read_yaml
@@ -406,12 +407,12 @@ def _add(content: Any, source: str, text: _SourceText | None, manifests: Manifes
     """Add one document, or the items of a list of objects."""
     if content is None:
         return
-    if not _is_list(content):
+    if not is_object_list(content):
         _add_object(content, source, text, manifests)
         return
     for i, item in enumerate(content["items"]):
         within = None if text is None else replace(text, within=("items", i))
-        _add_object(item, f"{source}, item {i + 1}", within, manifests)
+        _add_object(own_object(item, content), f"{source}, item {i + 1}", within, manifests)
 
 
 def _add_object(content: Any, source: str, text: _SourceText | None, manifests: Manifests) -> None:
@@ -422,10 +423,3 @@ def _add_object(content: Any, source: str, text: _SourceText | None, manifests: 
         if isinstance(content, list):
             message = "is a list: separate the objects with ---, or wrap them in {kind: List, items: […]}"
         manifests.problems.append(Problem(message, source=source))
-
-
-def _is_list(content: Any) -> bool:
-    if not isinstance(content, dict) or not isinstance(content.get("items"), list):
-        return False
-    kind = content.get("kind")
-    return kind is None or (isinstance(kind, str) and kind.endswith("List"))

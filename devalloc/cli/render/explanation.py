@@ -71,14 +71,17 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     funnels = claim.get("funnel", [])
     if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
-        print_line("", f"What to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
+        advice = _CORRECT_POOL if claim.get("invalidPools") else _PUBLISH
+        print_line("", f"What to do: {_GIVE_NODES if claim.get('unreachedDevices') else advice}")
         return
     if claim.get("missingDrivers"):
         print_line("", f"What to do: {_CORRECT_POOL if claim.get('invalidPools') else _PUBLISH}")
         return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
-    if advice := " ".join(_advice(claim["reason"], blockers)):
+    is_tainted = any(step["what"] == _TAINTED for funnel in funnels for step in funnel["steps"])
+    sentences = [*([_TOLERATE] if is_tainted and not blockers else []), *_advice(claim["reason"], blockers)]
+    if advice := " ".join(sentences):
         print_line()
         print_line(f"What to do: {advice}")
 
@@ -116,6 +119,9 @@ _PUBLISH = (
 """Where there are no devices at all."""
 _CORRECT_POOL = "Correct that pool, or rename one of two; `devalloc validate -f` shows every error of a file."
 """Where the devices are of pools that are left out."""
+_TAINTED = "have a taint that is not tolerated"
+_TOLERATE = "Tolerate the taint in the request (`tolerations`), or have its driver or DeviceTaintRule remove it."
+"""Where devices have taints, and nothing else is in the way."""
 _GIVE_NODES = "Give the Node objects too (`kubectl get nodes -o yaml`), or correct the node selectors of the slices."
 """Where all devices select nodes that are not there."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT
+from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 
 DEVICE_CLAIMS = DEVMGMT.partition("/")[0]
@@ -22,7 +23,7 @@ def api_group_of(document: object) -> str:
 
 
 def as_manifest_list(documents: Iterable[Any], name: str = "documents") -> list[Any]:
-    """A list of what was given as manifests, by the argument of that name.
+    """A list of what was given as manifests, by the argument of that name; lists of objects are taken apart.
 
     Raises ValueError for one manifest, or a text, which can be iterated over and is no list of manifests.
     """
@@ -30,7 +31,7 @@ def as_manifest_list(documents: Iterable[Any], name: str = "documents") -> list[
         raise ValueError(f"{name} must be a list of manifests, not one manifest: put it into a list")
     if isinstance(documents, str | bytes):
         raise ValueError(f"{name} must be a list of manifests, not a string: parse it first, for example with yaml")
-    return list(documents)
+    return [one for document in documents for one in flatten_lists(document)]
 
 
 def is_resource_k8s(documents: Iterable[object]) -> bool:

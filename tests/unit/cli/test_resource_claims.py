@@ -61,6 +61,27 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
 
 
+def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Shell) -> None:
+    """As in https://github.com/kubernetes/website/pull/49822: all devices, of which one has a taint."""
+    taint = {"key": "dra.example.com/bad", "effect": "NoSchedule"}
+    tainted = [{**one, "taints": [taint]} if number else one for number, one in enumerate(devices("a", "b"))]
+    every = of("ResourceClaim", resource_claim(request("r", None), name="every"))
+    given = text(CLASS, of("ResourceSlice", slice_("s", tainted)), every)
+
+    shown = devalloc("explain", "every", "-f", "-", stdin=given).out
+
+    assert "What to do: Tolerate the taint in the request (`tolerations`), or have" in shown
+
+
+def test_where_a_slice_is_left_out_the_advice_is_to_correct_it(devalloc: Shell) -> None:
+    broken = of("ResourceSlice", slice_("s", [{"name": "a", "capacity": {"memory": {"value": "6 GiB"}}}]))
+
+    shown = devalloc("explain", "pair", "-f", "-", stdin=text(CLASS, broken, PAIR)).out
+
+    assert "no device counts: ResourceSlice s is left out" in shown
+    assert "What to do: Correct that pool" in shown
+
+
 def test_a_claim_of_a_store_is_explained_although_nothing_allocates_it_there(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(*OBJECTS, pool(), device_class(), claim()))
 

@@ -96,6 +96,12 @@ def test_slices_that_contradict_each_other_about_their_number_are_named() -> Non
     assert "slices of generation 1 disagree about resourceSliceCount: 1, 2" in answer["message"]
 
 
+def test_more_slices_than_they_say_are_named() -> None:
+    answer = resource_answer(resource_claim(request("r", None)), slice_("a", devices("d1"), count=0))
+
+    assert "resourceSliceCount says 0, but there are 1 of generation 1" in answer["message"]
+
+
 def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
     """16 requests of 30 to 45 on 8 devices of 74: no search is needed to see that 600 are not there."""
     content = [shared(f"g{number}", capacity={"m": "74"}, shared=True) for number in range(8)]

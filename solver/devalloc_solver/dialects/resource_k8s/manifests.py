@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.fields import describe_value
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
+from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
@@ -188,7 +189,7 @@ def read_documents(
         checked: what the API server refuses of slices that were checked before; those of this call are added.
     """
     problem_input = ClusterInput(read=dict(read or {}), checked={} if checked is None else checked)
-    objects = [as_v1(content) for document in documents for content in _flatten_list(document)]
+    objects = [as_v1(content) for document in documents for content in flatten_lists(document)]
     count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
         if not isinstance(content, Mapping):
@@ -232,15 +233,6 @@ def _apply_rules(problem_input: ClusterInput) -> None:
         if tainted is not content:
             problem_input.slices[number] = tainted
             problem_input.read[id(tainted)] = read_slice(tainted)
-
-
-def _flatten_list(document: object) -> Iterator[Any]:
-    """The objects of a list, or the object itself."""
-    if isinstance(document, Mapping) and document.get("kind") not in KINDS and isinstance(document.get("items"), list):
-        for item in document["items"]:
-            yield from _flatten_list(item)
-    else:
-        yield document
 
 
 def _kind(content: Manifest) -> str:

@@ -232,6 +232,8 @@ class SliceBook:
                 return None
             if counts != {total}:
                 message = f"{total} of {max(counts)} slices of generation {generation} are there"
+                if total > max(counts):
+                    message = f"resourceSliceCount says {max(counts)}, but there are {total} of generation {generation}"
                 if len(counts) > 1:
                     numbers = ", ".join(map(str, sorted(counts)))
                     message = f"slices of generation {generation} disagree about resourceSliceCount: {numbers}"

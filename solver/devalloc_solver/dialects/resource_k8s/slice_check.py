@@ -106,8 +106,9 @@ def _check_attribute(device: SliceDevice, name: str, path: str) -> None:
     if (long := next((text for text in texts if isinstance(text, str) and len(text) > MOST_TEXT), None)) is not None:
         what = f"has {len(long)} characters, and the API server accepts at most {MOST_TEXT}; shorten it"
         raise FieldError(f"{path}.{kind}", what)
-    if isinstance(value, UnusualAttribute) and value.fault is not None:
-        raise FieldError(path, f"{value.fault}; the API server refuses the slice, and selectors that read it fail")
+    fault = value.fault if isinstance(value, UnusualAttribute) else None
+    if fault is not None and kind != "none":  # a value of no kind may be of a later API
+        raise FieldError(path, f"{fault}; the API server refuses the slice, and selectors that read it fail")
 
 
 def _policy_faults(value: Amount, policy: CapacityRequestPolicy) -> Iterator[tuple[str, str]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import marshal
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import DEVICE_RECORDS, GROUP
+from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
@@ -32,7 +33,6 @@ from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.manifests import (
-    KINDS,
     ClusterInput,
     key_of,
     priority_of,
@@ -86,7 +86,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     @classmethod
     def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> ResourceClaimFleet:
         """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved."""
-        named = ((_name(one), one) for document in documents for one in _flatten_list(document))
+        objects = (as_v1(one) for document in documents for one in flatten_lists(document))
+        named = ((_name(one), one) for one in objects if isinstance(one, Mapping))
         return cls(ClusterState.load(named, read_gates(None), placement))
 
     # -- one claim -----------------------------------------------------------------------------------------------------
@@ -384,17 +385,6 @@ def _deep_copy(content: Any) -> Any:
         return marshal.loads(marshal.dumps(content))
     except ValueError:
         return deepcopy(content)
-
-
-def _flatten_list(document: object) -> Iterator[Manifest]:
-    """The objects of a list, or the object itself."""
-    if not isinstance(document, Mapping):
-        return
-    if document.get("kind") not in KINDS and isinstance(document.get("items"), list):
-        for item in document["items"]:
-            yield from _flatten_list(item)
-    else:
-        yield as_v1(document)
 
 
 def _name(document: Manifest) -> Name:

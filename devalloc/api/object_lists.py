@@ -1,0 +1,41 @@
+"""Lists of objects as manifests: ``kind: List`` of kubectl, and ``ResourceSliceList`` of an API server.
+
+The items of a typed list need no ``kind`` and ``apiVersion`` of their own: ``kubectl get --raw`` and client libraries
+leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_LIST = "List"
+
+
+def is_object_list(content: object) -> bool:
+    """Whether a manifest is a list of objects."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("items"), list):
+        return False
+    kind = content.get("kind")
+    return kind is None or (isinstance(kind, str) and kind.endswith(_LIST))
+
+
+def own_object(item: Any, content: Mapping[str, Any]) -> Any:
+    """An item of a list as an object of its own: with the kind and the version that the list has."""
+    kind = content.get("kind")
+    if not isinstance(item, Mapping) or not isinstance(kind, str) or kind == _LIST:
+        return item
+    missing = {"apiVersion": content.get("apiVersion"), "kind": kind.removesuffix(_LIST)}
+    added = {name: value for name, value in missing.items() if value and item.get(name) is None}
+    return {**added, **{name: value for name, value in item.items() if name not in added}} if added else item
+
+
+def flatten_lists(document: Any) -> Iterator[Any]:
+    """The objects of a list, and of the lists in it; of anything else, itself."""
+    waiting = [document]
+    while waiting:
+        content = waiting.pop()
+        if is_object_list(content):
+            waiting += (own_object(item, content) for item in reversed(content["items"]))
+        else:
+            yield content
