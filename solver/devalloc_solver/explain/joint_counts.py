@@ -106,33 +106,47 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
 
 
 def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
-    """That portions come to more than the devices of any node have, such as "requests want 600 of m together, and no
+    """That amounts come to more than the devices of any node have, such as "requests want 600 of m together, and no
     node has more than 592"; "" if counting does not show it."""
-    details = [detail for demand in unit.demands for detail in demand.details]
-    shared = [detail for detail in details if all(request.portions for request in detail)]
-    if len(shared) < 2:
-        return ""
-    portions = [
-        {index: dict(portion) for request in detail for index, portion in request.portions.items()} for detail in shared
-    ]
-    names = sorted({name for by_index in portions for portion in by_index.values() for name in portion})
-    devices = {index for by_index in portions for index in by_index}
-    for name in names:
-        wanted = sum(
-            min(request.min_count for request in detail) * min(portion.get(name, 0) for portion in by_index.values())
-            for detail, by_index in zip(shared, portions, strict=True)
-        )
+    wanted: dict[str, int] = defaultdict(int)
+    devices: dict[str, set[int]] = defaultdict(set)
+    requests: dict[str, int] = defaultdict(int)
+    for detail in (detail for demand in unit.demands for detail in demand.details):
+        for name, nano in _least_amounts(detail).items():
+            wanted[name] += nano
+            requests[name] += 1
+            devices[name].update(*(request.candidates.accepted for request in detail))
+    for name in sorted(name for name, number in requests.items() if number > 1):
 
         def total(some: Sequence[int], of: str = name) -> int:
             resources = (snapshot.devices[index].resources.get(of) for index in some)
             return sum(resource.nano for resource in resources if resource is not None)
 
-        most = best_on_node(snapshot, devices, unit.pin, total) or 0
-        if most < wanted:
+        most = best_on_node(snapshot, devices[name], unit.pin, total) or 0
+        if most < wanted[name]:
             where = f"node {unit.pin} has" if unit.pin else "no node has more than"
-            amounts = [sum_text(nano, quantity_format(nano)) for nano in (wanted, most)]
-            return f"{len(shared)} requests want {amounts[0]} of {name} together, and {where} {amounts[1]}"
+            amounts = [sum_text(nano, quantity_format(nano)) for nano in (wanted[name], most)]
+            return f"{requests[name]} requests want {amounts[0]} of {name} together, and {where} {amounts[1]}"
     return ""
+
+
+def _least_amounts(detail: Detail) -> dict[str, int]:
+    """resource -> the least that one of the alternatives takes of its devices; of no request for admin access."""
+    if any(request.mode.is_admin for request in detail):
+        return {}
+    amounts = [_portion(request) if request.portions else dict(request.requests) for request in detail]
+    names = set(amounts[0]).intersection(*amounts[1:]) if amounts else set[str]()
+    return {name: least for name in names if (least := min(each[name] for each in amounts))}
+
+
+def _portion(request: Request) -> dict[str, int]:
+    """The same of a request for a portion of each device: as many as are wanted, each as small as any. Nothing if it
+    may have a whole one."""
+    if not request.candidates.accepted.keys() <= request.portions.keys():
+        return {}
+    portions = [dict(portion) for portion in request.portions.values()]
+    names = set(portions[0]).intersection(*portions[1:])
+    return {name: request.min_count * min(portion[name] for portion in portions) for name in names}
 
 
 def quantity_format(nano: int) -> Format:

@@ -152,7 +152,7 @@ def test_a_file_without_documents_is_a_warning(text: str) -> None:
 
 
 def test_lists_are_taken_apart() -> None:
-    for head in ("kind: List\napiVersion: v1\n", "kind: DeviceClassList\n", ""):
+    for head in ("kind: List\napiVersion: v1\n", "apiVersion: v1\n", ""):
         parsed = load_text(head + "items: [{a: 1}, 5, {b: 2}]\n", "f.yaml")
         assert [(d.content, d.source) for d in parsed.documents] == [
             ({"a": 1}, "f.yaml, document 1, item 1"),

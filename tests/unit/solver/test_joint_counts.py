@@ -8,7 +8,7 @@ import pytest
 
 from devalloc_solver import solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
-from devalloc_solver.testing import claim, device, device_class, pool
+from devalloc_solver.testing import claim, device, device_class, one_of, pool
 from devalloc_solver.testing import request as wants
 from tests.support.dra_builders import ANY, Manifest, ask, devices, first_of, request, slice_
 from tests.support.dra_builders import claim as resource_claim
@@ -111,6 +111,32 @@ def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
 
     assert answer["reason"] == "InsufficientCapacity"
     assert "16 requests want 600 of m together, and no node has more than 592" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        [wants("gpu", requests={"m": str(30 + number)}) for number in range(16)],
+        [wants("gpu", requests={"m": str(30 + number)}, limits={"count": 1}) for number in range(16)],
+        [wants("gpu", 4, requests={"m": "290"}), wants("gpu", requests={"m": "310"})],
+        [wants("gpu", requests={"m": "300"}), one_of(*(wants("gpu", requests={"m": m}) for m in ("320", "300")))],
+    ],
+    ids=["shares", "one device each", "whole devices and a share", "alternatives"],
+)
+def test_so_are_the_amounts_of_a_device_claim(details: list[Manifest]) -> None:
+    cards = [device(f"g{number}", resources={"m": "74"}) for number in range(8)]
+
+    text = message(*fleet(*details, devices=cards))
+
+    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; it fits without" in text
+
+
+def test_a_whole_device_may_come_in_place_of_a_portion() -> None:
+    """Of the device that is not shared, the requests need no more than that it has enough."""
+    content = [shared("s", capacity={"m": "4"}, shared=True), shared("w", capacity={"m": "9"})]
+    requests = [request(name, amounts={"m": "4"}) for name in ("a", "b")]
+
+    assert resource_answer(resource_claim(*requests), slice_("s", content))["allocated"]
 
 
 def test_the_code_is_that_of_the_sentence() -> None:
