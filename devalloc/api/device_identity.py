@@ -4,7 +4,7 @@ An identity has those of ``MEMBERS`` that the host shows, as attributes of the d
 the host's driver has the device, so two looks are compared by what both have.
 
 A tenant of a drive can delete its namespaces and make others, and so give it another UUID, but cannot give it another
-serial number. So the UUID decides only where a look does not show the serial number.
+serial number. So the UUID of a drive decides only where a look does not show the serial number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
 KIND = "kind"
 """In the identity of a drive: that it is one. It keeps what its tenant wrote, wherever it is plugged in."""
 _WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
+_UNIT = {"serial": "serial number", "uuid": "UUID"}
+_FIXED_UUID = "GPU-"
+"""How UUIDs begin that no tenant can change."""
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, str]:
@@ -31,7 +34,8 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     not."""
     old, new = identity_of(before), identity_of(now)
     same_serial = "serial" in old and old["serial"] == new.get("serial")
-    for name in MEMBERS[:-1] if same_serial else MEMBERS:
+    is_fixed = old.get("uuid", "").startswith(_FIXED_UUID)
+    for name in MEMBERS[:-1] if same_serial and not is_fixed else MEMBERS:
         if name in old and name in new and old[name] != new[name]:
             return f"{_WORDS.get(name, name)} {new[name]}, not {old[name][:80]}"
     return None
@@ -43,3 +47,12 @@ def drive_of(identity: Mapping[str, object]) -> str | None:
     if identity.get(KIND) != STORAGE.name or not all(isinstance(identity.get(name), str) for name in names):
         return None
     return "/".join(str(identity[name]) for name in names)
+
+
+def unseen(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """What told a drive from others and does not show now, such as ``serial number``; None if it shows, if nothing did,
+    and of what is no drive: that has no data of its owner."""
+    old, new = identity_of(before), identity_of(now)
+    if now.get(KIND) != STORAGE.name or any(name in old and old[name] == new.get(name) for name in _UNIT):
+        return None
+    return next((word for name, word in _UNIT.items() if name in old and name not in new), None)

@@ -60,7 +60,7 @@ def _serial(function: PciFunction) -> str | None:
         return _drive_serial(function)
     if function.vendor == _AMD:
         return _text(function.folder, "unique_id")
-    return None if function.vendor == NVIDIA else device_serial_number(function)
+    return device_serial_number(function)
 
 
 def _drive_serial(function: PciFunction) -> str | None:

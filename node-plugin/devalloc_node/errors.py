@@ -33,6 +33,7 @@ TRANSIENT = frozenset(
         "HostDiskFull",
         "HostFull",
         "HugePagesTooFew",
+        "IdentityUnseen",
         "ImageChanged",
         "InUseUnknown",
         "MachineLost",

@@ -368,6 +368,104 @@ def test_a_tenant_who_makes_the_namespaces_of_a_drive_anew_keeps_the_drive(names
 CLONES = Drive("AA000000000000000001", "eui.0c01"), Drive("AA000000000000000001", "eui.0c02")
 
 
+@dataclass(frozen=True)
+class Place:
+    """What is in the place of a drive, or of a GPU, after the boot."""
+
+    driver: str | None
+    serial: str = ""
+
+
+UNSEEN = {
+    "vfio-pci has it": Place("vfio-pci"),
+    "it has no driver": Place(None),
+    "its driver does not show the serial number": Place("nvme"),
+}
+
+
+@contextmanager
+def drive_of_a_tenant() -> Iterator[tuple[StorageBed, ClaimRef]]:
+    """A drive with a serial number that a tenant has."""
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        put(bed, Place("nvme", A.serial))
+        ref = bed.grants.add("tenant", DRIVE_DEVICES[0])
+        with started(bed) as node:
+            prepare(node, ref)
+        yield bed, ref
+
+
+def put(bed: Bed, place: Place) -> None:
+    if DRIVES[0] in bed.host.functions:
+        bed.host.remove_function(DRIVES[0])
+    bed.host.add(replace(pci_cards.nvme(DRIVES[0], nvme="nvme0"), driver=place.driver))
+    file = bed.host.path(DRIVES[0], "nvme/nvme0/serial")
+    if place.serial:
+        bed.host.write(file, place.serial)
+    elif place.driver == "nvme":
+        bed.host.remove(file)
+
+
+def next_boot(bed: Bed) -> None:
+    bed.host.proc("sys/kernel/random/boot_id", "11111111-0000-4000-8000-00000000b007\n")
+
+
+@pytest.mark.parametrize("place", UNSEEN.values(), ids=UNSEEN)
+def test_a_drive_that_does_not_show_which_one_it_is_waits_until_it_does(place: Place) -> None:
+    with drive_of_a_tenant() as (bed, ref):
+        next_boot(bed)
+        put(bed, place)
+        with started(bed) as node:
+            for _ in range(2):
+                error = refused(node, ref)
+                assert (error.code, error.retryable) == ("IdentityUnseen", True)
+                assert "its serial number does not show" in error.message
+                assert "bind it to the host's driver (nvme)" in error.message
+            put(bed, Place("nvme", B.serial))
+            assert refused(node, ref).code == "DeviceChanged"
+            put(bed, Place("nvme", A.serial))
+            assert prepare(node, ref).devices[0].identity["serial"] == A.serial
+
+
+def test_a_drive_that_the_plugin_has_bound_is_handed_out_again_in_the_same_boot() -> None:
+    with drive_of_a_tenant() as (bed, ref):
+        for _ in range(2):  # starts of the plugin
+            with started(bed) as node:
+                assert prepare(node, ref).devices[0].identity["serial"] == A.serial
+                assert bed.host.functions[DRIVES[0]].driver == "vfio-pci"
+
+
+def show_serial_number(bed: Bed, number: int) -> None:
+    """As the capability in the configuration space that every driver leaves readable."""
+    function = bed.host.functions[GPU_FUNCTIONS[0]]
+    space = bytearray(4096)
+    space[0:4] = function.spec.vendor.to_bytes(2, "little") + function.spec.device.to_bytes(2, "little")
+    space[0x100:0x10C] = (0x0003 | 1 << 16).to_bytes(4, "little") + number.to_bytes(8, "little")
+    (bed.host.sys / function.path / "config").write_bytes(bytes(space))
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, None), (2, "DeviceChanged"), (None, None)])
+def test_a_gpu_that_vfio_has_after_the_boot_is_told_by_its_pci_serial_number(
+    bed: Bed, number: int | None, code: str | None
+) -> None:
+    """Without one it is accepted: it has no data of its last owner."""
+    ref = bed.grants.add("training", GPU)
+    show_serial_number(bed, 1)
+    with started(bed) as node:
+        assert prepare(node, ref).devices[0].identity["serial"] == "00-00-00-00-00-00-00-01"
+    reboot(bed)
+    for address in GPU_FUNCTIONS:
+        bed.host.unbind(str(bed.host.functions[address].driver), address)
+        bed.host.set_override(address, "vfio-pci")
+        bed.host.probe(address)
+    bed.host.config(bed.host.functions[GPU_FUNCTIONS[0]].path, bed.host.functions[GPU_FUNCTIONS[0]].spec)
+    if number is not None:
+        show_serial_number(bed, number)
+    with started(bed) as node:
+        outcome = prepare(node, ref).devices[0].name if code is None else refused(node, ref).code
+    assert outcome == (code or f"{pool_of(GPU)}/{GPU}")
+
+
 def test_drives_with_one_serial_number_are_told_apart_by_their_namespaces() -> None:
     assert refusals_after_a_reboot(CLONES, CLONES) == [None, None]
     first, second = refusals_after_a_reboot(CLONES, CLONES[::-1])

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from devalloc.api.device_identity import Identity, difference, drive_of
+from devalloc.api.device_identity import Identity, difference, drive_of, unseen
 from devalloc_node.binding.binding import Binding, HealthState
 from devalloc_node.claims.claim_files import Rendered
 from devalloc_node.claims.journal_content import (
@@ -333,14 +333,20 @@ class Claims:
         return binding
 
     def _unchanged_identity(self, uid: str, granted: GrantedDevice, binding: Binding) -> Identity:
-        """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated, ``DeviceInUse`` if it is a
-        drive that another claim got under another name."""
+        """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated, ``IdentityUnseen`` if a
+        drive does not show which one it is, ``DeviceInUse`` if another claim got it under another name."""
         identity = self._identify(binding)
         if (other := difference(granted.identity, identity)) is not None:
             raise Denied(
                 "DeviceChanged",
                 f"another device than the one allocated is at {granted.name}: {other}; release the claim, so that it "
                 "is allocated again",
+            )
+        if not granted.admin and (what := unseen(granted.identity, identity)) is not None:
+            raise Denied(
+                "IdentityUnseen",
+                f"cannot check that {granted.name} is the drive that was allocated: its {what} does not show now; bind "
+                "it to the host's driver (nvme) until the claim is prepared",
             )
         drive = None if granted.admin else drive_of(identity)
         owner = drives_of_claims(self.journal).get(drive) if drive is not None else None
@@ -539,11 +545,12 @@ class Claims:
             self.journal.drop(ALLOCATED, uid)
 
     def _with_identities(self, grant: Grant) -> Grant:
-        """With what the devices were before a reboot, if the allocation does not say it."""
+        """With what the devices were before a reboot, as far as the allocation does not say it."""
         before = (self.journal.record(ALLOCATED, grant.ref.uid) or {}).get("devices") or {}
+        noted = [before.get(device.key) or {} for device in grant.devices]
         devices = tuple(
-            device if device.identity else replace(device, identity=before.get(device.key, {}))
-            for device in grant.devices
+            device if difference(was, device.identity) else replace(device, identity={**was, **device.identity})
+            for device, was in zip(grant.devices, noted, strict=True)
         )
         return replace(grant, devices=devices) if before else grant
 
