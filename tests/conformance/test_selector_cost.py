@@ -38,6 +38,8 @@ SELECTORS = {
     "one of 120 uuids": f"{UUIDS}.exists(u, u == {A}.uuid)".replace("'", '"'),
     "none of 120 uuids": f"{UUIDS}.all(u, u != {A}.uuid)".replace("'", '"'),
     "a pattern of the uuid": f'{A}.uuid.matches("^GPU-0.*-[0-9]+$")',
+    "a choice in a pattern": f'{A}.id.matches("^GPU-[0-9a-f]{{8}}-00(0|1)[0-9a-f]-.*$")',
+    "one of two patterns": f'{A}.id.matches("^GPU-0000001.*$") || {A}.id.matches("^GPU-0000000.-[0-9a-f]+-4000.*$")',
 }
 CONSTRAINTS = {
     "one uuid less, a product by pattern, memory": "device.uuid != 'GPU-00000-0' && "
@@ -46,7 +48,14 @@ CONSTRAINTS = {
     "one of 120 uuids": f"{UUIDS}.exists(u, u == device.uuid)",
     "none of 120 uuids": f"{UUIDS}.all(u, u != device.uuid)",
     "a pattern of the uuid": "device.uuid.matches('^GPU-0.*-[0-9]+$')",
+    "a choice in a pattern": "device.id.matches('^GPU-[0-9a-f]{8}-00(0|1)[0-9a-f]-.*$')",
+    "one of two patterns": "device.id.matches('^GPU-0000001.*$') || "
+    "device.id.matches('^GPU-0000000.-[0-9a-f]+-4000.*$')",
 }
+
+
+def long_id(node: int, number: int) -> str:
+    return f"GPU-{node:08x}-{number:04x}-4000-8000-aabbccddeeff"
 
 
 def pools() -> list[Manifest]:
@@ -57,6 +66,7 @@ def pools() -> list[Manifest]:
                 f"g{n}",
                 attributes={
                     "uuid": f"GPU-{node:05}-{n}",
+                    "id": long_id(node, n),
                     "product": "NVIDIA H100 80GB HBM3",
                     "memory": {"quantityValue": "80Gi"},
                 },
@@ -75,6 +85,7 @@ def slices() -> list[Manifest]:
                 "name": f"g{n}",
                 "attributes": {
                     "uuid": {"string": f"GPU-{node:05}-{n}"},
+                    "id": {"string": long_id(node, n)},
                     "product": {"string": "NVIDIA H100 80GB HBM3"},
                 },
                 "capacity": {"memory": {"value": "80Gi"}},

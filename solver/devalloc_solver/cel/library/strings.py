@@ -92,6 +92,11 @@ def is_pattern(text: str) -> bool:
     return True
 
 
+FREE_INSTRUCTIONS = 128
+"""Instructions of the program of a literal pattern that no evaluation pays for: they are compiled once for all devices.
+"""
+
+
 def _compile_charged(frame: Frame, expression: str, bounds: PatternBounds) -> tuple[Any, int, int]:
     """``compile_with_costs``, and what that costs."""
     frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
@@ -118,6 +123,7 @@ class _Matches(Preparable):
             nonlocal search, cost_of_all, cost_of_pass
             if search is None:
                 compiled, cost, cost_of_pass = _compile_charged(frame, literal, self.bounds)
+                cost = max(0, cost - self.bounds.instruction * FREE_INSTRUCTIONS)
                 cost_of_all, search = _PATTERN_COST + len(literal) // CHARACTERS_PER_UNIT + cost, compiled.search
                 frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
             else:
@@ -131,7 +137,8 @@ class _Matches(Preparable):
 
 
 def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
-    """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is."""
+    """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is; of a
+    literal of ``matches``, which is compiled once, compiling does only beyond FREE_INSTRUCTIONS."""
 
     def charged(frame: Frame, text: str, expression: str) -> Any:
         compiled, cost, cost_of_pass = _compile_charged(frame, expression, bounds)
