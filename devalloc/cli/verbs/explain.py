@@ -251,7 +251,9 @@ def _explain_resource_claim(place: StoreTarget, key: Key, placement: str, deadli
         print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", missing)
     else:
         is_allocated = bool((claim.get("status") or {}).get("allocation"))
-        then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
+        then = "Apply it to a cluster: `devalloc up` allocates DeviceClaims only."
+        if place.is_cluster:
+            then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
         print_explanation(one, only_would=not is_allocated, then=then)
     return 0 if one["allocated"] else 1
 

@@ -61,6 +61,12 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
 
 
+def test_explain_of_a_store_says_that_nothing_allocates_there(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(*OBJECTS))
+    shown = devalloc("explain", "resourceclaim/pair")
+    assert "What to do: Apply it to a cluster: `devalloc up` allocates DeviceClaims only." in shown.out
+
+
 def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Shell) -> None:
     """As in https://github.com/kubernetes/website/pull/49822: all devices, of which one has a taint."""
     taint = {"key": "dra.example.com/bad", "effect": "NoSchedule"}
