@@ -101,7 +101,8 @@ class ClaimView(ObjectView):
     @property
     def entries(self) -> list[Any]:
         """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
-        entries = self.status.get("allocations")
+        status = self.content.get("status")  # this is asked of each claim again and again
+        entries = status.get("allocations") if isinstance(status, dict) else None
         return entries if isinstance(entries, list) else []
 
     @property

@@ -145,19 +145,113 @@ def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     return FleetCounts(counted, held, machines)
 
 
-def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, int, int]]:
-    """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
-    was ``made`` of documents before is not read again."""
-    held, _ = _held_with_machines(documents, memo)
-    used, shared = device_uses(held), _shared_names(documents)
-    counts = []
-    for doc in documents:
-        if doc["kind"] == "DevicePool":
-            use, is_alone = used.get(doc["metadata"]["name"], {}), doc["metadata"]["name"] not in shared
-            made = partial(_pool_numbers, doc, use, knows_missing=is_alone)
-            if (number := memo.of("available", doc, made, (use, is_alone))) is not None:
-                counts.append((doc, *number))
-    return counts
+_OF_ALL = frozenset({"DeviceClass", vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
+"""Kinds that bear on what claims hold that do not change."""
+
+
+class PoolCounter:
+    """The same as numbers, call by call: a call costs what has changed. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._documents: dict[int, Object] = {}
+        self._classes: list[Object] = []
+        self._is_plain = False
+        """Only claims hold devices, and their classes are what they were."""
+        self._held: dict[int, Sequence[HeldDevice]] = {}
+        """by the claim, what it holds"""
+        self._by_pool: dict[str, dict[int, list[HeldDevice]]] = {}
+        """the same by the name of the pool"""
+        self._pools: dict[str, list[Object]] = {}
+        self._numbers: dict[int, tuple[int, int] | None] = {}
+        """by the pool, how many devices it has, and how many are available"""
+        self._memo = Memo()
+        """of counts where machines hold devices"""
+
+    def count(self, documents: Sequence[Object]) -> list[tuple[Object, int, int]]:
+        """Each pool that can be read, with how many devices it has and how many are available."""
+        before, now = self._documents, {id(doc): doc for doc in documents}
+        gone = [doc for place, doc in before.items() if place not in now]
+        new = [doc for place, doc in now.items() if place not in before]
+        self._documents = now
+        is_small = self._is_plain and all(doc["kind"] not in _OF_ALL for doc in (*gone, *new))
+        self._is_plain = False  # after an error all is counted
+        self._is_plain = is_small and self._note(gone, new)
+        if not self._is_plain:
+            self._begin(documents)
+        numbers = ((doc, self._numbers[id(doc)]) for doc in documents if doc["kind"] == "DevicePool")
+        return [(doc, *number) for doc, number in numbers if number is not None]
+
+    def _begin(self, documents: Sequence[Object]) -> None:
+        """Count all."""
+        self._memo.turn()
+        self._classes = [doc for doc in documents if doc["kind"] == "DeviceClass"]
+        for counted in (self._held, self._by_pool, self._numbers, self._pools):
+            counted.clear()
+        for doc in documents:
+            if doc["kind"] == "DevicePool":
+                self._pools.setdefault(doc["metadata"]["name"], []).append(doc)
+        kinds = {doc["kind"] for doc in documents}
+        has_machines = not kinds.isdisjoint((vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND))
+        self._is_plain = not has_machines and self._hold(device_claims_in(documents))
+        if self._is_plain:
+            for name in self._pools:
+                self._count(name)
+            return
+        held, _ = _held_with_machines(documents, self._memo)
+        used = device_uses(held)
+        for name, pools in self._pools.items():
+            use = used.get(name, {})
+            for doc in pools:
+                made = partial(_pool_numbers, doc, use, knows_missing=len(pools) == 1)
+                self._numbers[id(doc)] = self._memo.of("available", doc, made, (use, len(pools)))
+
+    def _note(self, gone: Sequence[Object], new: Sequence[Object]) -> bool:
+        """Count the pools anew that have changed, or of which claims have got or given back devices; False if that
+        does not suffice."""
+        changed = {doc["metadata"]["name"] for doc in (*gone, *new) if doc["kind"] == "DevicePool"}
+        for doc in gone:
+            self._numbers.pop(id(doc), None)
+            for holding in self._held.pop(id(doc), ()):
+                changed.add(name := holding.entry.device_pool_name)
+                self._by_pool[name].pop(id(doc), None)
+        claims = device_claims_in(new)
+        if not self._hold(claims):
+            return False
+        for claim in claims:
+            changed.update(holding.entry.device_pool_name for holding in self._held.get(id(claim), ()))
+        for name in changed:
+            there = [doc for doc in self._pools.get(name, ()) if id(doc) in self._documents]
+            there += [doc for doc in new if doc["kind"] == "DevicePool" and doc["metadata"]["name"] == name]
+            self._pools[name] = there
+            self._count(name)
+            if not there:
+                del self._pools[name]
+            if not self._by_pool.get(name):
+                self._by_pool.pop(name, None)
+        return True
+
+    def _hold(self, claims: Sequence[Object]) -> bool:
+        """Note what claims hold; False if that depends on more than themselves and the classes."""
+        if not claims:
+            return True
+        as_they_count = effective_documents([*self._classes, *claims])
+        if len(as_they_count) > len(self._classes) + len(claims):
+            return False
+        objects = [decode(doc).object for doc in self._classes]
+        by_name = {each.metadata.name: each for each in objects if isinstance(each, DeviceClass)}
+        for claim, counted in zip(claims, as_they_count[len(self._classes) :], strict=True):
+            if held := _held_by_manifest(counted, by_name):
+                self._held[id(claim)] = held
+            for holding in held:
+                self._by_pool.setdefault(holding.entry.device_pool_name, {}).setdefault(id(claim), []).append(holding)
+        return True
+
+    def _count(self, name: str) -> None:
+        """Count the pools of one name."""
+        pools, held = self._pools[name], self._by_pool.get(name, {})
+        use = device_uses(one for each in held.values() for one in each).get(name, {})
+        for doc in pools:
+            self._numbers[id(doc)] = _pool_numbers(doc, use, knows_missing=len(pools) == 1)
 
 
 def _shared_names(documents: Sequence[Object]) -> frozenset[str]:

@@ -104,28 +104,25 @@ def decide_claims(
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
-    held_back = map(ClaimView, filter(_is_held_back, device_claims_in(documents)))
-    blocked = {(claim.key[0], claim.group) for claim in held_back}
+    claims = device_claims_in(documents)
+    without = [view for view in map(ClaimView, claims) if not view.entries]
+    blocked = {(view.key[0], view.group) for view in without if view.is_held}
     units = []
-    for claim in device_claims_in(documents):
+    for claim in claims:
         view = ClaimView(claim)
         key = view.key
         verdict = answers.get(key)
         if verdict is None or verdict.get(STILL_SEARCHING):
             continue
         granted = is_transient = False
-        if view.entries and view.wants_release and not view.is_held:
-            units.append(WriteUnit((release_change(claim),), granted=False, released=True))
-            continue
         if view.entries:
-            if (
-                update := memo.of("kept", claim, partial(_keep_change_if_different, claim, verdict, now), verdict)
-            ) is None:
-                continue
-            change = update
-        elif view.is_deleting:
+            unit = memo.of("kept", claim, partial(_unit_of_kept, claim, verdict, now), verdict)
+            if unit is not None:
+                units.append(unit)
             continue
-        elif _is_held_back(claim):
+        if view.is_deleting:
+            continue
+        if view.is_held:
             change = _annotation_change(
                 claim, claim.get("status"), {meta.REASON: Reason.STILL_PREPARED.value, meta.MESSAGE: _STILL_PREPARED}
             )
@@ -149,11 +146,6 @@ _STILL_PREPARED = (
     "its node has not released the devices it held before; it is answered when the finalizer "
     f"{meta.NODE_FINALIZER} is removed"
 )
-
-
-def _is_held_back(claim: Object) -> bool:
-    """Whether a claim that holds nothing is still prepared: others removed its status, and its node lives on."""
-    return ClaimView(claim).is_held and not ClaimView(claim).entries
 
 
 def _grant_change(
@@ -212,9 +204,13 @@ def _refusal_change(claim: Object, answer: Mapping[str, Any]) -> Change:
     )
 
 
-def _keep_change_if_different(claim: Object, answer: Mapping[str, Any], now: str) -> Change | None:
+def _unit_of_kept(claim: Object, answer: Mapping[str, Any], now: str) -> WriteUnit | None:
+    """What to write on an allocated claim; None if it says all already."""
+    view = ClaimView(claim)
+    if view.wants_release and not view.is_held:
+        return WriteUnit((release_change(claim),), granted=False, released=True)
     change = _keep_change(claim, answer, now)
-    return change if _changes_object(change, claim) else None
+    return WriteUnit((change,), granted=False) if _changes_object(change, claim) else None
 
 
 def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:

@@ -23,7 +23,7 @@ from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.availability import count_pools
+from devalloc.controller.reconcile.availability import PoolCounter
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import (
@@ -153,6 +153,7 @@ class DeviceClaimAllocator:
         """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
         self._own_writes: set[str] = set()
         self._memo = Memo()
+        self._counter = PoolCounter()
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
         self._quotas = False
@@ -252,10 +253,10 @@ class DeviceClaimAllocator:
             self._resting.settle(objects, solver_input, RoundResult(as_solved, written, undone, gives, is_proven))
             self.loop.is_again |= self._resting.is_behind
         seen = {**objects, **written}
-        self._quotas = any(quota.is_quota(obj) for obj in seen.values())
+        self._quotas = any(key.kind == quota.KIND and quota.is_quota(obj) for key, obj in seen.items())
         if self._settings.labels_nodes and not self.has_labelled:
             self.has_labelled = not missing_labels(seen.items(), self.loop.refusals.keys(), self._memo)
-        state = self._documents(seen.values())
+        state = self._documents(seen.values()) if written else documents
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
@@ -263,14 +264,15 @@ class DeviceClaimAllocator:
             self._pools_then = pools
         self._publish_counts(state)
         claims = device_claims_in(state)
-        waiting = [c for c in claims if not ClaimView(c).entries and not ObjectView(c).is_deleting]
+        without = [claim for claim in claims if not ClaimView(claim).entries]
+        waiting = [claim for claim in without if not ObjectView(claim).is_deleting]
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
         problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
             claims=len(claims) + resting,
-            allocated=sum(bool(ClaimView(claim).entries) for claim in claims),
+            allocated=len(claims) - len(without),
             waiting=len(waiting) + resting,
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
@@ -344,8 +346,9 @@ class DeviceClaimAllocator:
         def cordoned(pool: Object, why: str | None) -> Object:
             return self._memo.of("cordons", pool, partial(apply_cordons, pool, why), why)
 
-        own = (obj for obj in objects if not is_foreign(obj))
-        return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
+        own = [obj for obj in objects if not is_foreign(obj)]
+        with_cordons = apply_all_cordons(own, cordoned)
+        return [obj for obj in with_cordons if not is_node(obj)] if any(map(is_node, own)) else with_cordons
 
     def _ends(self) -> float | None:
         """When the solver is to have answered, in however many calls."""
@@ -377,7 +380,7 @@ class DeviceClaimAllocator:
         """Write availableDevices if it differs."""
         pools = devices = total = 0
         units = []
-        for doc, size, available in count_pools(state, self._memo):
+        for doc, size, available in self._counter.count(state):
             pools, devices, total = pools + 1, devices + size, total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:

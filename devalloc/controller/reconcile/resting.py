@@ -309,7 +309,9 @@ class RestingObjects:
             elif unit.key.kind == CLAIM:
                 unsettled.add(_namespace(unit))
         by_solver = {_namespace(unit) for unit, answers in refused.items() if not _is_kept_out(answers)}
-        documents = {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM}
+        documents = (
+            {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM} if refused else {}
+        )
         for unit, answers in refused.items():
             keys = units[unit]
             kept_out = _is_kept_out(answers)

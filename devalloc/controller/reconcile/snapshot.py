@@ -124,7 +124,7 @@ class Memo:
         """The result of ``make``, which depends on the object and on what is equal to ``given`` only."""
         place = what, id(obj)
         cached = self._now.get(place) or self._before.get(place)
-        if cached is None or cached[0] is not obj or cached[1] != given:
+        if cached is None or cached[0] is not obj or (cached[1] is not given and cached[1] != given):
             cached = obj, given, make()
         self._now[place] = cached
         value: T = cached[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from devalloc.api import meta
@@ -158,11 +158,14 @@ _MARKED_KINDS = {"ResourceClaim", "DeviceClaim", "VirtualMachine"}
 
 def is_foreign(obj: Any) -> bool:
     """Whether a manifest is of Kubernetes' own claims, or of another group's kind with the name of one of ours."""
-    group = api_group_of(obj)
-    if group == RESOURCE_CLAIMS:
-        return True
-    kind = obj.get("kind") if isinstance(obj, dict) else None
-    return isinstance(kind, str) and kind in API_KINDS and qualified_kind(kind, obj.get("apiVersion")) != kind
+    version, kind = (obj.get("apiVersion"), obj.get("kind")) if isinstance(obj, dict) else (None, None)
+    return isinstance(version, str) and _is_foreign(version, kind if isinstance(kind, str) else "")
+
+
+@lru_cache(maxsize=1024)
+def _is_foreign(api_version: str, kind: str) -> bool:
+    is_resource = api_group_of({"apiVersion": api_version}) == RESOURCE_CLAIMS
+    return is_resource or (kind in API_KINDS and qualified_kind(kind, api_version) != kind)
 
 
 def ignored_messages(objects: Iterable[Object]) -> list[str]:

@@ -81,6 +81,10 @@ class WarmFleet:
         self.loaded, self._placement, self._fleet = documents, placement, fleet
         return changed
 
+    def is_ready(self, placement: str) -> bool:
+        """Whether there is a fleet with this placement, of the documents of the last update."""
+        return self._fleet is not None and self._placement == placement
+
     def take(self) -> Fleet:
         """The fleet, for a question; ``put_back`` it afterwards."""
         fleet, self._fleet = self._fleet, None
@@ -176,6 +180,10 @@ class IncrementalSolver(_WaitingFleet):
         self._previous_round: _PreviousRound | None = None
         self._changed: dict[ObjectName, Object | None] | None = {}
         """What ``update`` read since the last call; None: all."""
+        self._read: Sequence[Object] | None = None
+        """The documents of the last update."""
+        self._waiting: list[Object] = []
+        """Those of them that the fleet has not: claims that wait."""
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
@@ -185,7 +193,7 @@ class IncrementalSolver(_WaitingFleet):
         self.update(documents, placement)
         changed, self._changed = self._changed, {}
         fleet, loaded = self._warm.take(), self._warm.loaded
-        waiting = [document for document in documents if _is_claim(document) and _name(document) not in loaded]
+        waiting = [claim for claim in self._waiting if _name(claim) not in loaded]
         refused, waiting = self._refused_again(fleet, waiting)
         answer = None
         if changed is not None and previous_round is not None and len(waiting) <= 1:
@@ -209,13 +217,25 @@ class IncrementalSolver(_WaitingFleet):
             answer = {**answer, "claims": claims}
         return answer
 
-    def update(self, documents: Iterable[Object], placement: str) -> None:
+    def update(self, documents: Sequence[Object], placement: str) -> None:
         """Read the documents, but for claims that wait, before a call with the same and with more that wait."""
-        loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
+        read, self._read = self._read, None  # after an error all is read again
+        is_same = read is not None and len(read) == len(documents) and all(map(operator.is_, read, documents))
+        if is_same and self._warm.is_ready(placement):
+            self._read = read
+            return
+        loaded: dict[ObjectName, Object] = {}
+        self._waiting = []
+        for document in documents:
+            if _is_loaded_beforehand(document):
+                loaded[_name(document)] = document
+            else:
+                self._waiting.append(document)
         so_far, self._changed = self._changed, None
         changed = self._warm.update(loaded, placement, _is_unchanged)
         self._note_changes(changed)
         self._changed = None if changed is None or so_far is None else {**so_far, **changed}
+        self._read = documents
 
     def _refused_again(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
         """The answers to claims of which equals wait already, and the other claims."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
+from devalloc.controller.reconcile import availability
+from devalloc.controller.reconcile.availability import PoolCounter, device_names_held_on, device_uses, held_devices
 from devalloc.controller.reconcile.availability import available_devices as available_in
-from devalloc.controller.reconcile.availability import device_names_held_on, device_uses, held_devices
 from tests.support.fleet_manifests import gpu_claim, gpu_class
 
 Object = dict[str, Any]
@@ -102,3 +104,52 @@ def test_devices_of_another_compatibility_group_are_not_available() -> None:
     assert available(pool) == 4
     assert available(pool, holding("a1")) == 2
     assert available(pool, holding("free")) == 3
+
+
+def numbered_pool(number: int, devices: int = 3) -> Object:
+    names = [{"name": f"d{each}"} for each in range(devices)]
+    metadata = {"name": f"p{number}"}
+    return {**CARD, "metadata": metadata, "spec": {"driver": "gpu.devalloc.io", "devices": names}}
+
+
+def holder(name: str, pool: int, device: int, *, is_admin: bool = False) -> Object:
+    claim = gpu_claim(name)
+    if is_admin:
+        claim["metadata"]["annotations"] = {"devalloc.io/admin-classes": '["gpu"]'}
+    entry: Object = {"devicePoolName": f"p{pool}", "deviceName": f"d{device}"}
+    return {**claim, "status": {"allocations": [entry]}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_after_changes_are_those_of_a_first_count(seed: int) -> None:
+    """Claims, pools and classes that come, change and go, and pools that share a name."""
+    dice = Random(seed)
+    counter, documents = PoolCounter(), {"class": gpu_class(), "p0": numbered_pool(0)}
+    for turn in range(120):
+        number, place = dice.randrange(5), f"c{dice.randrange(9)}"
+        change = dice.randrange(10)
+        if change < 5:
+            documents[place] = holder(place, number, dice.randrange(3), is_admin=dice.random() < 0.1)
+        elif change < 7:
+            documents.pop(place, None)
+        elif change < 9:
+            documents[f"p{number}-{change}"] = numbered_pool(number, dice.randrange(4))
+        else:
+            documents["class"] = gpu_class("gpu", adminAccess=True) if dice.random() < 0.3 else gpu_class()
+            documents.pop(f"p{number}-7", None)
+        present = [*documents.values()]
+        assert counter.count(present) == PoolCounter().count(present), turn
+
+
+def test_a_count_after_a_claim_reads_no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [gpu_class(), *map(numbered_pool, range(9)), *(holder(f"c{n}", n % 9, n // 9) for n in range(20))]
+    counter, read = PoolCounter(), []
+    counter.count(documents)
+
+    def reading(document: Object) -> Any:
+        read.append(document["metadata"]["name"])
+        return decode(document)
+
+    monkeypatch.setattr(availability, "decode", reading)
+    counter.count([*documents, holder("new", 8, 2)])
+    assert read == ["gpu", "new", "p8"]
