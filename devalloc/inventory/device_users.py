@@ -190,13 +190,14 @@ class DeviceUsers:
         return self._network_in_use().need_of_other_half(function) if may_be_half(function) else None
 
     def _storage_use(self, function: PciFunction) -> str | None:
-        devices = block_devices(function)
-        if not devices:
+        devices, controllers = block_devices(function), nvme_controllers(function)
+        if not devices and not controllers:
             return None
         storage = self._storage = self._storage or StorageUse.read(self.tree)
         if storage.unread is not None:
             return f"{storage.unread} cannot be read"
-        return next((need for block in devices if (need := storage.need(block)) is not None), None)
+        needs = (*map(storage.need, devices), *map(storage.need_of_controller, controllers))
+        return next((need for need in needs if need is not None), None)
 
 
 def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:

@@ -21,6 +21,11 @@ _JOURNAL = re.compile(r"(.+?)(-[0-9]+)?", re.ASCII)
 """Of a journal of jbd2: its device, and the inode of one that is inside the file system itself."""
 _DEVICE_OPTIONS = ("logdev=", "rtdev=", "journal_path=")
 """Options of mounts that name another device."""
+_BACKSTORE = re.compile(
+    r"iBlock device: (?P<disk>[\w-]+)|Major: (?P<major>[0-9]+) Minor: (?P<minor>[0-9]+)|File: (?P<file>/dev/[^\s]+)",
+    re.ASCII,
+)
+"""In the ``info`` of a backstore of LIO: its disk."""
 _MOST = 4096
 """Entries of a folder that are looked at."""
 
@@ -35,7 +40,7 @@ class StorageUse:
     swap: frozenset[str]
     """Those that are swapped to, by name."""
     members: Mapping[str, str]
-    """Those that are a part of something, by name, and what of."""
+    """Those that are a part of something, by name (controllers of NVMe, too) or number, and what of."""
     unread: str | None
     """What could not be read of this: the name of a file such as ``mountinfo``, or in words."""
 
@@ -62,9 +67,12 @@ class StorageUse:
             return f"what holds {block.name} cannot be read"
         if block.folder("bcache") is not None:
             return f"{block.name} is part of bcache"
-        if block.name in self.members:
-            return f"{block.name} is {self.members[block.name]}"
-        return None
+        part = self.members.get(block.name) or self.members.get(block.text("dev") or "")
+        return f"{block.name} is {part}" if part is not None else None
+
+    def need_of_controller(self, name: str) -> str | None:
+        """The same for a controller of NVMe, such as ``nvme0``: it can be exported with all that is on it."""
+        return f"{name} is {self.members[name]}" if name in self.members else None
 
 
 def kernel_use(tree: Tree, block: Folder) -> str | None:
@@ -133,21 +141,42 @@ def _members(tree: Tree) -> Iterator[tuple[str, str]]:
 
 
 def _exported(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Disks that the host offers to others by its network."""
+    """Disks that the host offers to others, by its network or a USB port."""
     top = ("kernel", "config")
+    for gadget in _names(tree.sys, *top, "usb_gadget"):
+        for function in _names(tree.sys, *top, "usb_gadget", gadget, "functions"):
+            place = (*top, "usb_gadget", gadget, "functions", function)
+            for unit in _names(tree.sys, *place) if function.startswith("mass_storage.") else ():
+                if unit.startswith("lun.") and (path := _path(tree, *place, unit, "file")) is not None:
+                    yield _device_name(tree, path), "exported by a USB gadget"
     for subsystem in _names(tree.sys, *top, "nvmet", "subsystems"):
+        path = _path(tree, *top, "nvmet", "subsystems", subsystem, "passthru", "device_path")
+        if path is not None:
+            yield _device_name(tree, path), "exported by nvmet"
         spaces = (*top, "nvmet", "subsystems", subsystem, "namespaces")
         for number in _names(tree.sys, *spaces):
-            folder = tree.sys.folder(*spaces, number) if tree.sys is not None else None
-            path = folder.text("device_path") if folder is not None else None
-            if path and path.startswith("/dev/"):
+            if (path := _path(tree, *spaces, number, "device_path")) is not None:
                 yield _device_name(tree, path), "exported by nvmet"
     for backend in _names(tree.sys, *top, "target", "core"):
         for store in _names(tree.sys, *top, "target", "core", backend):
-            folder = tree.sys.folder(*top, "target", "core", backend, store) if tree.sys is not None else None
-            path = folder.text("udev_path") if folder is not None else None
-            if path and path.startswith("/dev/"):
+            place = (*top, "target", "core", backend, store)
+            if (path := _path(tree, *place, "udev_path")) is not None:
                 yield _device_name(tree, path), "exported by LIO"
+            for match in _BACKSTORE.finditer(_text(tree, *place, "info")):
+                device = f"{match['major']}:{match['minor']}" if match["major"] else match["disk"]
+                yield device or _device_name(tree, match["file"]), "exported by LIO"
+
+
+def _text(tree: Tree, *names: str) -> str:
+    *folders, name = names
+    folder = tree.sys.folder(*folders) if tree.sys is not None else None
+    return (folder.text(name) if folder is not None else None) or ""
+
+
+def _path(tree: Tree, *names: str) -> str | None:
+    """The path of a device that a file of sysfs names; None where it names none."""
+    path = _text(tree, *names)
+    return path if path.startswith("/dev/") else None
 
 
 def _device_name(tree: Tree, path: str) -> str:

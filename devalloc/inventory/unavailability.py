@@ -15,6 +15,7 @@ from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DevicePolicy, DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers, block_devices
 from devalloc.inventory.identity import function_identity
+from devalloc.inventory.owner_data import disks_below, keeps_data
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
 from devalloc.inventory.storage_use import kernel_use
@@ -42,10 +43,12 @@ class UnavailabilityReasons:
             yield f"reserved: {port.kind} of the host"
         else:
             yield from self._allowance(port.kind)
+        is_needed = False
         for member in port.members:
             if member.base_class == BRIDGE:
                 yield f"reserved: the bridge {member.address} is in the same slot"
             if (need := self.holders.reserved(member) or self._kernel_use(port, member)) is not None:
+                is_needed = True
                 yield f"reserved: {need}"
             if (problem := silence(member)) is not None:
                 yield f"unhealthy: {problem}"
@@ -53,7 +56,7 @@ class UnavailabilityReasons:
                 yield f"withheld: {refused}"
         if (owned := self._moved_drive(port)) is not None:
             yield f"in use: {owned}"
-        yield from self._policy(port)
+        yield from self._policy(port, () if is_needed else port.members)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
         for function in port.functions_to_reset:
             yield from self._no_reset(function)
@@ -100,8 +103,8 @@ class UnavailabilityReasons:
         common (T4).
         """
         yield from self._allowance("vf")
-        yield from self._policy(port)
-        if port.device_kind.needs_erasing:
+        yield from self._policy(port, [port.function])
+        if keeps_data(port.device_kind, [port.function]):
             yield from self._needed_below(port)
         if vf.function is not None:
             yield from self.groups.objections([vf.function])
@@ -178,9 +181,15 @@ class UnavailabilityReasons:
         if not self.policy.allow_no_reset and (problem := reset_problem(function)) is not None:
             yield f"{NO_RESET}: {problem}"
 
-    def _policy(self, port: PciPort) -> Iterator[str]:
-        if port.device_kind.needs_erasing and not self.policy.erase_policy:
+    def _policy(self, port: PciPort, functions: Collection[PciFunction]) -> Iterator[str]:
+        if self.policy.erase_policy:
+            return
+        if port.device_kind.needs_erasing:
             yield _NO_POLICY
+        elif (
+            not self._is_held(port.function.address) and (disks := disks_below(port.device_kind, functions)) is not None
+        ):
+            yield f"{_NO_POLICY}, and it has {disks}"
 
     def _kernel_use(self, port: PciPort, member: PciFunction) -> str | None:
         """What only the kernel knows of disks. Asking means opening them for a moment, so nothing is asked of drives

@@ -16,6 +16,7 @@ from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.device_users import DeviceUsers, device_nodes, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
 from devalloc.inventory.open_nodes import Process, open_device_nodes
+from devalloc.inventory.owner_data import disks_below, keeps_data
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import reset_problem
 from devalloc.inventory.storage_use import is_used_by_host
@@ -148,6 +149,15 @@ def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
         )
 
 
+def refuse_disks(config: BindingConfig, port: PciPort, functions: Iterable[PciFunction]) -> None:
+    """Raises Denied ``ErasePolicyMissing`` if disks go along with functions of a port, and nothing erases them."""
+    if not config.erase_policy and (disks := disks_below(port.device_kind, functions)) is not None:
+        raise Denied(
+            "ErasePolicyMissing",
+            f"{port.function.address} has {disks}, and no policy erases that between owners; set one",
+        )
+
+
 def refuse_offer(config: BindingConfig, what: str, offer: str) -> None:
     """Raises Denied ``KindNotAllowed`` if the admin does not allow such devices; ``what`` is on the host."""
     if offer not in config.allowed:
@@ -174,7 +184,7 @@ def refuse_in_use(
     """
     affected = {function.address: function for function in functions}
     kind = port.device_kind
-    if kind.needs_erasing if is_vf else not kind.shares_with_host:
+    if keeps_data(kind, [port.function]) if is_vf else not kind.shares_with_host:
         affected |= {member.address: member for member in port.members}
     holders = DeviceUsers.read(tree, functions, released=released)
     if holders.opened and not _open_nodes(tree, holders.nodes):  # it was udev

@@ -186,6 +186,7 @@ class Sriov:
         _refuse_settings(vf, wanted)
         function = vf.function
         checks.refuse_in_use(tree, device.port, [function] if function is not None else [], is_vf=True)
+        checks.refuse_disks(self.config, device.port, [device.port.function])
         if function is not None:
             checks.refuse_vgpus(function)
         if (useless := use_problem(vf.pf, device.port.kind) or vf_refusal(vf)) is not None:

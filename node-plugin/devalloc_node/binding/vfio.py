@@ -57,6 +57,7 @@ class Vfio:
         port = checks.with_group(tree, self.config, port)
         checks.refuse_kind(self.config, port, port.kind)
         checks.refuse_in_use(tree, port, port.members, released=self.config.release_from)
+        checks.refuse_disks(self.config, port, port.members)
         _refuse_parts(tree, port)
         checks.refuse_useless(port.members)
         checks.refuse_group(tree, self.config, port.members)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from devalloc.cli.main import cli
 from devalloc.device_kinds import DEFAULT_ALLOWED, read_added_kinds
 from devalloc.inventory import storage_use
+from devalloc_node.binding import checks
 from devalloc_node.errors import NodeError
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
@@ -92,6 +93,60 @@ def test_a_disk_behind_it_that_only_the_kernel_says_is_in_use_keeps_it(
     opened.clear()
     assert "is not allowed on this node" in str(seen(host, allowed=frozenset()).unavailable(HBA_DEVICE))
     assert not opened, "what no one can get is not opened"
+
+
+CONTROLLERS = {
+    "SCSI": ("0100", 0x010000, "virtio-pci"),
+    "RAID": ("0104", 0x010400, "megaraid_sas"),
+    "SATA": ("0106", 0x010601, "ahci"),
+    "SAS": ("0107", 0x010700, "mpt3sas"),
+    "USB": ("0c03", 0x0C0330, "xhci_hcd"),
+}
+
+
+@pytest.mark.parametrize(("code", "number", "driver"), CONTROLLERS.values(), ids=CONTROLLERS)
+def test_a_controller_with_disks_is_given_away_only_under_an_erase_policy(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: str, number: int, driver: str
+) -> None:
+    """As NVMe is: what an owner leaves on its disks, the next one could read."""
+    kinds = read_added_kinds([f"box={code}"])
+    host.add(Function(HBA.address, 0x1000, 0x0097, number, native=driver))
+    allowed = frozenset({"box"})
+    assert seen(host, device_kinds=kinds).unavailable(HBA_DEVICE) is None, "without disks"
+    host.write(f"{host.path(HBA.address)}/host0/target0:0:0/0:0:0:0/block/sda/dev", "8:0")
+    (host.root / "dev").mkdir(exist_ok=True)
+    (host.root / "dev/sda").touch()
+    reason = "withheld: no erase policy for storage is set, and it has the disk sda"
+    assert seen(host, device_kinds=kinds).unavailable(HBA_DEVICE) == reason
+    with pytest.raises(NodeError, match="has the disk sda, and no policy erases that") as refused:
+        BindingRunner.on(host, device_kinds=kinds, allowed=allowed).prepare(HBA_DEVICE)
+    assert refused.value.code == "ErasePolicyMissing"
+    assert seen(host, device_kinds=kinds, erase_policy=True).unavailable(HBA_DEVICE) is None
+    hand = BindingRunner.on(host, device_kinds=kinds, allowed=allowed, erase_policy=True)
+    hand.prepare(HBA_DEVICE)
+    hand.unprepare(HBA_DEVICE)
+    for used, code_of_error in ((lambda node: True, "DeviceReserved"), (missing, "InUseUnknown")):
+        monkeypatch.setattr(storage_use, "is_used_by_host", used)
+        monkeypatch.setattr(checks, "is_used_by_host", used)
+        assert str(seen(host, device_kinds=kinds, erase_policy=True).unavailable(HBA_DEVICE)).startswith("reserved:")
+        with pytest.raises(NodeError) as refused:
+            BindingRunner.on(host, device_kinds=kinds, allowed=allowed, erase_policy=True).prepare(HBA_DEVICE)
+        assert refused.value.code == code_of_error
+
+
+def missing(node: Path) -> bool:
+    raise FileNotFoundError(node)
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None])
+def test_a_storage_controller_whose_disks_do_not_show_may_have_some(host: FakeHost, driver: str | None) -> None:
+    host.add(replace(HBA, driver=driver))
+    reason = f"no erase policy for storage is set, and it has disks that do not show with {driver or 'no driver'}"
+    assert seen(host).unavailable(HBA_DEVICE) == f"withheld: {reason}"
+    with pytest.raises(NodeError) as refused:
+        BindingRunner.on(host, device_kinds=KINDS, allowed=frozenset({"hba"})).prepare(HBA_DEVICE)
+    assert refused.value.code == "ErasePolicyMissing"
+    assert seen(host, erase_policy=True).unavailable(HBA_DEVICE) is None
 
 
 def test_disks_that_an_hba_reaches_by_nvme_keep_it(host: FakeHost) -> None:

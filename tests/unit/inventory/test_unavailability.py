@@ -97,6 +97,7 @@ class TestWhatCannotBeListed:
         assert reason(host, NIC_DEVICE) is None
 
 
+LIO = "kernel/config/target/core/iblock_0/disk/info"
 MEMBERS = {
     "btrfs": ("fs/btrfs/5e0f/devices/nvme0n1", "part of a btrfs file system"),
     "bcachefs": ("fs/bcachefs/5e0f/dev-0/block", "part of a bcachefs file system"),
@@ -104,7 +105,15 @@ MEMBERS = {
     "a log of XFS": ("mount xfs /dev/sda1 rw,logbufs=8,logdev=/dev/nvme0n1", "mounted"),
     "a loop device": ("class/block/loop7/loop/backing_file=", "the file of loop7"),
     "nvmet": ("kernel/config/nvmet/subsystems/nqn/namespaces/1/device_path=", "exported by nvmet"),
+    "nvmet, with its namespaces": (
+        "kernel/config/nvmet/subsystems/nqn/passthru/device_path=/dev/nvme0",
+        "exported by nvmet",
+    ),
     "LIO": ("kernel/config/target/core/iblock_0/disk/udev_path=", "exported by LIO"),
+    "LIO, by a disk that has no path": (f"{LIO}=iBlock device: nvme0n1  UDEV PATH:  readonly: 0", "exported by LIO"),
+    "LIO, by a number": (f"{LIO}=Major: 259 Minor: 0  CLAIMED: IBLOCK", "exported by LIO"),
+    "LIO, by a file": (f"{LIO}=TCM FILEIO ID: 0        File: /dev/nvme0n1  Size: 1024", "exported by LIO"),
+    "a USB gadget": ("kernel/config/usb_gadget/g1/functions/mass_storage.0/lun.0/file=", "exported by a USB gadget"),
 }
 
 
@@ -219,11 +228,14 @@ class TestWhatTheHostNeeds:
             host.proc(path.removeprefix("proc/"), "")
         elif path.startswith("mount "):
             host.proc("self/mountinfo", f"22 1 8:1 / /data rw - {path.removeprefix('mount ')}\n")
-        elif path.endswith("="):
-            host.write(path.removesuffix("="), "/dev/nvme0n1\n")
+        elif "=" in path:
+            file, _, text = path.partition("=")
+            host.write(file, f"{text or '/dev/nvme0n1'}\n")
+            host.write(f"{host.path(DISK)}/nvme/nvme0/nvme0n1/dev", "259:0\n")
         else:
             host.link(path, "class/block/nvme0n1")
-        assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: nvme0n1 is {expected}"
+        name = "nvme0" if "passthru" in path else "nvme0n1"
+        assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: {name} is {expected}"
 
     def test_a_cache_of_bcache(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nvme())
