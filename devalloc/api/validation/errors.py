@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
 from devalloc.api.fields import REFUSED, RELATED, ApiModel, json_names, quote_value
+from devalloc.api.pool import Attribute
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
 from devalloc.api.validation.lenient import Finding, entry_location, repair_places
@@ -47,6 +48,13 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
         "firstAvailable": "write oneOf",
         "distinctAttributes": "this API has no such constraint; request the devices one by one and distinguish them in "
         "constraints",
+    },
+    Attribute: {
+        **dict.fromkeys(("bool", "boolValue"), "write intValue: 0 or 1"),
+        **dict.fromkeys(("int", "value"), "write intValue, or stringValue for a text"),
+        "string": "write stringValue",
+        **dict.fromkeys(("version", "versionValue"), "write semVerValue"),
+        "quantity": "write quantityValue",
     },
     MachineStart: dict.fromkeys(("image", "rootDisk", "volumes"), "write disks, such as [{path: /images/web.qcow2}]"),
     DeviceClaimSpec: {

@@ -87,3 +87,23 @@ def test_fields_of_a_resource_claim_in_a_device_claim(spec: dict[str, Any], word
     problems = decode({**claim("c", wants("gpu", 1)), "spec": spec}).problems
 
     assert any(words in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"bool": True}, "bool: unknown field; write intValue: 0 or 1"),
+        ({"boolValue": True}, "boolValue: unknown field; write intValue: 0 or 1"),
+        ({"int": 1}, "int: unknown field; write intValue"),
+        ({"string": "a"}, "string: unknown field; write stringValue"),
+        ({"version": "1.2.3"}, "version: unknown field; write semVerValue"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_attributes_of_a_resource_slice_in_a_pool(value: dict[str, Any], words: str) -> None:
+    card = pool("card", node="a", devices=[GPU])
+    card["spec"]["devices"] = [{"name": "gpu-0", "attributes": [{"name": "rdma", **value}]}]
+
+    problems = decode(card).problems
+
+    assert any(words in f"{problem.path}: {problem.message}" for problem in problems)
