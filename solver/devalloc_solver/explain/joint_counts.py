@@ -108,25 +108,24 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
 def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
     """That amounts come to more than the devices of any node have, such as "requests want 600 of m together, and no
     node has more than 592"; "" if counting does not show it."""
-    wanted: dict[str, int] = defaultdict(int)
-    devices: dict[str, set[int]] = defaultdict(set)
-    requests: dict[str, int] = defaultdict(int)
+    wanted: dict[str, list[tuple[int, Detail]]] = defaultdict(list)
     for detail in (detail for demand in unit.demands for detail in demand.details):
         for name, nano in _least_amounts(detail).items():
-            wanted[name] += nano
-            requests[name] += 1
-            devices[name].update(*(request.candidates.accepted for request in detail))
-    for name in sorted(name for name, number in requests.items() if number > 1):
+            wanted[name].append((nano, detail))
+    for name in sorted(name for name, amounts in wanted.items() if len(amounts) > 1):
+        number, needed = len(wanted[name]), sum(nano for nano, _ in wanted[name])
+        requests = {id(one): one for _, detail in wanted[name] for one in detail}.values()
+        devices = set[int]().union(*{id(one.candidates): one.candidates.accepted for one in requests}.values())
 
         def total(some: Sequence[int], of: str = name) -> int:
             resources = (snapshot.devices[index].resources.get(of) for index in some)
             return sum(resource.nano for resource in resources if resource is not None)
 
-        most = best_on_node(snapshot, devices[name], unit.pin, total) or 0
-        if most < wanted[name]:
+        most = best_on_node(snapshot, devices, unit.pin, total) or 0
+        if most < needed:
             where = f"node {unit.pin} has" if unit.pin else "no node has more than"
-            amounts = [sum_text(nano, quantity_format(nano)) for nano in (wanted[name], most)]
-            return f"{requests[name]} requests want {amounts[0]} of {name} together, and {where} {amounts[1]}"
+            texts = [sum_text(nano, quantity_format(nano)) for nano in (needed, most)]
+            return f"{number} requests want {texts[0]} of {name} together, and {where} {texts[1]}"
     return ""
 
 
