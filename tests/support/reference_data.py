@@ -24,6 +24,8 @@ CLAIMS = ("claims/prototype.json.xz", "claims/random.json.xz")
 """Cases of DeviceClaims with known answers."""
 RESOURCE_CLAIMS = "resourceclaims/upstream-dra.json.xz"
 """Cases of Kubernetes' own allocator."""
+PUBLIC_REPORTS = "claims/public-reports.json.xz"
+"""Situations of public bug reports, of both dialects."""
 
 Case = dict[str, Any]
 
@@ -42,6 +44,11 @@ def claim_cases() -> list[Case]:
 def resource_claim_cases() -> list[Case]:
     """``name, features, input`` and ``expected{outcome, results, errorIsNodeLocal}``."""
     return [*_cases(RESOURCE_CLAIMS)]
+
+
+def public_reports() -> list[Case]:
+    """``name, source, documents`` and ``expected``: claim -> its devices, or how many; ``together``: not one by one."""
+    return [*read(DATA / PUBLIC_REPORTS)["cases"]]
 
 
 def scaling_tables() -> list[Path]:
