@@ -160,9 +160,8 @@ def explain(
     word, _, bare = "/".join(words).rstrip("/").rpartition("/")
     if not files and (stored := resource_kind(word)) is not None:
         return _explain_resource_claim(place, Key(stored, namespace, bare), placement, deadline, output)
-    question, kind, name = _question_about(
-        words, load_solver_input(files, namespace, place, with_store), namespace, place
-    )
+    given = load_solver_input(files, namespace, place, with_store)
+    question, kind, name = _question_about(words, given, namespace, place)
     waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
     with show_spinner("solving"):
         answer = solve_with_machines(
@@ -191,10 +190,10 @@ def explain(
             claim = {**claim, "reason": code or None, "message": message or None}
         print_content(claim, output)
     else:
-        then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
-        print_explanation(
-            claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine, then=then
-        )
+        is_of_template = question is not given
+        only_would = (is_of_template or (waiting and not is_machine)) and claim["allocated"]
+        then = _how_to_get_it(files, is_of_template=is_of_template)
+        print_explanation(claim, only_would=only_would, machine=is_machine, then=then)
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
                 print_line(_capitalized(silence))
@@ -206,6 +205,12 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return 1 if problem or not claim["allocated"] else 0
+
+
+def _how_to_get_it(files: Sequence[str], *, is_of_template: bool) -> str:
+    if is_of_template:
+        return "name the template in a pod, for which Kubernetes makes such a claim."
+    return "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
 
 
 def _question_about(

@@ -56,7 +56,10 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert code == 1
     assert "default/many is not allocated: NotEnoughDevices" in out
     assert explain("many")[1] == out
-    assert explain("resourceclaimtemplate", "one")[0] == 0
+    code, out = explain("resourceclaimtemplate", "one")
+    assert code == 0
+    assert out.startswith("default/one is not allocated yet, but would be on node n1: gpu.io/p/a\n")
+    assert "What to do: name the template in a pod" in out
     missing = devalloc("explain", "resourceclaimtemplate/on", "-f", "-", stdin=text(*OBJECTS))
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
 
