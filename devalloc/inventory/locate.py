@@ -144,10 +144,10 @@ def function_folder(tree: Tree, address: Address) -> Folder | None:
     return tree.sys.folder("bus", "pci", "devices", str(address)) if tree.sys else None
 
 
-def read_function(tree: Tree, address: Address) -> PciFunction | None:
-    """One function; None when it is not there."""
+def read_function(tree: Tree, address: Address, *, with_vfs: bool = True) -> PciFunction | None:
+    """One function; None when it is not there. ``with_vfs``: see ``read_pci_function``."""
     folder = function_folder(tree, address)
-    return read_pci_function(address, folder) if folder else None
+    return read_pci_function(address, folder, with_vfs=with_vfs) if folder else None
 
 
 def existing_vfs(tree: Tree, port: PciPort) -> Iterator[PciFunction]:

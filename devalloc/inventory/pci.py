@@ -201,8 +201,9 @@ def scan_functions(tree: Tree) -> dict[Address, PciFunction]:
     return dict(sorted(functions.items()))
 
 
-def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
-    """The function in ``folder``; None, and a fault, when not even its class and vendor can be told."""
+def read_pci_function(address: Address, folder: Folder, *, with_vfs: bool = True) -> PciFunction | None:
+    """The function in ``folder``; None, and a fault, when its class and vendor cannot be told. ``with_vfs``: False if
+    only the function itself is looked at; then it seems to have no VFs."""
     class_code, vendor = folder.number("class"), folder.number("vendor")
     if class_code is None or vendor is None:
         if folder.folder("nvidia") is None:
@@ -217,7 +218,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
     entries = frozenset(names if is_listed else filter(folder.has, _READ_ENTRIES))
     is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
     driver = _link(folder, "driver", entries)
-    sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
+    sriov = _sriov(folder, entries, with_vfs=with_vfs)
     is_readable = folder.tree.fault_count == before
     root = _ROOT.search(folder.path)
     return PciFunction(
@@ -270,7 +271,9 @@ def _virtfns(folder: Folder, entries: Iterable[str]) -> Iterable[tuple[int, Addr
     return sorted(numbered)
 
 
-def _sriov(folder: Folder) -> Sriov | None:
+def _sriov(folder: Folder, entries: Collection[str], *, with_vfs: bool) -> Sriov | None:
+    if not with_vfs or "sriov_totalvfs" not in entries:
+        return None
     total = folder.number("sriov_totalvfs")
     if total is None or not 0 < total <= MAX_VFS:
         return None

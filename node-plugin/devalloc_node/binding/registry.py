@@ -120,7 +120,8 @@ class Bindings:
 
 
 def _identity(tree: Tree, function: PciFunction) -> Identity:
-    return function_identity(function, read_function(tree, function.physfn) if function.physfn is not None else None)
+    pf = read_function(tree, function.physfn, with_vfs=False) if function.physfn is not None else None
+    return function_identity(function, pf)
 
 
 def _vf_identity(vf: VirtualFunction) -> Identity:
