@@ -13,6 +13,9 @@ only if the caller wants it to.
 CHECK_SECONDS = 0.5
 """How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
 
+UNLIMITED_SECONDS = 1e6
+"""A solver's limit for a deadline that is later: it takes no more."""
+
 MAX_STRETCH = 4.0
 """How many times its seconds a quick search may take on a busy machine."""
 
@@ -26,6 +29,11 @@ _WHAT = "deadline must be a number of seconds, 0 (take the first answer) or more
 def seconds_left(ends: float | None) -> float | None:
     """Seconds until a monotonic time; 0 when it is over, None for never."""
     return None if ends is None else max(0.0, ends - time.monotonic())
+
+
+def limit_in_milliseconds(ends: float) -> int:
+    """What is left until then (monotonic time), as a solver's limit: 1 at least, for it takes 0 for no limit."""
+    return 1 + int(1000 * min(max(0.0, ends - time.monotonic()), UNLIMITED_SECONDS))
 
 
 def quick_search_end(deadline: float | None, started: float, cpu_started: float) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from devalloc_solver.deadline import limit_in_milliseconds
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -54,10 +55,11 @@ class DeviceBound:
     supply: Ints
     """class, signature -> free devices"""
 
-    def bound(self, priority: int, floors: Mapping[int, int]) -> int:
-        """Claims of a priority that can be satisfied at the most, with ``floors`` of the higher ones."""
+    def bound(self, priority: int, floors: Mapping[int, int], ends: float | None = None) -> int:
+        """Claims of a priority that can be satisfied at the most, with ``floors`` of the higher ones; more where it
+        takes longer than to the monotonic time ``ends``."""
         program = _Program(self, priority, floors)
-        program.solve()
+        program.solve(ends)
         return program.bound()
 
 
@@ -170,8 +172,8 @@ class _Program:
         ]
         self.prices = np.zeros_like(self.counting.supply)
 
-    def solve(self) -> None:
-        """Prices that make the bound least, as far as floating point tells."""
+    def solve(self, ends: float | None) -> None:
+        """Prices that make the bound least, as far as floating point, and the time until ``ends``, tell."""
         from ortools.linear_solver import pywraplp
 
         lp = pywraplp.Solver.CreateSolver("GLOP")
@@ -223,6 +225,8 @@ class _Program:
                     costs[cost] += 1
                 for variable, times in costs.items():
                     row.SetCoefficient(variable, float(times))
+        if ends is not None:
+            lp.SetTimeLimit(limit_in_milliseconds(ends))
         lp.Solve()
         for where, variable in prices.items():
             self.prices[where] = max(0, round(variable.solution_value() * GRID))

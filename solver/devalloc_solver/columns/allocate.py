@@ -163,7 +163,7 @@ class _ColumnSolve:
             bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
             if reached[priority] < bound and counting is not None and not self.is_late():
                 higher = {p: count for p, count in reached.items() if p > priority}
-                bound = min(bound, counting.bound(priority, higher))
+                bound = min(bound, counting.bound(priority, higher, self.ends))
                 bound = min(bound, bound if sharing is None else sharing.bound(priority, higher))
             self.bounds[priority] = bound
 

@@ -19,11 +19,10 @@ from devalloc_solver.columns.packing import Packing, Path
 from devalloc_solver.columns.pricing import PathPricer, PathValues, Prices, StageGoal
 from devalloc_solver.columns.state_network import User
 from devalloc_solver.columns.state_space import StateSpace
+from devalloc_solver.deadline import limit_in_milliseconds
 
 MAX_ROUNDS = 60
 """Rounds of column generation."""
-UNLIMITED_SECONDS = 1e6
-"""As long a limit as a solver is given."""
 EPSILON = 1e-6
 
 
@@ -78,11 +77,6 @@ class ColumnPool:
             while length and steps[length - 1][0] is None:
                 length -= 1
             self.add((start, steps[:length]))
-
-
-def limit_in_milliseconds(ends: float) -> int:
-    """What is left until then (monotonic time), as a solver's limit: 1 at least, for it takes 0 for no limit."""
-    return 1 + int(1000 * min(max(0.0, ends - time.monotonic()), UNLIMITED_SECONDS))
 
 
 class MasterProgram:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from devalloc_solver.bounds.device_bound import GRID
-from devalloc_solver.columns.master_problem import limit_in_milliseconds
 from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Packing, Path, Step
 from devalloc_solver.columns.patterns import LocalChoice
 from devalloc_solver.columns.pricing import PathValues
 from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
+from devalloc_solver.deadline import limit_in_milliseconds
 
 REPAIR_LIMIT = 0.1
 """CP-SAT's deterministic time (roughly seconds) for one neighbourhood."""

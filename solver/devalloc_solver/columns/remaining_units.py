@@ -87,7 +87,11 @@ class RemainingUnits:
         except SearchTimeout:
             return [], False
         except StepsExhausted:
-            model = build_model(self.snapshot, [*self.allocations, *self.new], [unit], placement=self.placement)
+            held = [*self.allocations, *self.new]
+            try:
+                model = build_model(self.snapshot, held, [unit], placement=self.placement, ends=self.ends)
+            except SearchTimeout:
+                return [], False
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
             placements = name_devices(search)
             is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
@@ -108,6 +112,10 @@ class RemainingUnits:
         except SearchTimeout:
             return True
         except StepsExhausted:
-            search = GoalSearch(build_model(self.snapshot, self.allocations, [unit]), self.ends)
+            try:
+                model = build_model(self.snapshot, self.allocations, [unit], ends=self.ends)
+            except SearchTimeout:
+                return True
+            search = GoalSearch(model, self.ends)
             _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
             return bound > 0

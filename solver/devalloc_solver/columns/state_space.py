@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -22,25 +23,27 @@ MAX_CELL_PAIRS = 200_000
 """Pairs of cells that are looked at for all templates together."""
 
 
-def merge_templates(templates: Sequence[NodeTemplate]) -> list[NodeTemplate]:
-    """The same nodes in fewer templates; those that take others in are changed."""
+def merge_templates(templates: Sequence[NodeTemplate], ends: float | None = None) -> list[NodeTemplate]:
+    """The same nodes in fewer templates; those that take others in are changed. Fewer are merged where that takes many
+    steps, or longer than to the monotonic time ``ends``."""
     survivors: set[int] = set()
-    hosts: dict[str | None, list[tuple[NodeTemplate, Counter[object]]]] = {}
+    hosts: dict[str | None, list[_Host]] = {}
     large_first = sorted(range(len(templates)), key=lambda n: (-_total_devices(templates[n].geometry), n))
     merger = _Embedding()
     for number in large_first:
         template = templates[number]
-        if not _can_merge(template.geometry):
+        is_late = ends is not None and time.monotonic() > ends
+        if is_late or merger.is_spent or not _can_merge(template.geometry):
             survivors.add(number)
             continue
-        devices, others = _devices(template), hosts.setdefault(template.pin, [])
-        for host, theirs in others:
-            if devices <= theirs and (images := merger.images(template, host)) is not None:
-                _move_nodes(template, host, images)
+        own, others = _Host.of(template), hosts.setdefault(template.pin, [])
+        for host in others:
+            if (images := merger.images(own, host)) is not None:
+                _move_nodes(template, host.template, images)
                 break
         else:
             survivors.add(number)
-            others.append((template, devices))
+            others.append(own)
     return [template for number, template in enumerate(templates) if number in survivors]
 
 
@@ -55,12 +58,23 @@ def _can_merge(geometry: Geometry) -> bool:
     )
 
 
-def _devices(template: NodeTemplate) -> Counter[object]:
-    """How many devices of each look there are, values left out."""
-    looks: Counter[object] = Counter()
-    for cell in template.geometry.cells:
-        looks[_cell_key(template, cell)] += cell.size
-    return looks
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A template that may take in others, or be taken in."""
+
+    template: NodeTemplate
+    looks: list[object]
+    """of each cell, values left out"""
+    devices: Counter[object]
+    """look -> how many devices have it"""
+
+    @classmethod
+    def of(cls, template: NodeTemplate) -> _Host:
+        looks = [_cell_key(template, cell) for cell in template.geometry.cells]
+        devices: Counter[object] = Counter()
+        for look, cell in zip(looks, template.geometry.cells, strict=True):
+            devices[look] += cell.size
+        return cls(template, looks, devices)
 
 
 def _cell_key(template: NodeTemplate, cell: DeviceCell) -> object:
@@ -86,11 +100,17 @@ class _Embedding:
     def __init__(self) -> None:
         self.steps = 0
 
-    def images(self, template: NodeTemplate, host: NodeTemplate) -> list[int] | None:
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is looked for any more."""
+        return self.steps > MAX_CELL_PAIRS
+
+    def images(self, own: _Host, host: _Host) -> list[int] | None:
         """Cell -> cell of the host, each another one; values are renamed one to one."""
-        cells, theirs = template.geometry.cells, host.geometry.cells
-        looks = [_cell_key(template, cell) for cell in cells]
-        host_looks = [_cell_key(host, cell) for cell in theirs]
+        if self.is_spent or not own.devices <= host.devices:
+            return None
+        cells, theirs = own.template.geometry.cells, host.template.geometry.cells
+        looks, host_looks = own.looks, host.looks
         order = sorted(range(len(cells)), key=lambda c: (-cells[c].size, c))
         images = [-1] * len(cells)
         to: dict[tuple[int, int], int] = {}
@@ -102,7 +122,7 @@ class _Embedding:
             c = order[position]
             for image, cell in enumerate(theirs):
                 self.steps += 1
-                if self.steps > MAX_CELL_PAIRS:
+                if self.is_spent:
                     return False
                 if image in images or cell.size < cells[c].size or host_looks[image] != looks[c]:
                     continue
@@ -210,10 +230,12 @@ def build_state_space(
     refused: list[ClaimKind] = []
     while True:
         node_templates = group_nodes(snapshot, usage, left)
-        node_templates.templates = merge_templates(node_templates.templates)
+        node_templates.templates = merge_templates(node_templates.templates, ends)
         builder = _StateSpaceBuilder(left, node_templates, cache, ends, is_quick)
         if not builder.too_free:
             return builder.build(), refused
+        if ends is not None and time.monotonic() > ends:
+            builder.too_free = {*range(len(left))}
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
         left = [] if is_quick else [kind for number, kind in enumerate(left) if number not in builder.too_free]
 

@@ -12,6 +12,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from devalloc_solver.exact.variables import BatchModel, DeviceBin, LinearTerms, Target, max_bins, sharing_requests
+from devalloc_solver.place.step_budget import SearchDeadline
 from devalloc_solver.problem.demand import AllocationMode, Request
 from devalloc_solver.problem.device_groups import Portion, may_take
 
@@ -32,6 +33,8 @@ class ModelBuilder:
     model: BatchModel
     spreads: bool = False
     """whether the placement policy is to spread, which asks how much of devices is in use"""
+    deadline: SearchDeadline | None = None
+    """when the model must be there"""
     uppers: dict[int, int] = field(default_factory=dict)
     """variable index -> upper bound, where it is not 1"""
     takers: dict[int, LinearTerms] = field(default_factory=_dict_of_lists)
@@ -105,6 +108,11 @@ class ModelBuilder:
         )
         return members * most if times is None else min(members * most, times * device_group.size)
 
+    def spend(self) -> None:
+        """Count a variable or a constraint. Raises SearchTimeout after the deadline."""
+        if self.deadline is not None:
+            self.deadline.spend(1)
+
     # -- variables -----------------------------------------------------------------------------------------------------
 
     def new_takes(self, request: Request, b: int, members: int = 1) -> dict[Target, IntVar]:
@@ -143,7 +151,8 @@ class ModelBuilder:
         self.bin_portions[place].append((portion, count))
 
     def new_int(self, upper: int) -> IntVar:
-        """A variable from 0 to ``upper``; CP-SAT's own domain is slow to read back."""
+        """A variable from 0 to ``upper``; CP-SAT's own domain is slow to read back. Raises SearchTimeout."""
+        self.spend()
         variable = self.model.cp.new_bool_var("") if upper == 1 else self.model.cp.new_int_var(0, upper, "")
         self.uppers[variable.index] = upper
         return variable
@@ -152,7 +161,8 @@ class ModelBuilder:
         return self.uppers.get(variable.index, 1)
 
     def imply_positive(self, variable: IntVar, *literals: IntVar) -> None:
-        """variable > 0 implies one of the literals."""
+        """variable > 0 implies one of the literals. Raises SearchTimeout."""
+        self.spend()
         upper = self.upper(variable)
         if not literals:
             self.model.cp.add(variable == 0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.bounds.shared_amounts import SharedAmountBound, make_shared_amount_bound
+from devalloc_solver.deadline import seconds_left
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
@@ -198,8 +199,7 @@ class GoalSearch:
         """CP-SAT for one step, or None when the deadline is over."""
         from ortools.sat.python import cp_model
 
-        left = None if self.ends is None else self.ends - time.monotonic()
-        if left is not None and left <= 0:
+        if self.is_late():
             return None
         solver = cp_model.CpSolver()
         parameters = solver.parameters
@@ -210,8 +210,6 @@ class GoalSearch:
         # Its handler would stay as the default action after the search: Ctrl-C would kill the host program unasked.
         parameters.catch_sigint_signal = False
         parameters.max_deterministic_time = limit
-        if left is not None:
-            parameters.max_time_in_seconds = left
         return solver
 
     def _run(self, solver: cp_model.CpSolver, hints: Iterable[tuple[int, int]]) -> cp_model.CpSolverStatus:
@@ -219,6 +217,8 @@ class GoalSearch:
         cp.clear_hints()  # type: ignore[no-untyped-call]  # OR-Tools left out its types
         for index, value in hints:
             cp.add_hint(cp.get_int_var_from_proto_index(index), value)
+        if (left := seconds_left(self.ends)) is not None:
+            solver.parameters.max_time_in_seconds = left
         return solver.solve(cp)
 
     def improves(self, solved: Sequence[int], terms: LinearTerms) -> bool:
@@ -284,7 +284,7 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
     settled: set[int] = set()
     denied: set[object] = set()
     asked_at_once = not search.is_warm
-    most_claims = _most_claims(model)
+    most_claims = _most_claims(model, search.ends)
     for position, priority in enumerate(priorities):
         left = [number for order, number, _ in members if -order[0] <= priority]
         numbers = [number for order, number, _ in members if -order[0] == priority]
@@ -315,17 +315,19 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
     return levels
 
 
-def _most_claims(model: BatchModel) -> Callable[[int, Mapping[int, int]], int]:
+def _most_claims(model: BatchModel, ends: float | None) -> Callable[[int, Mapping[int, int]], int]:
     """A bound of the claims of a priority beside so many of each higher one, by counting; often it is reached."""
-    bounds: list[DeviceBound | SharedAmountBound] = []
+    bounds: tuple[DeviceBound, SharedAmountBound] | None = None
 
     def most(priority: int, higher: Mapping[int, int]) -> int:
         from devalloc_solver.bounds.device_bound import make_device_bound  # brings numpy
 
-        if not bounds:
-            bounds.append(make_device_bound(model.snapshot, model.usage, model.units))
-            bounds.append(make_shared_amount_bound(model.snapshot, model.usage, model.units))
-        return min(each.bound(priority, higher) for each in bounds)
+        nonlocal bounds
+        if bounds is None:
+            counted = model.snapshot, model.usage, model.units
+            bounds = make_device_bound(*counted), make_shared_amount_bound(*counted)
+        devices, amounts = bounds
+        return min(devices.bound(priority, higher, ends), amounts.bound(priority, higher))
 
     return most
 
@@ -337,7 +339,7 @@ def _most_beside(search: GoalSearch, settled: Container[int], priority: int, hig
 
     model = search.model
     units = [unit for n, unit in enumerate(model.units) if n not in settled or search.value(model.satisfied[n])]
-    return make_device_bound(model.snapshot, model.usage, units).bound(priority, higher)
+    return make_device_bound(model.snapshot, model.usage, units).bound(priority, higher, search.ends)
 
 
 def _claims(model: BatchModel, numbers: Sequence[int]) -> LinearTerms:

@@ -16,6 +16,7 @@ from devalloc_solver.exact.claim_groups import add_claim_group, find_claim_group
 from devalloc_solver.exact.supply_constraints import add_supply
 from devalloc_solver.exact.unit_constraints import add_unit
 from devalloc_solver.exact.variables import BatchModel, max_bins, sharing_requests
+from devalloc_solver.place.step_budget import SearchDeadline
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.device_groups import Place, make_device_groups
@@ -82,9 +83,17 @@ def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
 
 
 def build_model(
-    snapshot: Snapshot, allocations: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
+    snapshot: Snapshot,
+    allocations: Iterable[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    placement: str = "pack",
+    ends: float | None = None,
 ) -> BatchModel:
-    """Build the model of a batch. ``allocations`` are what is in use, and stays so."""
+    """Build the model of a batch. ``allocations`` are what is in use, and stays so.
+
+    Raises SearchTimeout if a model that is not small is not there at the monotonic time ``ends``.
+    """
     from ortools.sat.python import cp_model
 
     usage = Usage.of(snapshot, allocations)
@@ -92,7 +101,7 @@ def build_model(
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]
     model = BatchModel(snapshot, usage, units, device_groups, nodes, cp, satisfied)
-    draft = ModelBuilder(model, placement == "spread")
+    draft = ModelBuilder(model, placement == "spread", SearchDeadline(ends))
     amounts = ShareVariables(draft)
     for numbers in group_equal_units(units):
         for earlier, later in pairwise(numbers):

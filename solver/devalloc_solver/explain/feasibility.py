@@ -365,7 +365,11 @@ class FeasibilityChecker:
         from devalloc_solver.exact.model import build_model
 
         pinned = question if node is None else question.pinned(node)
-        search = GoalSearch(build_model(pinned.snapshot, pinned.held, [pinned.unit]), self.ends)
+        try:
+            model = build_model(pinned.snapshot, pinned.held, [pinned.unit], ends=self.ends)
+        except SearchTimeout:
+            raise Undecided from None
+        search = GoalSearch(model, self.ends)
         value, bound = search.maximize([(1, search.model.satisfied[0])], best=1, limit=limit or STEP_LIMIT)
         if value:
             return name_devices(search)

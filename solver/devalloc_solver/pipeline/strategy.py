@@ -465,7 +465,10 @@ def solve_unit(
     """
     if _deadline_passed(ends):
         raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
-    model = build_model(snapshot, allocations, [unit], placement=placement)
+    try:
+        model = build_model(snapshot, allocations, [unit], placement=placement, ends=ends)
+    except SearchTimeout:
+        raise SearchCutShort(SEARCH_CUT_SHORT) from None
     search, levels = optimize_goals(model, placement=placement, ends=ends)
     placements = name_devices(search)
     if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):
