@@ -234,8 +234,8 @@ def build_state_space(
         builder = _StateSpaceBuilder(left, node_templates, cache, ends, is_quick)
         if not builder.too_free:
             return builder.build(), refused
-        if ends is not None and time.monotonic() > ends:
-            builder.too_free = {*range(len(left))}
+        if refused and ends is not None and time.monotonic() > ends:
+            builder.too_free = {*range(len(left))}  # the second time: another one would not be there in time either
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
         left = [] if is_quick else [kind for number, kind in enumerate(left) if number not in builder.too_free]
 

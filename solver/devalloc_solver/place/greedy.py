@@ -35,6 +35,8 @@ MAX_MOVES = 200
 
 STEPS = 2_000
 """Search steps for one unit on one node; a node that takes more is passed over."""
+STEPS_PER_DETAIL = 60
+"""Steps for each detail of a unit, if that is more: about as many as it takes to place a chain of details."""
 
 
 def place_greedily(
@@ -227,7 +229,7 @@ def _best_node(
     deadline: SearchDeadline,
 ) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, usage, unit, placement=placement, steps=StepBudget(STEPS, deadline), batch=batch)
+        placed = place(snapshot, usage, unit, placement=placement, steps=_budget(unit, deadline), batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -435,9 +437,14 @@ def _try_node(
     reader: UnitReader | None = None,
 ) -> Sequence[Placement]:
     """Nothing if the unit does not fit on the node, or if that takes too long to find out."""
-    steps = StepBudget(STEPS, deadline)
+    steps = _budget(unit, deadline)
     try:
         placed = place_on(snapshot, usage, unit, node, placement=placement, steps=steps, reader=reader)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
+
+
+def _budget(unit: PlacementUnit, deadline: SearchDeadline) -> StepBudget:
+    details = sum(len(demand.details) for demand in unit.demands)
+    return StepBudget(max(STEPS, STEPS_PER_DETAIL * details), deadline)
