@@ -8,6 +8,7 @@ answers from here, so that no device is offered and then refused.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,14 @@ def visibility_problem(tree: Tree) -> str | None:
     return None
 
 
+def _shows_own_processes(tree: Tree) -> bool:
+    """Whether users that do not show may be there: not in a recording; nor for a person without the rights of root, who
+    only reads what there is."""
+    own = tree.proc.folder("self", "ns") if tree.proc is not None else None
+    is_recording = own is None or own.link("pid") is None
+    return not is_recording and not (tree.is_host and os.geteuid() != 0)
+
+
 @dataclass(slots=True)
 class DeviceUsers:
     """What of this host is spoken for. Its routes and mounts, of which a busy host has thousands, are read when a
@@ -90,6 +99,8 @@ class DeviceUsers:
     """IOMMU groups of mediated devices that processes have open, and which processes."""
     unreadable: frozenset[Address] = frozenset()
     """Functions that may have device nodes beside those that were seen."""
+    with_nodes: frozenset[Address] = frozenset()
+    """Functions that have device nodes."""
     released: frozenset[str] = frozenset()
     """Names of monitors that do not count, because they let a GPU go when they are asked to."""
     _network: NetworkUse | None = field(default=None, init=False)
@@ -136,6 +147,7 @@ class DeviceUsers:
             opened={address: _by_number(processes) for address, processes in opened.items() if processes},
             open_groups={group: users[node.path] for node, group in groups.items() if node.path in users},
             unreadable=frozenset(unreadable),
+            with_nodes=frozenset(address for _, address in nodes),
             released=frozenset(released),
         )
 
@@ -174,10 +186,26 @@ class DeviceUsers:
         processes = () if group is None else self.open_groups.get(group, ())
         return str(processes[0]) if processes else None
 
-    def uncertainty(self, function: PciFunction) -> str | None:
-        """Why it is not certain that the host does not need the function's interfaces; None where it is."""
+    def doubt(self, function: PciFunction) -> str | None:
+        """Why it cannot be seen who uses the function; None if it can. Bindings refuse it then."""
+        interfaces = self.interfaces(function)
+        if interfaces and is_unreadable(self.tree, "net", "route"):
+            return "/proc/net/route not found"
+        mounts = ("self", "mountinfo"), ("mounts",)
+        if block_devices(function) and all(is_unreadable(self.tree, *place) for place in mounts):
+            return "/proc/mounts not found"
+        is_seen_by_processes = bool(interfaces) or function.address in self.with_nodes
+        return visibility_problem(self.tree) if is_seen_by_processes else None
+
+    def doubt_of_network(self, function: PciFunction) -> str | None:
+        """Why it cannot be seen what stands on the function's interfaces, which may pass: the inventory only reports
+        it, and bindings refuse."""
         interfaces = self.interfaces(function)
         return self._network_in_use().problem(interfaces) if interfaces else None
+
+    def doubt_of_host(self, function: PciFunction) -> str | None:
+        """The same, of a host whose processes should show: a recording has none."""
+        return self.doubt(function) if _shows_own_processes(self.tree) else None
 
     def _network_in_use(self) -> NetworkUse:
         self._network = self._network or NetworkUse.read(self.tree)
@@ -207,6 +235,13 @@ def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:
     devices = (*function.below.devices, *_disks_by_fibre_channel(function))
     yield from (device.node for device in devices if device.node is not None)
     yield from _nvidia_node(function)
+
+
+def is_unreadable(tree: Tree, *names: str) -> bool:
+    """Whether a file below /proc is missing or cannot be read."""
+    *folders, name = names
+    folder = tree.proc.folder(*folders) if tree.proc and folders else tree.proc
+    return folder is None or folder.raw(name) is None
 
 
 def _is_console(device: ClassDevice) -> bool:

@@ -54,6 +54,7 @@ class UnavailabilityReasons:
                 yield f"unhealthy: {problem}"
             if (refused := vfio_refusal(member)) is not None:
                 yield f"withheld: {refused}"
+        yield from self._unseen(port.members)
         if (owned := self._moved_drive(port)) is not None:
             yield f"in use: {owned}"
         yield from self._policy(port, () if is_needed else port.members)
@@ -107,6 +108,7 @@ class UnavailabilityReasons:
         if keeps_data(port.device_kind, [port.function]):
             yield from self._needed_below(port)
         if vf.function is not None:
+            yield from self._unseen([vf.function])
             yield from self.groups.objections([vf.function])
             yield from self._no_reset(vf.function)
         elif vf.pf.iommu_group is None:
@@ -143,6 +145,7 @@ class UnavailabilityReasons:
         yield from self._allowance("vgpu")
         yield from self._needed_below(port)
         if parent.holds_one and parent.function is not None:
+            yield from self._unseen([parent.function])
             yield from self.groups.objections([parent.function])
             if not self._is_held(parent.function.address):
                 yield from self._users(parent.function)
@@ -200,6 +203,13 @@ class UnavailabilityReasons:
             return None
         needs = (kernel_use(disk.tree, disk) for disk in block_devices(member))
         return next((need for need in needs if need is not None), None)
+
+    def _unseen(self, functions: Iterable[PciFunction]) -> Iterator[str]:
+        """That it cannot be seen who uses one of the functions, so that every claim for them would be refused."""
+        for function in functions:
+            if not self._is_held(function.address) and (why := self.holders.doubt_of_host(function)) is not None:
+                yield f"withheld: it cannot be seen who uses {function.address}: {why}"
+                return
 
     def _users(self, function: PciFunction) -> Iterator[str]:
         if (user := self.holders.user(function)) is not None:

@@ -191,10 +191,9 @@ def refuse_in_use(
         holders = DeviceUsers.read(tree, functions, released=released)
     for function in affected.values():
         _refuse_reserved(tree, function, holders)
-    known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)
-    if known_by_others and (blind := visibility_problem(tree)) is not None:
-        names = ", ".join(str(function.address) for function in functions)
-        raise Denied("InUseUnknown", f"cannot check whether {names} is in use: {blind}")
+    for function in affected.values():
+        if (why := holders.doubt(function) or holders.doubt_of_network(function)) is not None:
+            raise Denied("InUseUnknown", f"cannot check whether {function.address} is in use: {why}")
     for function in functions:
         _refuse_users(port, function, holders)
 
@@ -210,20 +209,6 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: DeviceUsers) ->
     blocks = device_users.block_devices(function)
     for block in blocks:
         refuse_kernel_use(tree, block.name, str(function.address))
-    if holders.interfaces(function) and _is_unreadable(tree, "net", "route"):
-        raise Denied(
-            "InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/net/route not found"
-        )
-    if (why := holders.uncertainty(function)) is not None:
-        raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: {why}")
-    if blocks and _is_unreadable(tree, "self", "mountinfo") and _is_unreadable(tree, "mounts"):
-        raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/mounts not found")
-
-
-def _is_unreadable(tree: Tree, *names: str) -> bool:
-    *folders, name = names
-    folder = tree.proc.folder(*folders) if tree.proc and folders else tree.proc
-    return folder is None or folder.raw(name) is None
 
 
 def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) -> None:

@@ -5,6 +5,8 @@ They ask by different ways: discovery reads the whole host, a binding one card.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from devalloc.device_kinds import ALLOWABLE
@@ -13,7 +15,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import NodeError
 from devalloc_node.model.grant import is_label
 from tests.support import pci_cards
-from tests.support.binding_runner import NODE, BindingRunner
+from tests.support.binding_runner import NODE, BindingRunner, pool_of
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
 from tests.support.pci_cards import Sriov
@@ -101,3 +103,38 @@ def test_no_device_is_found_in_another_cards_pool(host: FakeHost) -> None:
             if pool != home.metadata.name:
                 with pytest.raises((DeviceUnknown, DeviceGone)):
                     locate(Tree(host.root), NODE, pool, device)
+
+
+def without_rights(host: FakeHost) -> None:
+    for descriptor in (host.root / "proc/1/fd").iterdir():
+        descriptor.unlink()
+
+
+GPU, NIC, DISK = "0000-01-00-0", "0000-61-00-0", "0000-42-00-0"
+BLIND: dict[str, tuple[Callable[[FakeHost], None], tuple[str, ...], str]] = {
+    "only its own container's processes": (
+        FakeHost.blind,
+        (GPU, NIC, DISK),
+        "run it with the host's process namespace",
+    ),
+    "no process 1": (lambda host: host.end_process(1), (GPU, NIC, DISK), "hidepid"),
+    "no descriptors of others": (without_rights, (GPU, NIC, DISK), "requires CAP_SYS_PTRACE"),
+    "no routes": (lambda host: (host.root / "proc/net/route").unlink(), (NIC,), "/proc/net/route not found"),
+    "no mounts": (lambda host: (host.root / "proc/mounts").unlink(), (DISK,), "/proc/mounts not found"),
+}
+
+
+@pytest.mark.parametrize(("change", "devices", "reason"), BLIND.values(), ids=BLIND)
+def test_what_cannot_be_seen_withholds_what_it_concerns(
+    host: FakeHost, change: Callable[[FakeHost], None], devices: tuple[str, ...], reason: str
+) -> None:
+    """Instead of offering devices whose claims are refused for ever."""
+    for card in (pci_cards.gpu(), pci_cards.connectx(), pci_cards.nvme()):
+        host.add(card)
+    change(host)
+    pools = DiscoveredPools.on(host.root, NODE, erase_policy=True)
+    withheld = {device for device in (GPU, NIC, DISK) if reason in str(pools.unavailable(device))}
+    refused = {device for device in (GPU, NIC, DISK) if reason in str(attempt(host, device, pool_of(device)))}
+    assert withheld == refused == set(devices)
+    assert all(str(pools.unavailable(device)).startswith("withheld: it cannot be seen who uses") for device in devices)
+    assert all(pools.unavailable(device) is None for device in {GPU, NIC, DISK} - set(devices))
