@@ -21,6 +21,7 @@ from typing import cast
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from devalloc.net.connection_shares import ConnectionShares, source_of
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
 
 log = logging.getLogger(__name__)
@@ -91,11 +92,9 @@ class HttpServer:
         word. ``networks``: connections from other addresses are cut before a byte is read; None: all may connect.
         ``plain_http`` is called with the address of a client that speaks plain HTTP where TLS is served."""
         self.bounds = bounds
-        self.open: dict[str, dict[_ConnectionGuard, None]] = {}
-        """By source address, from the one that has been idle for longest. The addresses of one IPv6 network of 64 bits
-        count as one."""
-        self._count = 0
-        """Of all of them."""
+        self.shares: ConnectionShares[_ConnectionGuard] = ConnectionShares(
+            lambda: min(self.bounds.connections, _max_connections()), lambda guard: guard.busy
+        )
         self.refused = refused
         self.networks = networks
         self.plain_http = plain_http
@@ -130,7 +129,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         await self._http.shutdown(1.0)
-        for guard in [guard for guards in self.open.values() for guard in guards]:
+        for guard in [guard for guards in self.shares.open.values() for guard in guards]:
             guard.cut()
         if self._server is not None:
             await self._server.wait_closed()
@@ -141,41 +140,20 @@ class HttpServer:
 
     def admit(self, guard: _ConnectionGuard) -> None:
         """It is open."""
-        self.open.setdefault(guard.source, {})[guard] = None
-        self._count += 1
+        self.shares.admit(guard.source, guard)
         self._guards[guard.inner] = guard
 
     def forget(self, guard: _ConnectionGuard) -> None:
         """It is closed."""
-        of_source = self.open.get(guard.source, {})
-        if guard in of_source:
-            del of_source[guard]
-            self._count -= 1
-            if not of_source:
-                del self.open[guard.source]
+        self.shares.forget(guard.source, guard)
         self._guards.pop(guard.inner, None)
 
-    def was_used(self, guard: _ConnectionGuard) -> None:
-        """It is idle from now on."""
-        of_source = self.open.get(guard.source, {})
-        if guard in of_source:  # the longest idle come first
-            of_source[guard] = of_source.pop(guard)
-
     def make_room(self, source: str) -> bool:
-        """Whether one more may come in from an address. If there are too many, the one goes that has been idle for
-        longest among those of the address that has most; so an address that floods displaces only its own."""
-        most = min(self.bounds.connections, _max_connections())
-        own = len(self.open.get(source, ()))
-        if self._count < most and own < max(1, most * 3 // 4):
+        """Whether one more may come in from an address. If there are too many, another one goes for it."""
+        if self.shares.has_room(source):
             return True
         self.refused("too many")
-        if self._count < most:
-            largest = source
-        else:
-            largest = max(self.open, key=lambda each: (len(self.open[each]), each == source))
-            if own >= len(self.open[largest]):
-                largest = source
-        idle = next((guard for guard in self.open.get(largest, ()) if not guard.busy), None)
+        idle = self.shares.displaced_by(source)
         if idle is None:
             return False
         idle.cut()
@@ -255,17 +233,6 @@ def _peer(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
-def _source(address: str) -> str:
-    """What an address is counted as."""
-    try:
-        client = ip_address(address)
-    except ValueError:
-        return address
-    if not isinstance(client, IPv6Address):
-        return address
-    return str(client.ipv4_mapped or IPv6Network((client, 64), strict=False))
-
-
 def _max_connections() -> int:
     """How many connections leave enough to the rest of the process, which has machines to keep."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -296,7 +263,7 @@ class _ConnectionGuard(asyncio.Protocol):
             self._door.refused("address")
             self._transport.abort()
             return
-        self.source = _source(_peer(self._transport))
+        self.source = source_of(_peer(self._transport))
         if not self._door.make_room(self.source):
             self._transport.abort()
             return
@@ -368,7 +335,7 @@ class _ConnectionGuard(asyncio.Protocol):
         """It is answered."""
         self.busy = False
         self._stop_timer()
-        self._door.was_used(self)
+        self._door.shares.was_used(self.source, self)
 
     def cut(self) -> None:
         """Close the connection now."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import h11
 
+from devalloc.net.connection_shares import ConnectionShares, share_of, source_of
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
 from devalloc.scaling.rate import TokenBucket
 from devalloc_node.errors import Failed, Unknown
@@ -43,6 +44,7 @@ PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
 _Role = type[h11.CLIENT] | type[h11.SERVER]
 _READ = 8192
+_SOURCES = 256  # source addresses whose rates are counted
 _PAUSE = 0.05  # seconds before it is looked again whether one more connection is allowed
 
 
@@ -56,6 +58,7 @@ class HttpLimits:
     seconds: float = 5.0
     """For a request to come, and for its reply to be taken."""
     connections: int = 16
+    """Of all addresses together; one can have three quarters of them, and of the requests a second."""
     requests_a_second: int = 20
     requests_burst: int = 60
 
@@ -88,6 +91,18 @@ class HttpResponse:
 RequestHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
+@dataclass(eq=False, slots=True)
+class _Client:
+    """A connection that was taken."""
+
+    source: str
+    connection: socket.socket
+    is_served: bool = False
+    is_busy: bool = False
+    """Its request is there, and is being answered."""
+    task: asyncio.Task[None] | None = None
+
+
 class HttpServer:
     """A port. What is answered must not take long: connections that wait for an answer count as well."""
 
@@ -107,8 +122,11 @@ class HttpServer:
         self._allows = allows
         self._allowance = TokenBucket(self._limits.requests_a_second, self._limits.requests_burst)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections: set[socket.socket] = set()
-        """Those that were taken and are not served yet."""
+        self._allowances: dict[str, TokenBucket] = {}
+        """By source address."""
+        self._shares: ConnectionShares[_Client] = ConnectionShares(
+            lambda: self._limits.connections, lambda client: client.is_busy
+        )
         self._accepting: asyncio.Task[None] | None = None
         self._door: socket.socket | None = None
 
@@ -131,14 +149,11 @@ class HttpServer:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        for connection in self._connections:  # whose task ended before it began
-            connection.close()
         if self._door is not None:
             self._door.close()
 
     async def _accept(self, door: socket.socket) -> None:
-        """Take one connection after the other, no faster than is allowed: the others wait in the kernel's queue."""
-        loop = asyncio.get_running_loop()
+        """Take one connection after the other."""
         while True:
             await wait_for_connection(door)
             try:
@@ -154,23 +169,49 @@ class HttpServer:
             if peer and not self._allows(peer[0]):
                 connection.close()
                 continue
-            self._connections.add(connection)
-            while not self._allowance.take(1, round(loop.time() * 1000)):
-                await asyncio.sleep(_PAUSE)
-            if len(self._tasks) >= self._limits.connections:
-                self._connections.discard(connection)
-                connection.close()
-                continue
-            task = asyncio.create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._admit(connection, source_of(peer[0]) if peer else "")
 
-    async def _serve(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket, source: str) -> None:
+        """Serve a connection; if there are too many, another one goes for it, or it does."""
+        if not self._shares.has_room(source):
+            idle = self._shares.displaced_by(source)
+            if idle is None:
+                connection.close()
+                return
+            self._shares.forget(idle.source, idle)
+            if idle.task is not None:
+                idle.task.cancel()
+        client = _Client(source, connection)
+        self._shares.admit(source, client)
+        client.task = asyncio.create_task(self._serve(client))
+        self._tasks.add(client.task)
+        client.task.add_done_callback(lambda task: self._ended(client, task))
+
+    def _ended(self, client: _Client, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._shares.forget(client.source, client)
+        if not client.is_served:  # its task ended before it began
+            client.connection.close()
+
+    async def _turn(self, source: str) -> None:
+        """Wait until one more request is allowed: of an address no more than its share, so that others are heard."""
+        loop, limits = asyncio.get_running_loop(), self._limits
+        own = self._allowances.pop(source, None)
+        own = own or TokenBucket(share_of(limits.requests_a_second), limits.requests_burst)
+        self._allowances[source] = own
+        if len(self._allowances) > _SOURCES:
+            del self._allowances[next(iter(self._allowances))]
+        for bucket in (own, self._allowance):
+            while not bucket.take(1, round(loop.time() * 1000)):
+                await asyncio.sleep(_PAUSE)
+
+    async def _serve(self, client: _Client) -> None:
+        client.is_served, connection = True, client.connection
         loop = asyncio.get_running_loop()
-        self._connections.discard(connection)
         reader = asyncio.StreamReader(limit=_READ)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
+            await self._turn(client.source)
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
         except OSError:
             connection.close()
@@ -179,17 +220,18 @@ class HttpServer:
             connection.close()
             raise
         try:
-            await self._exchange(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            await self._exchange(client, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         except (OSError, h11.ProtocolError, TimeoutError) as error:
             _log.debug("gave up a connection: %s", error)
         finally:
             transport.abort()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, client: _Client, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = _Connection(h11.SERVER, self._limits.head, reader, writer)
         try:
             async with asyncio.timeout(self._limits.seconds):
                 request, body = await line.receive(self._limits.body)
+            client.is_busy = True
             assert isinstance(request, h11.Request)
             path = request.target.decode("ascii", "replace").partition("?")[0]
             host = next((value.decode("ascii", "replace") for name, value in request.headers if name == b"host"), None)
@@ -212,6 +254,7 @@ class HttpServer:
             finally:
                 if response.after is not None:
                     response.after()
+            client.is_busy = False
             await line.finish()
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from devalloc.controller.certificate import self_signed
+from devalloc.net.connection_shares import source_of as source
 from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits
-from devalloc.net.http_server import _source as source
 
 MOST = 16
 STRANGER, FRIEND = "127.0.0.9", "127.0.0.2"

@@ -94,12 +94,12 @@ def test_a_server_that_breaks_says_so_and_goes_on() -> None:
     run(served(use, HttpServer(breaks)))
 
 
-def test_only_so_many_may_wait_and_the_slow_ones_go() -> None:
+def test_only_so_many_may_wait_and_the_one_that_is_idle_for_longest_goes() -> None:
     async def use(port: int) -> None:
         slow = [await asyncio.open_connection(HOST, port) for _ in range(2)]
         slow[0][1].write(b"GET / HT")
         await asyncio.sleep(0.05)
-        assert await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+        assert (await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
         for reader, writer in slow:
             with suppress(ConnectionError):
                 assert await reader.read() == b""
@@ -119,6 +119,30 @@ def test_who_asks_too_often_waits() -> None:
         assert loop.time() - began >= 0.9
 
     run(served(use, HttpServer(echo, HttpLimits(requests_a_second=2, requests_burst=4))))
+
+
+def test_an_address_that_floods_the_port_keeps_no_other_address_out() -> None:
+    """With one limit for all, it holds every connection, and whoever else comes is cut off."""
+
+    async def ask(port: int, source: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.transport.abort()
+        return answer
+
+    async def use(port: int) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.3", 0)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        for _ in range(3):
+            assert (await ask(port, "127.0.0.2")).startswith(b"HTTP/1.1 200")
+        ended = [reader.at_eof() or reader.exception() is not None for reader, _ in held]
+        assert all(ended[:37]), "the flood displaced its own connections"
+        assert not ended[-1], "and has a share"
+        for _, writer in held:
+            writer.transport.abort()
+
+    run(served(use, HttpServer(echo, HttpLimits(connections=4, seconds=5, requests_burst=100))))
 
 
 @pytest.mark.parametrize("turns", range(8))
