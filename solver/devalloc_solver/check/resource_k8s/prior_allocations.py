@@ -45,16 +45,14 @@ class PriorUsage:
 
     def add(self, allocation: Manifest, records: Records) -> None:
         """A claim has an allocation, and recorded this of its devices."""
-        for one in self._change(allocation, 1):
-            key = _device_id(one)
-            self._record(key, records.get((f"{key[0]}/{key[1]}", key[2])))
+        for key in self._change(allocation, 1):
+            self._record(key, records.get((f"{key[0]}/{key[1]}", key[2])) if records else None)
 
     def remove(self, allocation: Manifest, records: Records) -> None:
         """It has it no more."""
-        for one in self._change(allocation, -1):
-            key = _device_id(one)
+        for key in self._change(allocation, -1):
             held = self._of_pools[key[:2]]
-            held[key].remove(records.get((f"{key[0]}/{key[1]}", key[2])))
+            held[key].remove(records.get((f"{key[0]}/{key[1]}", key[2])) if records else None)
             if not held[key]:
                 del held[key]
                 if not held:
@@ -63,18 +61,18 @@ class PriorUsage:
     def _record(self, key: DeviceId, record: DeviceRecord | None) -> None:
         self._of_pools.setdefault(key[:2], {}).setdefault(key, []).append(record)
 
-    def _change(self, allocation: Manifest, sign: int) -> Iterator[Manifest]:
-        """Count what an allocation holds; the results that hold something."""
+    def _change(self, allocation: Manifest, sign: int) -> Iterator[DeviceId]:
+        """Count what an allocation holds; the devices of which it holds something, once for each result."""
         for one in _results_with_device(allocation):
             if one.get("adminAccess") is True:
                 continue
-            share = one.get("shareID")
+            share, key = one.get("shareID"), _device_id(one)
             if isinstance(share, str) and share:
                 self._share(one, sign)
-                _add_count(self.share_ids, (_device_id(one), share), sign)
+                _add_count(self.share_ids, (key, share), sign)
             else:
-                _add_count(self.whole, _device_id(one), sign)
-            yield one
+                _add_count(self.whole, key, sign)
+            yield key
 
     def _share(self, one: Manifest, sign: int) -> None:
         """A share of an amount that is negative or cannot be read is as good as the whole device."""

@@ -35,19 +35,16 @@ def is_part(device: Device) -> bool:
     return function in _PARTS or (function is None and PROFILE in device.attributes)
 
 
-def _is_offered_whole(device: Device) -> bool:
-    is_whole = device.attributes.get(FUNCTION) in _WHOLE
-    return is_whole and device.unavailable is None and device.undefined is None
-
-
 def _count(pool: Pool) -> tuple[Pool, int, Sequence[Device]]:
     """The pool, how many parts it has, and its devices that are offered whole."""
     parts, wholes = 0, []
     for device in pool.devices:
-        if is_part(device):
-            parts += 1
-        elif _is_offered_whole(device):
-            wholes.append(device)
+        function = device.attributes.get(FUNCTION)
+        if function in _WHOLE:
+            if device.unavailable is None and device.undefined is None:
+                wholes.append(device)
+        elif function is not None or PROFILE in device.attributes:
+            parts += is_part(device)
     return pool, parts, wholes
 
 
