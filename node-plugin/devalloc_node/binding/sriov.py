@@ -94,7 +94,7 @@ class VfCountKind:
         address = Address.parse(target)
         meanings = _refusals(function_folder(tree, address)) if value and address is not None else {}
         try:
-            host_changes.write(self.host, path, str(value), deadline, meanings)
+            host_changes.write(self.host, path, str(value), deadline, _MAY_PASS | meanings if value else {})
         except Failed as error:
             code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
             if address is not None and code in meanings:
@@ -114,7 +114,7 @@ class VfCountKind:
 
 
 def _refusals(pf: Folder | None) -> dict[int, str]:
-    """What the kernel's refusals to make VFs mean, by errno."""
+    """What the kernel's refusals to make VFs mean, by errno: those that are the same each time."""
     driver = pf.link("driver") if pf is not None else None
     no_room = (
         "the firmware left too few addresses or bus numbers for so many VFs; lower --max-vfs, or enable SR-IOV and "
@@ -124,9 +124,28 @@ def _refusals(pf: Folder | None) -> dict[int, str]:
         f"its driver {driver or '(none)'} cannot make VFs; bind one that can, or publish none of its VFs (--max-vfs 0)"
     )
     in_card = "the card has too few resources for so many VFs; lower --max-vfs"
-    return {errno.ENOMEM: no_room, errno.ENOSPC: in_card} | dict.fromkeys(
-        (errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP), no_driver
+    too_many = (
+        f"its driver {driver or '(none)'} does not make so many VFs; lower --max-vfs, or enable SR-IOV in the card's "
+        "own firmware"
     )
+    forbidden = (
+        f"its driver {driver or '(none)'} or the kernel (lockdown) forbids VFs as the card is set up now; see the "
+        "kernel's log, or publish none of its VFs (--max-vfs 0)"
+    )
+    return (
+        {errno.ENOMEM: no_room, errno.ENOSPC: in_card, errno.EINVAL: too_many, errno.ERANGE: too_many}
+        | dict.fromkeys((errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV), no_driver)
+        | dict.fromkeys((errno.EPERM, errno.EACCES), forbidden)
+    )
+
+
+_MAY_PASS = {
+    errno.EBUSY: "its driver or another program is at work on the card; it is tried again",
+    errno.EAGAIN: "its driver is at work on the card, such as a reset; it is tried again",
+    errno.ETIMEDOUT: "the card did not answer in time; see the kernel's log if it stays so",
+    errno.EIO: "the card or its firmware reports an error; see the kernel's log, and load its driver anew",
+}
+"""What others mean, by errno: another try may end in another way."""
 
 
 def _not_made(pf: PciFunction, count: str, code: int, meaning: str, error: Failed) -> VfsRefused:

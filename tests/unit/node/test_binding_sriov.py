@@ -274,7 +274,14 @@ class TestSettings:
             (errno.ENOSPC, "too few resources for so many VFs; lower --max-vfs"),
             (errno.ENOENT, "its driver igb cannot make VFs; bind one that can"),
             (errno.ENOSYS, "its driver igb cannot make VFs; bind one that can"),
-            (errno.EBUSY, "Device or resource busy (EBUSY)"),
+            (errno.EINVAL, "its driver igb does not make so many VFs; lower --max-vfs, or enable SR-IOV in"),
+            (errno.ERANGE, "its driver igb does not make so many VFs; lower --max-vfs, or enable SR-IOV in"),
+            (errno.ENODEV, "its driver igb cannot make VFs; bind one that can"),
+            (errno.EPERM, "its driver igb or the kernel (lockdown) forbids VFs"),
+            (errno.EBUSY, "(EBUSY): its driver or another program is at work on the card; it is tried again"),
+            (errno.EAGAIN, "it is tried again"),
+            (errno.ETIMEDOUT, "did not answer in time; see the kernel's log"),
+            (errno.EIO, "reports an error; see the kernel's log, and load its driver anew"),
         ],
     )
     def test_a_refusal_to_make_vfs_says_what_it_means(
@@ -322,10 +329,16 @@ class TestSettings:
         assert (hand.kinds_of(VF0), host.snapshot()) == (steps, prepared)
 
 
+SAME_EACH_TIME = (
+    errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV, errno.ENOMEM, errno.ENOSPC, errno.EINVAL, errno.ERANGE,
+    errno.EPERM, errno.EACCES,
+)  # fmt: skip
+
+
 class TestNotMade:
     """The kernel refuses to make the VFs: what it says means something, and each time the same."""
 
-    @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOMEM, errno.ENOSPC])
+    @pytest.mark.parametrize("code", SAME_EACH_TIME)
     def test_what_holds_for_every_try_is_a_verdict(
         self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int
     ) -> None:
@@ -336,7 +349,7 @@ class TestNotMade:
         assert caught.value.reason.startswith(f"7 VFs of {PF} could not be made ({errno.errorcode[code]}): ")
         assert caught.value.message.endswith("Or release the claim (devalloc release): it gets another device")
 
-    @pytest.mark.parametrize("code", [errno.EBUSY, errno.ETIMEDOUT, errno.EIO])
+    @pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.EIO])
     def test_what_may_pass_is_no_verdict(self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         monkeypatch.setattr(host, "set_numvfs", raising(code))
         with pytest.raises(Failed) as caught:
