@@ -29,12 +29,19 @@ class Monitor:
         return folder is not None and folder.has(name)
 
 
+_NO_POD = "kubectl label node NODE nvidia.com/gpu.deploy.{}=false"
+"""The command that takes a pod of the NVIDIA GPU operator from a node."""
 _MONITORS = (
     Monitor("nvidia-persistenced", "nvidia-smi -i {address} -pm 0", ("run", "nvidia-persistenced", "socket")),
     Monitor("nvidia-vgpud", "systemctl stop nvidia-vgpud"),
     Monitor("nvidia-vgpu-mgr", "systemctl stop nvidia-vgpu-mgr"),
     Monitor("nv-hostengine", "systemctl stop nvidia-dcgm"),
     Monitor("dcgm-exporter", "systemctl stop dcgm-exporter"),
+    Monitor("nvidia_gpu_exporter", "systemctl stop nvidia_gpu_exporter"),
+    Monitor("nvidia-device-plugin", _NO_POD.format("device-plugin")),
+    Monitor("gpu-feature-discovery", _NO_POD.format("gpu-feature-discovery")),
+    Monitor("rdcd", "systemctl stop rdc"),
+    Monitor("xpumd", "systemctl stop xpum"),
 )
 MONITORS = {monitor.name[:COMM_LENGTH]: monitor for monitor in _MONITORS}
 """By their names, as Linux cuts off those of processes."""

@@ -134,10 +134,12 @@ def _number(name: bytes, folder: int, answer: ctypes.Array[ctypes.c_char]) -> De
 
 
 def _name(process: Folder | None) -> str:
-    """The name of a process, in full where its command line begins with it."""
+    """The name of a process, in full where its command line begins with it, or its program has it."""
     name = (process.text("comm") if process is not None else None) or "process"
     if process is None or len(name) < COMM_LENGTH:
         return name
     program = (process.raw("cmdline") or b"").split(b"\0")[0].rpartition(b"/")[2]
-    full = program.decode("utf-8", "replace")
-    return full if full.startswith(name) and len(full) <= _MOST_OF_NAME and full.isprintable() else name
+    for full in (program.decode("utf-8", "replace"), process.link("exe", may_be_denied=True) or ""):
+        if full.startswith(name) and len(full) <= _MOST_OF_NAME and full.isprintable():
+            return full
+    return name

@@ -97,6 +97,7 @@ class TestWhatCannotBeListed:
         assert reason(host, NIC_DEVICE) is None
 
 
+POD_OFF = "kubectl label node NODE nvidia.com/gpu.deploy"
 LIO = "kernel/config/target/core/iblock_0/disk/info"
 MEMBERS = {
     "btrfs": ("fs/btrfs/5e0f/devices/nvme0n1", "part of a btrfs file system"),
@@ -429,6 +430,11 @@ class TestUsers:
             ("nv-hostengine", "nv-hostengine; stop it (systemctl stop nvidia-dcgm)"),
             ("dcgm-exporter", "dcgm-exporter; stop it (systemctl stop dcgm-exporter)"),
             ("nvidia-vgpu-mgr", "nvidia-vgpu-mgr; stop it (systemctl stop nvidia-vgpu-mgr)"),
+            ("nvidia_gpu_expo", "nvidia_gpu_exporter; stop it (systemctl stop nvidia_gpu_exporter)"),
+            ("nvidia-device-p", f"nvidia-device-plugin; stop it ({POD_OFF}.device-plugin=false)"),
+            ("gpu-feature-dis", f"gpu-feature-discovery; stop it ({POD_OFF}.gpu-feature-discovery=false)"),
+            ("rdcd", "rdcd; stop it (systemctl stop rdc)"),
+            ("xpumd", "xpumd; stop it (systemctl stop xpum)"),
         ],
     )
     def test_a_process_that_only_watches_keeps_the_driver_from_leaving(
@@ -441,11 +447,13 @@ class TestUsers:
 
     def test_the_full_name_of_a_process_is_its_programs(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())
-        hold_open(host, "/dev/dri/card0", comm="nvidia-device-p")
-        host.proc("4711/cmdline", "/usr/bin/nvidia-device-plugin\0--pass-device-specs\0")
-        assert reason(host, GPU_DEVICE) == "in use: nvidia-device-plugin 4711"
+        hold_open(host, "/dev/dri/card0", comm="acme-gpu-worker")
+        host.proc("4711/cmdline", "/usr/bin/acme-gpu-worker-pool\0--all\0")
+        assert reason(host, GPU_DEVICE) == "in use: acme-gpu-worker-pool 4711"
         host.proc("4711/cmdline", "/usr/bin/another\0")
-        assert reason(host, GPU_DEVICE) == "in use: nvidia-device-p 4711"
+        assert reason(host, GPU_DEVICE) == "in use: acme-gpu-worker 4711"
+        (host.root / "proc/4711/exe").symlink_to("/opt/acme/acme-gpu-worker-main")
+        assert reason(host, GPU_DEVICE) == "in use: acme-gpu-worker-main 4711"
 
     def test_a_watcher_does_not_hide_a_user(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())
