@@ -26,6 +26,7 @@ from devalloc_solver.columns.state_space import StateSpace, build_state_space
 from devalloc_solver.columns.symmetry import canonical, find_symmetries
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.place import SearchDeadline, SearchTimeout
 from devalloc_solver.problem.allocations import Usage
 
 
@@ -138,7 +139,8 @@ def test_the_time_ends_a_search_for_patterns() -> None:
     geometry = Geometry(tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(12)), (), ((),))
     way = LocalChoice((LocalClaim((ONE_EACH,), (), (), None),) * 6)
     assert find_patterns(geometry, way) is not None
-    assert find_patterns(geometry, way, ends=time.monotonic() - 1) is None
+    with pytest.raises(SearchTimeout):
+        find_patterns(geometry, way, deadline=SearchDeadline(time.monotonic() - 1, grace=0))
 
 
 def test_values_that_too_few_devices_have_are_counted_too() -> None:

@@ -21,8 +21,8 @@ from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
-GRACE_SECONDS = 0.2
-"""Seconds that a state space may take to set up if less time than that is left."""
+GRACE_SECONDS = 0.1
+"""Seconds that a state space, and a first fit where there is no other answer, may take if less time is left."""
 
 
 def allocate_batch(
@@ -102,10 +102,12 @@ class _ColumnSolve:
             if priority in alone:
                 self.columns(waiting, None)
                 waiting = []
-                for unit in alone[priority]:
-                    self.placements += self.singles.place(unit)
+                self.place_alone(alone[priority])
             waiting += [kind for kind in state_space.kinds if kind.priority == priority]
         self.columns(waiting, None if alone else state_space)
+        if not self.placements and self.is_late():
+            self.place_in_haste(self.units, time.monotonic() + GRACE_SECONDS)
+            self.is_greedy = True
         is_partial = bool(alone) or len(state_space.network.unexpanded_states) > 0
         if is_partial:
             self.prove(state_space if alone else None)
@@ -113,11 +115,39 @@ class _ColumnSolve:
             self.prove(state_space)  # of a level that lost, what was found holds no more for those below
         return True
 
+    def place_alone(self, units: Sequence[PlacementUnit]) -> None:
+        """Each unit where it is best, for half of the time that is left; then those that are left, where there is room.
+
+        A first fit places many in the time in which a few are placed best.
+        """
+        self.singles.ends = self.half_time()
+        left: list[PlacementUnit] = []
+        for unit in units:
+            placed = self.singles.place(unit)
+            self.placements += placed
+            if not placed:
+                left.append(unit)
+        if left and self.ends is not None and time.monotonic() > (self.singles.ends or self.ends):
+            self.place_in_haste(left, self.ends)
+        self.singles.ends = self.ends
+
+    def place_in_haste(self, units: Sequence[PlacementUnit], ends: float) -> None:
+        held = [*self.allocations, *self.singles.new]
+        first = place_greedily(self.snapshot, held, units, placement=self.placement, ends=ends, in_haste=True)
+        self.placements += first
+        self.singles.hold(first)
+
+    def half_time(self) -> float | None:
+        """When half of the time that is left is over."""
+        now = time.monotonic()
+        return None if self.ends is None else now + max(0.0, self.ends - now) / 2
+
     def set_up(self, usage: Usage, kinds: Sequence[ClaimKind]) -> tuple[StateSpace, list[ClaimKind]]:
-        ends, now = self.ends, time.monotonic()
-        if ends is not None:
-            # The first packing of a state space is better than a first fit; if it is not soon there, a model may be.
-            ends = (now + ends) / 2 if self.is_quick else max(ends, now + GRACE_SECONDS)
+        ends = self.half_time()
+        if ends is not None and not self.is_quick:
+            # The first packing of a state space is better than a first fit; if it is not soon there, there has to be
+            # time for that. A quick search may have a model instead.
+            ends = max(ends, time.monotonic() + GRACE_SECONDS)
         return build_state_space(self.snapshot, usage, kinds, self.cache, ends=ends, is_quick=self.is_quick)
 
     def falls_short(self, tolerance: int) -> bool:

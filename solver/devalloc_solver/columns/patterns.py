@@ -7,13 +7,13 @@ free devices and counters, belongs to the state (``state_network``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from devalloc_solver.columns.claim_kinds import AlternativeChoice
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, NodeTemplate, NodeTemplates
+from devalloc_solver.place import SearchDeadline
 from devalloc_solver.problem.demand import Demand, Request
 
 MAX_PATTERNS = 1_000
@@ -25,9 +25,6 @@ MAX_TRIED = 20_000
 STEPS_PER_CHOICE = 3
 """Steps to follow one choice: the choice, the request after it, and each value that its devices may match in. A choice
 that is not followed costs as much."""
-
-_LOOKS_AT_A_TIME = 200
-"""Between two looks at the clock: about a millisecond."""
 
 Take = tuple[tuple[int, int], ...]
 """(cell, devices), for one request"""
@@ -76,58 +73,88 @@ class Pattern:
     """the same, request by request, for all claims"""
 
 
-def localize(way: AlternativeChoice, template: NodeTemplate, node_templates: NodeTemplates) -> LocalChoice | None:
-    """The way as the template's geometry sees it; None where a request has no candidates there."""
-    claims = tuple(_localize(demand, requests, template, node_templates) for demand, requests in way.claims)
-    return None if None in claims else LocalChoice(tuple(claim for claim in claims if claim is not None))
+@dataclass(slots=True, eq=False)
+class Localizer:
+    """Ways as the geometry of one template sees them. What several ways have in common is worked out once."""
 
+    template: NodeTemplate
+    node_templates: NodeTemplates
+    _attributes: dict[str, int] = field(init=False)
+    _resources: dict[str, int] = field(init=False)
+    _colors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """number of a candidate set -> the colors of its devices"""
+    _requests: dict[int, LocalRequest | None] = field(default_factory=dict)
+    """by identity"""
 
-def _localize(
-    demand: Demand, chosen: Sequence[Request], template: NodeTemplate, node_templates: NodeTemplates
-) -> LocalClaim | None:
-    attributes = {name: number for number, name in enumerate(node_templates.attributes)}
-    resources = {name: number for number, name in enumerate(node_templates.resources)}
-    requests = []
-    for request in chosen:
-        number = node_templates.sets[id(request.candidates)]
-        colors = tuple(
-            c for c, signature in enumerate(template.signatures) if number in node_templates.members[signature]
+    def __post_init__(self) -> None:
+        self._attributes = {name: number for number, name in enumerate(self.node_templates.attributes)}
+        self._resources = {name: number for number, name in enumerate(self.node_templates.resources)}
+
+    def localize(self, way: AlternativeChoice) -> LocalChoice | None:
+        """The way as the geometry sees it; None where a request has no candidates there."""
+        claims: list[LocalClaim] = []
+        for demand, chosen in way.claims:
+            claim = self._claim(demand, chosen)
+            if claim is None:
+                return None
+            claims.append(claim)
+        return LocalChoice(tuple(claims))
+
+    def _claim(self, demand: Demand, chosen: Sequence[Request]) -> LocalClaim | None:
+        requests: list[LocalRequest] = []
+        for request in chosen:
+            local = self._request(request)
+            if local is None:
+                return None
+            requests.append(local)
+        relations = tuple(
+            (self._attributes[relation.attribute], relation.distinct, numbers)
+            for relation in demand.relations
+            if (numbers := tuple(n for n, request in enumerate(chosen) if request.label in relation.labels))
         )
-        if not colors:
-            return None
-        requests.append(
-            LocalRequest(
-                colors,
-                request.min_count,
-                request.min_count if request.max_count is None else request.max_count,
-                tuple(sorted(attributes[name] for name in request.match)),
-                tuple(sorted((resources[name], amount) for name, amount in request.requests.items())),
-                tuple(sorted((resources[name], amount) for name, amount in request.limits.items())),
+        match = tuple(sorted(self._attributes[name] for name in demand.match))
+        return LocalClaim(tuple(requests), match, relations, demand.most)
+
+    def _request(self, request: Request) -> LocalRequest | None:
+        if id(request) not in self._requests:
+            colors = self._colors_of(self.node_templates.sets[id(request.candidates)])
+            self._requests[id(request)] = None
+            if colors:
+                self._requests[id(request)] = LocalRequest(
+                    colors,
+                    request.min_count,
+                    request.min_count if request.max_count is None else request.max_count,
+                    tuple(sorted(self._attributes[name] for name in request.match)),
+                    tuple(sorted((self._resources[name], amount) for name, amount in request.requests.items())),
+                    tuple(sorted((self._resources[name], amount) for name, amount in request.limits.items())),
+                )
+        return self._requests[id(request)]
+
+    def _colors_of(self, number: int) -> tuple[int, ...]:
+        if number not in self._colors:
+            members = self.node_templates.members
+            self._colors[number] = tuple(
+                c for c, signature in enumerate(self.template.signatures) if number in members[signature]
             )
-        )
-    relations = tuple(
-        (attributes[relation.attribute], relation.distinct, numbers)
-        for relation in demand.relations
-        if (numbers := tuple(n for n, request in enumerate(chosen) if request.label in relation.labels))
-    )
-    match = tuple(sorted(attributes[name] for name in demand.match))
-    return LocalClaim(tuple(requests), match, relations, demand.most)
+        return self._colors[number]
 
 
 def find_patterns(
-    geometry: Geometry, way: LocalChoice, *, most_tried: int | None = None, ends: float | None = None
+    geometry: Geometry, way: LocalChoice, *, most_tried: int | None = None, deadline: SearchDeadline | None = None
 ) -> list[Pattern] | None:
     """All smallest patterns of a way; None when there are too many to handle, or they take too long to find.
 
     Args:
         most_tried: choices, instead of MOST_TRIED.
-        ends: monotonic time after which it takes too long.
+        deadline: when to stop.
+
+    Raises SearchTimeout.
     """
     if not _may_fit(geometry.cells, way):
         return []
     by_counts: dict[tuple[int, ...], Pattern] = {}
     most = STEPS_PER_CHOICE * (MAX_TRIED if most_tried is None else most_tried)
-    filler = _PatternSearch(geometry, [cell.size for cell in geometry.cells], most, ends)
+    filler = _PatternSearch(geometry, [cell.size for cell in geometry.cells], most, deadline)
     try:
         for takes in filler.fill_all(way.claims):
             counts = [0] * len(geometry.cells)
@@ -153,7 +180,7 @@ def _may_fit(cells: Sequence[DeviceCell], way: LocalChoice) -> bool:
 
 
 class _TooManyPatterns(Exception):
-    """More choices than may be tried, or the time is over."""
+    """More choices than may be tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +196,7 @@ class _PatternSearch:
     """cell -> devices; changed on the way, and as before in the end"""
     most: int
     """looks"""
-    ends: float | None
+    deadline: SearchDeadline | None
     looks: int = 0
     _seen: set[object] = field(default_factory=set)
 
@@ -234,12 +261,11 @@ class _PatternSearch:
                     yield take
 
     def _look(self, looks: int) -> None:
-        before = self.looks // _LOOKS_AT_A_TIME
         self.looks += looks
         if self.looks > self.most:
             raise _TooManyPatterns
-        if self.ends is not None and self.looks // _LOOKS_AT_A_TIME > before and time.monotonic() > self.ends:
-            raise _TooManyPatterns
+        if self.deadline is not None:
+            self.deadline.spend(looks)
 
     def _is_known(self, waiting: int, more: tuple[object, ...]) -> bool:
         key = waiting, more, tuple(self.left)

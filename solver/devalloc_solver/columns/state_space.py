@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -14,8 +14,11 @@ import numpy as np
 from devalloc_solver.columns.bins import BinShape, GeometryBin, split_into_bins
 from devalloc_solver.columns.claim_kinds import ClaimKind
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, Ints, NodeTemplate, NodeTemplates, group_nodes
-from devalloc_solver.columns.patterns import LocalChoice, Pattern, find_patterns, localize
+from devalloc_solver.columns.patterns import LocalChoice, Localizer, Pattern, find_patterns
 from devalloc_solver.columns.state_network import Lattice, Network, NetworkPart, User, build_lattice, join_lattices
+from devalloc_solver.deadline import seconds_left
+from devalloc_solver.place import SearchDeadline, SearchTimeout
+from devalloc_solver.place.step_budget import GRACE_WORK
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -169,6 +172,9 @@ QUICK_PAIRS, QUICK_TRIED = 3_000_000, 1_000
 MAX_PATTERNS = 60_000
 """Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
 
+SECONDS_PER_WAY = 5e-6
+"""What it takes at least to look at one way on one template."""
+
 Cache = dict[object, list[Pattern] | None]
 """(what attributes mean, geometry, way) -> its patterns, or None where there are too many"""
 
@@ -225,17 +231,23 @@ def build_state_space(
     """The states of the kinds that can be encoded; the kinds that cannot, or not before the monotonic time ``ends``.
 
     ``is_quick``: encode all kinds or none, and only if it takes a few milliseconds.
+
+    Where the time is over before all patterns are there, no kind is encoded: one of which nothing is known on some
+    nodes would have none there.
     """
     left = list(kinds)
     refused: list[ClaimKind] = []
+    deadline = SearchDeadline(ends)
     while True:
         node_templates = group_nodes(snapshot, usage, left)
         node_templates.templates = merge_templates(node_templates.templates, ends)
-        builder = _StateSpaceBuilder(left, node_templates, cache, ends, is_quick)
+        builder = _StateSpaceBuilder(left, node_templates, cache, deadline, is_quick=is_quick)
+        try:
+            builder.find_patterns()
+        except SearchTimeout:
+            builder.too_free = {*range(len(left))}
         if not builder.too_free:
             return builder.build(), refused
-        if refused and ends is not None and time.monotonic() > ends:
-            builder.too_free = {*range(len(left))}  # the second time: another one would not be there in time either
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
         left = [] if is_quick else [kind for number, kind in enumerate(left) if number not in builder.too_free]
 
@@ -244,45 +256,66 @@ class _StateSpaceBuilder:
     """Finds patterns first; kinds with too many are in ``too_free``."""
 
     def __init__(
-        self, kinds: list[ClaimKind], node_templates: NodeTemplates, cache: Cache, ends: float | None, is_quick: bool
+        self,
+        kinds: list[ClaimKind],
+        node_templates: NodeTemplates,
+        cache: Cache,
+        deadline: SearchDeadline,
+        *,
+        is_quick: bool,
     ) -> None:
-        self.kinds, self.node_templates, self.ends, self.is_quick = kinds, node_templates, ends, is_quick
-        most_tried = QUICK_TRIED if is_quick else None
+        self.kinds, self.node_templates, self.cache, self.ends = kinds, node_templates, cache, deadline.ends
+        self.is_quick, self.deadline = is_quick, deadline
         self.patterns: dict[Geometry, dict[LocalChoice, list[Pattern]]] = {}
         self.ways_there: dict[int, dict[User, LocalChoice]] = {}
         self.too_free: set[int] = set()
+
+    def find_patterns(self) -> None:
+        """Raises SearchTimeout when the time is over before all are there."""
+        self.foresee()
+        most_tried = QUICK_TRIED if self.is_quick else None
         found_so_far = 0
-        for template in node_templates.templates:
+        for template in self.node_templates.templates:
             if found_so_far > MAX_PATTERNS:
                 # What groups ask for together has most patterns by far.
-                groups = {number for number, kind in enumerate(kinds) if sum(kind.claims.values()) > 1}
-                self.too_free = groups or {*range(len(kinds))}
+                groups = {number for number, kind in enumerate(self.kinds) if sum(kind.claims.values()) > 1}
+                self.too_free = groups or {*range(len(self.kinds))}
                 return
             there = self.ways_there[id(template)] = dict(self.ways_of(template))
             by_way = self.patterns.setdefault(template.geometry, {})
+            attributes, resources = self.node_templates.attributes, self.node_templates.resources
             for user, way in there.items():
                 if way not in by_way and user[0] not in self.too_free:
-                    key = (node_templates.attributes, node_templates.resources, template.geometry, way)
-                    if key not in cache:
-                        cache[key] = find_patterns(template.geometry, way, most_tried=most_tried, ends=ends)
-                    patterns = cache[key]
+                    key = (attributes, resources, template.geometry, way)
+                    if key not in self.cache:
+                        self.cache[key] = find_patterns(
+                            template.geometry, way, most_tried=most_tried, deadline=self.deadline
+                        )
+                    patterns = self.cache[key]
                     if patterns is None:
                         self.too_free.add(user[0])
-                        if is_quick:
+                        if self.is_quick:
                             return
                     else:
                         by_way[way] = patterns
                         found_so_far += len(patterns)
 
-    def ways_of(self, template: NodeTemplate) -> list[tuple[User, LocalChoice]]:
-        """What each way of each kind is on these nodes, where it is anything."""
-        return [
-            ((number, position), local)
-            for number, kind in enumerate(self.kinds)
-            if kind.pin is None or kind.pin == template.pin
-            for position, way in enumerate(kind.ways)
-            if (local := localize(way, template, self.node_templates)) is not None
-        ]
+    def foresee(self) -> None:
+        """Raises SearchTimeout if the time cannot suffice, so that it is there for something else."""
+        ways = sum(len(kind.ways) for kind in self.kinds) * len(self.node_templates.templates)
+        left = seconds_left(self.ends)
+        if ways > GRACE_WORK and left is not None and ways * SECONDS_PER_WAY > left:
+            raise SearchTimeout("the search will be out of time")
+
+    def ways_of(self, template: NodeTemplate) -> Iterator[tuple[User, LocalChoice]]:
+        """What each way of each kind is on these nodes, where it is anything. Raises SearchTimeout."""
+        localizer = Localizer(template, self.node_templates)
+        for number, kind in enumerate(self.kinds):
+            self.deadline.spend(len(kind.ways))
+            if kind.pin is None or kind.pin == template.pin:
+                for position, way in enumerate(kind.ways):
+                    if (local := localizer.localize(way)) is not None:
+                        yield (number, position), local
 
     def build(self) -> StateSpace:
         by_geometry: dict[Geometry, list[NodeTemplate]] = {}

@@ -36,7 +36,7 @@ from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.pipeline.decomposition import unproven_names
-from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, explain_in_time, search_parts
 from devalloc_solver.problem.allocations import (
     Allocation,
     Key,
@@ -373,17 +373,25 @@ def _answer_all(
     answers += [rejected_answer(refused) for refused in prepared.refused]
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)
-    answers += [rejected_answer(timeout_rejection(d.claim, too_late)) for unit in later for d in unit.demands]
+
+    def late(unit: PlacementUnit) -> list[ClaimAnswer]:
+        return [rejected_answer(timeout_rejection(demand.claim, too_late)) for demand in unit.demands]
+
+    answers += [answer for unit in later for answer in late(unit)]
     if unsatisfied:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
             *(prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility),
             fleet=FleetTotals(invalid_pools=problem_input.invalid_pools),
         )
-        # Parts that took all of their time come last: the reasons of the others are soon found.
-        for unit in sorted(unsatisfied, key=lambda unit: unit.demands[0].key in doubtful):
+
+        def explain(unit: PlacementUnit) -> list[ClaimAnswer]:
             explainer.is_proven = unit.demands[0].key not in doubtful
-            answers += explainer.explain(unit, problem_input.warnings)
+            return explainer.explain(unit, problem_input.warnings)
+
+        # Parts that took all of their time come last: the reasons of the others are soon found.
+        in_order = sorted(unsatisfied, key=lambda unit: unit.demands[0].key in doubtful)
+        answers += explain_in_time(outcome, in_order, ends, explain, late)
     return sorted(answers, key=lambda a: a.key)
 
 

@@ -56,7 +56,7 @@ from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
-from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, explain_in_time, search_parts
 from devalloc_solver.problem import overuse
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
@@ -333,8 +333,12 @@ def _answers(
     )
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)
-    answers += [rejected_answer(timeout_rejection(d.claim, too_late)) for unit in later for d in unit.demands]
-    return [*answers, *(answer for unit in unsatisfied for answer in explainer.explain(unit))]
+
+    def late(unit: PlacementUnit) -> list[dict[str, Any]]:
+        return [rejected_answer(timeout_rejection(demand.claim, too_late)) for demand in unit.demands]
+
+    answers += [answer for unit in later for answer in late(unit)]
+    return [*answers, *explain_in_time(outcome, unsatisfied, ends, explainer.explain, late)]
 
 
 def _results(prepared: PreparedCluster, placements: Sequence[Placement]) -> dict[Key, dict[str, Any]]:

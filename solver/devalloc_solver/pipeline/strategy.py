@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.exact.device_naming import name_devices
@@ -34,7 +35,11 @@ QUICK_SHARE = 0.02
 """Seconds that a part of a quick search has at least: many parts with less are all cut short, and none is answered."""
 
 GRACE_SECONDS = 0.1
-"""Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
+"""Seconds in which a first fit is sought once the deadline is over, where the search was cut short; and in which it is
+explained why claims are left out.
+"""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,25 @@ class SearchOutcome:
             [unit for unit in left_out if unit.demands[0].key not in later],
             [unit for unit in left_out if unit.demands[0].key in later],
         )
+
+
+def explain_in_time(
+    outcome: SearchOutcome,
+    units: Iterable[PlacementUnit],
+    ends: float | None,
+    explain: Callable[[PlacementUnit], Iterable[T]],
+    late: Callable[[PlacementUnit], Iterable[T]],
+) -> list[T]:
+    """What ``explain`` gives for each unit; ``late``, once the time for that is over too, for those whose parts had no
+    time to be searched to the end.
+    """
+    unproven = {key for part in outcome.unproven for key in part.keys}
+    until = None if ends is None else max(ends, time.monotonic()) + GRACE_SECONDS
+    answers: list[T] = []
+    for unit in units:
+        is_late = unit.demands[0].key in unproven and _deadline_passed(until)
+        answers += late(unit) if is_late else explain(unit)
+    return answers
 
 
 def find_placements(
@@ -324,10 +348,11 @@ def _at_least_first_fit(
     placed = {placed.demand.key for placed in placements}
     left = [unit for unit in units if unit.demands[0].key not in placed]
     held = [*allocations, *(placed.allocation() for placed in placements)]
-    more = place_greedily(snapshot, held, left, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
+    ends = time.monotonic() + GRACE_SECONDS
+    more = place_greedily(snapshot, held, left, placement=placement, ends=ends)
     best = [*placements, *more]
     if placements:
-        first = place_greedily(snapshot, allocations, units, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
+        first = place_greedily(snapshot, allocations, units, placement=placement, ends=ends)
         best = max(best, first, key=lambda rival: _counts(rival, levels))
     return (placements, levels) if best == placements else (best, _levels_of(best, levels, units))
 

@@ -47,11 +47,15 @@ def place_greedily(
     placement: str,
     ends: float | None,
     rival: Sequence[tuple[int, int]] = (),
+    in_haste: bool = False,
 ) -> list[Placement]:
     """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time).
 
-    ``rival``: (priority, claims) of an answer, highest priority first. Where this one can no longer satisfy more, it
-    is left unfinished.
+    Args:
+        rival: (priority, claims) of an answer, highest priority first. Where this one can no longer satisfy more, it is
+            left unfinished.
+        in_haste: begin with the node where the unit before found room, and not with the first one, and take any
+            devices there: to find out that a node which is nearly full has no room for a unit takes long.
     """
     possible = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     usage = Usage.of(snapshot, allocations)
@@ -61,22 +65,28 @@ def place_greedily(
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
     deadline = SearchDeadline(ends)
+    latest = 0
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
         nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
-        kind = unit_key(unit) if loads is None else None
+        if in_haste and loads is None and unit.pin is None:
+            nodes = [*nodes[latest:], *nodes[:latest]]
+        kind = unit_key(unit) if loads is None and not in_haste else None
         start = hopeless.get(kind, 0) if kind is not None else 0
         needs, reader = rooms.needs(unit), UnitReader()
         for position in range(start, len(nodes)):
             if not needs.may_be_met(nodes[position]):
                 continue
-            placed = _try_node(snapshot, usage, unit, nodes[position], placement, deadline, reader=reader)
+            placed = _try_node(
+                snapshot, usage, unit, nodes[position], placement, deadline, reader=reader, any_will_do=in_haste
+            )
             if placed:
                 for one in placed:
                     usage.add(one.allocation())
                     rooms.take(one)
                 placements += placed
+                latest = (latest + position) % len(nodes) if unit.pin is None else latest
                 break
         else:
             position = len(nodes)
@@ -435,11 +445,14 @@ def _try_node(
     deadline: SearchDeadline,
     *,
     reader: UnitReader | None = None,
+    any_will_do: bool = False,
 ) -> Sequence[Placement]:
     """Nothing if the unit does not fit on the node, or if that takes too long to find out."""
     steps = _budget(unit, deadline)
     try:
-        placed = place_on(snapshot, usage, unit, node, placement=placement, steps=steps, reader=reader)
+        placed = place_on(
+            snapshot, usage, unit, node, placement=placement, steps=steps, any_will_do=any_will_do, reader=reader
+        )
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements

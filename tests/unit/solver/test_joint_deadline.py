@@ -1,0 +1,186 @@
+"""Each stage of a joint solve looks at what is left of the deadline: states of nodes, single units, explanations."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devalloc_solver.columns import allocate, patterns, remaining_units, state_space
+from devalloc_solver.columns.claim_kinds import group_units
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.decomposition import Subproblem
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.pipeline.strategy import SearchOutcome, explain_in_time
+from devalloc_solver.place import greedy, place, place_on
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+
+GPU = device_class("gpu", driver="gpu")
+
+
+class ManualClock:
+    """Goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def unlike_pools(nodes: int) -> list[Manifest]:
+    """Hardly two nodes are alike: each is a template of its own."""
+    rng = random.Random(1)
+    return [
+        pool(f"n{n}", f"n{n}", devices=[device(f"g{i}", attributes={"g": rng.randrange(10)}) for i in range(20)])
+        for n in range(nodes)
+    ]
+
+
+def choosing(name: str, seed: int, choices: int) -> Manifest:
+    """A claim with so many choices of one device or else another: 2 ** choices ways."""
+    rng = random.Random(seed)
+    details: list[Manifest] = [
+        {
+            "oneOf": [
+                {"deviceClass": "gpu", "requests": {"count": 1}, "constraints": f"device.g >= {rng.randrange(4)}"},
+                {"deviceClass": "gpu", "requests": {"count": 1}, "constraints": f"device.g <= {5 + rng.randrange(5)}"},
+            ]
+        }
+        for _ in range(choices)
+    ]
+    return claim(name, *details)
+
+
+def ready(documents: list[Manifest]) -> PreparedProblem:
+    return prepare(read_documents(documents))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, also: Callable[[], None]) -> list[None]:
+    """A list that grows by each call of a method; ``also`` is done in each."""
+    calls: list[None] = []
+    original = getattr(owner, name)
+
+    def count(*arguments: Any) -> Any:
+        calls.append(None)
+        also()
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, count)
+    return calls
+
+
+# -- the states of nodes ---------------------------------------------------------------------------------------------
+
+
+def test_looking_at_the_ways_of_kinds_ends_with_the_time_and_is_not_done_again(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    problem = ready([GPU, *unlike_pools(20), *(choosing(f"c{n}", n, 4) for n in range(40))])
+    kinds, others = group_units(problem.snapshot, problem.units)
+    assert len(kinds) == 40
+    assert not others
+
+    def a_millisecond() -> None:
+        clock.now += 0.001
+
+    looks = counted(monkeypatch, patterns.Localizer, "localize", a_millisecond)
+    monkeypatch.setattr(state_space, "find_patterns", lambda *_, **__: [])
+    usage = Usage.of(problem.snapshot, problem.allocations)
+    space, refused = state_space.build_state_space(problem.snapshot, usage, kinds, {}, ends=clock.now + 6)
+    assert refused == kinds
+    assert not space.kinds
+    # 6 seconds, and no more than the kind that is being looked at; all of them are 12,800.
+    assert 6_000 <= len(looks) <= 6_000 + 16
+
+
+def test_ways_that_cannot_be_looked_at_in_time_are_left_for_a_first_fit(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    problem = ready([GPU, *unlike_pools(20), *(choosing(f"c{n}", n, 4) for n in range(40))])
+    kinds, _ = group_units(problem.snapshot, problem.units)
+    looks = counted(monkeypatch, patterns.Localizer, "localize", lambda: None)
+    usage = Usage.of(problem.snapshot, problem.allocations)
+    _, refused = state_space.build_state_space(problem.snapshot, usage, kinds, {}, ends=clock.now + 0.05)
+    assert refused == kinds
+    assert not looks
+
+
+# -- units that are no column's --------------------------------------------------------------------------------------
+
+
+def test_what_there_is_no_time_to_place_best_is_placed_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    """Each of 30 takes a second to place best, and there are 10: all are placed, half of the time being left for it."""
+    problem = ready([GPU, *unlike_pools(10), *(choosing(f"c{n}", n, 5) for n in range(30))])
+    assert not group_units(problem.snapshot, problem.units)[0], "more than 24 ways"
+
+    def search_for_a_second(*arguments: Any, **options: Any) -> Any:
+        clock.now += 1.0
+        return place(*arguments, **options)
+
+    monkeypatch.setattr(remaining_units, "place", search_for_a_second)
+    placements, levels = allocate.allocate_batch(
+        problem.snapshot, problem.allocations, problem.units, placement="pack", ends=clock.now + 10
+    )
+    assert len({placed.demand.key for placed in placements}) == 30
+    assert levels[0].value == levels[0].bound == 30
+    assert clock.now == 106.0, "half of the time, and the search that it was over in"
+
+
+def test_a_first_fit_in_haste_begins_where_the_unit_before_found_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 10 takes two of a node's devices, and the two that are left do not match."""
+    numas = (0, 0, 0, 1)
+    pools = [
+        pool(f"n{n}", f"n{n}", devices=[device(f"g{i}", attributes={"numa": numa}) for i, numa in enumerate(numas)])
+        for n in range(10)
+    ]
+    pair = {"deviceClass": "gpu", "requests": {"count": 2}}
+    claims = [
+        claim(f"c{n}", {**pair, "constraints": f"device.numa < {2 + n}", "matchAttributes": ["numa"]})
+        for n in range(10)
+    ]
+    problem = ready([GPU, *pools, *claims])
+    nodes: list[Any] = []
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        nodes.append(arguments[3])
+        return place_on(*arguments, **options)
+
+    monkeypatch.setattr(greedy, "place_on", note)
+    for in_haste, questions in ((False, 55), (True, 19)):
+        nodes.clear()
+        placed = greedy.place_greedily(
+            problem.snapshot, problem.allocations, problem.units, placement="pack", ends=None, in_haste=in_haste
+        )
+        assert (len(placed), len(nodes)) == (10, questions)
+
+
+# -- explanations ----------------------------------------------------------------------------------------------------
+
+
+def test_who_had_no_time_to_be_searched_is_not_explained_for_longer_than_a_moment(clock: ManualClock) -> None:
+    problem = ready([GPU, *unlike_pools(2), *(choosing(f"c{n}", n, 1) for n in range(6))])
+    certain, *unsure = problem.units
+    part = Subproblem(tuple(unsure), frozenset())
+    outcome = SearchOutcome([], [], [part], [part])
+
+    def explain(unit: PlacementUnit) -> list[str]:
+        clock.now += 0.04
+        return ["explained"]
+
+    answers = explain_in_time(outcome, [*unsure, certain], 90.0, explain, lambda _: ["late"])
+    assert answers == ["explained"] * 3 + ["late"] * 2 + ["explained"]
