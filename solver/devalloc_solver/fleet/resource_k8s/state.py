@@ -135,6 +135,9 @@ class ClusterState:
         if documents:
             self.objects[name] = documents
         match name[0]:
+            case "ResourceClaim" if not any(map(is_allocated, documents)):
+                self.free((name[1], name[2]))
+                return False
             case "ResourceClaim":
                 with self.holders.no_gain_if_unchanged((name[1], name[2])):
                     self.free((name[1], name[2]))
