@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from devalloc.device_kinds import NIC, DeviceKind, find_kind, kinds_by_name
@@ -94,6 +94,17 @@ def with_shared_group(port: PciPort, groups: IommuGroups, allowed: Collection[st
     if not all(_goes_along(function, slot, allowed) for slot in by_slot.values() for function in slot):
         return port
     return replace(port, members=(*port.members, *peers))
+
+
+def stays_in_group(allowed: Collection[str] | None) -> Callable[[PciFunction, Collection[PciFunction]], bool]:
+    """Whether a function keeps its driver, and so its group from going to a claim (``IommuGroups.stays``)."""
+
+    def stays(function: PciFunction, members: Collection[PciFunction]) -> bool:
+        slot = [member for member in members if member.address.card == function.address.card]
+        has_driver = function.driver is not None and not function.on_vfio
+        return has_driver and not _goes_along(function, slot, allowed)
+
+    return stays
 
 
 def _goes_along(function: PciFunction, slot: Iterable[PciFunction], allowed: Collection[str] | None) -> bool:

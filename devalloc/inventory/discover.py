@@ -12,7 +12,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.device_kinds import MDEV
 from devalloc.inventory import pci_ids
-from devalloc.inventory.cards import PciCard, group_cards, with_shared_group
+from devalloc.inventory.cards import PciCard, group_cards, stays_in_group, with_shared_group
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.device_users import DeviceUsers
 from devalloc.inventory.identity import physical_slots
@@ -49,7 +49,12 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
             [], [Problem("contains no sysfs: give the folder that holds sys, or sys itself", path=str(root))]
         )
     functions = scan_functions(tree)
-    groups = IommuGroups.of(functions.values(), config.allow_shared_groups, bound_together=config.bind_shared_groups)
+    groups = IommuGroups.of(
+        functions.values(),
+        config.allow_shared_groups,
+        bound_together=config.bind_shared_groups,
+        stays=stays_in_group(config.allowed),
+    )
     host_cards = [
         PciCard(card.slot, ports)
         for card in group_cards(functions, config.max_vfs)

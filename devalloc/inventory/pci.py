@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -453,17 +453,24 @@ class IommuGroups:
     """The admin lets devices go that share a group with another slot."""
     bound_together: bool = False
     """The admin lets the first device of a group take the others from their drivers, too."""
+    stays: Callable[[PciFunction, Collection[PciFunction]], bool] = lambda function, members: False
+    """Whether a function cannot be taken along then; with all members of its group."""
 
     @classmethod
     def of(
-        cls, functions: Collection[PciFunction], shared_allowed: bool, *, bound_together: bool = False
+        cls,
+        functions: Collection[PciFunction],
+        shared_allowed: bool,
+        *,
+        bound_together: bool = False,
+        stays: Callable[[PciFunction, Collection[PciFunction]], bool] = lambda function, members: False,
     ) -> IommuGroups:
         members: dict[int, list[PciFunction]] = {}
         for function in functions:
             if function.iommu_group is not None and not _is_passive(function):
                 members.setdefault(function.iommu_group, []).append(function)
         groups = {group: tuple(group_members) for group, group_members in members.items()}
-        return cls(groups, shared_allowed or bound_together, bound_together)
+        return cls(groups, shared_allowed or bound_together, bound_together, stays)
 
     def peers(self, device: Collection[PciFunction]) -> list[PciFunction]:
         """What else is in the groups of functions."""
@@ -490,6 +497,12 @@ class IommuGroups:
         if not self.shared_allowed:
             names = ", ".join(str(peer.address) for peer in peers[:3]) + (", …" if len(peers) > 3 else "")
             return f"IOMMU group {group} is shared with {names}"
+        if self.bound_together:
+            members = self.members.get(group, ())
+            staying = next((peer for peer in peers if self.stays(peer, members)), None)
+            if staying is not None:
+                peer = f"{staying.address} of its IOMMU group {group} has the driver {staying.driver}"
+                return f"in use: {peer} and cannot go along; bind it to vfio-pci, unless the host needs it"
         head = min(peer.address for peer in peers)
         if self.bound_together and head < first:
             return f"IOMMU group {group} goes with {head}"

@@ -49,7 +49,7 @@ class UnavailabilityReasons:
                 yield f"reserved: the bridge {member.address} is in the same slot"
             if (need := self.holders.reserved(member) or self._kernel_use(port, member)) is not None:
                 is_needed = True
-                yield f"reserved: {need}"
+                yield f"reserved: {need}{_elsewhere(port, member)}"
             if (problem := silence(member)) is not None:
                 yield f"unhealthy: {problem}"
             if (refused := vfio_refusal(member)) is not None:
@@ -92,7 +92,7 @@ class UnavailabilityReasons:
             return
         takes_whole_slot = port.device_kind.takes_whole_slot
         for member in port.members:
-            yield from self._users(member)
+            yield from (f"{user}{_elsewhere(port, member)}" for user in self._users(member))
             # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
             if not takes_whole_slot and kind_of(member) is None and member.driver and not member.on_vfio:
                 yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
@@ -218,3 +218,8 @@ class UnavailabilityReasons:
     def _is_held(self, address: Address) -> bool:
         name = address.device_name
         return any(held == name or held.startswith(f"{name}-") for held in self.records.claim_users)
+
+
+def _elsewhere(port: PciPort, member: PciFunction) -> str:
+    """Which member of a port it is, if it comes from another slot: those of a shared IOMMU group do."""
+    return "" if member.address.card == port.function.address.card else f" ({member.address})"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from devalloc.inventory import device_users, locate, vgpu
-from devalloc.inventory.cards import PciPort, kind_of, with_shared_group
+from devalloc.inventory.cards import PciPort, kind_of, stays_in_group, with_shared_group
 from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.device_users import DeviceUsers, device_nodes, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
@@ -262,7 +262,12 @@ def refuse_group(
     members = {function.address: function for function in functions}
     for function in functions:
         members |= {member.address: member for member in group_members(tree, function, members)}
-    groups = IommuGroups.of(members.values(), config.allow_shared_groups, bound_together=config.bind_shared_groups)
+    groups = IommuGroups.of(
+        members.values(),
+        config.allow_shared_groups,
+        bound_together=config.bind_shared_groups,
+        stays=stays_in_group(config.allowed),
+    )
     for objection in groups.objections(functions, frozenset(together)):
         code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"
         raise Denied(code, f"{min(function.address for function in functions)} cannot be taken: {objection}")
