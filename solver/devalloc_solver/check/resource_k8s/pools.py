@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.device_records import Draws
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
 Manifest = Mapping[str, Any]
@@ -125,6 +126,28 @@ class NodePool:
     """counter set -> what draws on it, reached or not; several of one name only where the pool is invalid"""
     counters: dict[CounterId, int] = field(default_factory=dict)
     """totals, in nano units"""
+    _published: dict[DeviceId, NodeDevice] | None = None
+    _recorded: dict[DeviceId, Draws | None] = field(default_factory=dict)
+
+    @property
+    def published(self) -> dict[DeviceId, NodeDevice]:
+        """The devices of its slices, reached or not."""
+        if self._published is None:
+            self._published = {device.id: device for device in self.every}
+        return self._published
+
+    def draws_to_record(self, device: NodeDevice) -> Draws | None:
+        """What a claim that gets a device records of its draws; None if some of the counters are not there."""
+        if device.id not in self._recorded:
+            total: dict[str, int] = {}
+            for counter, amount in device.draws:
+                name = "/".join(counter[2:])
+                total[name] = total.get(name, 0) + amount
+            is_there = all(counter in self.counters for counter, _ in device.draws)
+            self._recorded[device.id] = (
+                tuple((name, amount) for name, amount in sorted(total.items()) if amount > 0) if is_there else None
+            )
+        return self._recorded[device.id]
 
 
 class PublishedPools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from devalloc.api.device_records import DeviceRecord, counters_digest
+from devalloc.api.device_records import DeviceRecord, Draws, counters_digest
 from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
 from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, NodePool, PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
@@ -146,7 +146,7 @@ def _held_in(
     """The devices in use that a pool has, or had: None for one that no slice has any more."""
     if not held:
         return
-    published = {device.id: device for device in pool.every}
+    published = pool.published
     lacking = [key for key in held if key not in published]
     everywhere = offer.device_names(*lacking[0][:2]) if lacking else None
     missing = {key for key in lacking if everywhere is not None and key[2] not in everywhere}
@@ -168,9 +168,16 @@ def _recorded_draws(
     pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
 ) -> Iterator[tuple[CounterId, int]]:
     """What devices in use draw beyond what the slices say: as recorded, or all there is if that is not known."""
+    others = [
+        (device, records)
+        for device, records in _held_in(pool, offer, held)
+        if device is None or not _are_as_published(records, pool.draws_to_record(device))
+    ]
+    if not others:
+        return
     names = {"/".join(counter[2:]): counter for counter in pool.counters}
     digest = counters_digest(frozenset(names))
-    for device, records in _held_in(pool, offer, held):
+    for device, records in others:
         own: dict[CounterId, int] = defaultdict(int)
         for counter, amount in () if device is None else device.draws:
             own[counter] += amount
@@ -186,3 +193,10 @@ def _recorded_draws(
             for name, amount in draws.items():
                 counted[names[name]] = max(amount, counted.get(names[name], 0))
         yield from ((counter, amount - own[counter]) for counter, amount in counted.items() if amount > own[counter])
+
+
+def _are_as_published(records: Sequence[DeviceRecord | None], published: Draws | None) -> bool:
+    """Whether claims that have a device recorded of it what its slice says, or nothing."""
+    return published is not None and all(
+        record is None or record.draws is None or record.draws == published for record in records
+    )

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from devalloc.api.device_records import write_records
+from devalloc.api.device_records import DeviceRecord, PoolDevice, write_records
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
@@ -197,10 +197,15 @@ def loss_message(device: DeviceId) -> str:
     return f"DeviceLost: device {'/'.join(device)} no longer exists"
 
 
-def annotations_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[str, str]:
-    """What is to be written on a claim together with its allocation: what its devices draw, if that matters."""
-    held = (one.offer for one in given if one.offer.pool.counters and not one.subrequest.admin)
-    text = write_records(records_of_devices(held, gates))
+def records_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
+    """What is to be recorded of the devices of an answer: what they draw, if that matters."""
+    held = [one.offer for one in given if one.offer.pool.counters and not one.subrequest.admin]
+    return records_of_devices(held, gates) if held else {}
+
+
+def annotations_of(records: Mapping[PoolDevice, DeviceRecord]) -> dict[str, str]:
+    """What is to be written on a claim together with its allocation."""
+    text = write_records(records) if records else None
     return {} if text is None else {DEVICE_RECORDS: text}
 
 
@@ -213,7 +218,7 @@ def placed_answer(
     answer["oneOf"] = chosen_alternatives(
         claim, ((entry.request.detail, entry.request.alternative) for entry in placement.entries)
     )
-    if annotations := annotations_of(devices_of_placement(placement.entries, offers), gates):
+    if annotations := annotations_of(records_of(devices_of_placement(placement.entries, offers), gates)):
         answer["annotations"] = annotations
     skipped = {error for request in placement.demand.requests for error in request.spec.verdict.errors}
     return answer | ({"warnings": sorted(skipped)} if skipped else {})

@@ -526,14 +526,18 @@ def _own_draws(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
 
 def records_of_devices(offers: Iterable[PublishedDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
     """What is to be recorded of devices that a claim gets, as long as it has them: of pools with counters."""
-    records = {}
-    for offer in offers:
-        counters = _counters_of(offer.pool, gates) if offer.pool.counters else {}
-        if counters:
-            records[offer.pool.title, offer.device.name] = DeviceRecord(
-                _own_draws(offer, gates), counters_digest(frozenset(counters))
-            )
-    return records
+    return {
+        (offer.pool.title, offer.device.name): DeviceRecord.shared(
+            _own_draws(offer, gates), _digest_of(tuple(offer.pool.counters)), None
+        )
+        for offer in offers
+        if offer.pool.counters and _may_have_counters(offer.pool, gates)
+    }
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(counters: tuple[tuple[str, str], ...]) -> str:
+    return counters_digest(frozenset(map("/".join, counters)))
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from devalloc.api.device_records import DeviceRecord, PoolDevice
 from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
@@ -24,6 +25,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     devices_of_placement,
     make_result,
     placed_answer,
+    records_of,
     rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
@@ -42,7 +44,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     lost_devices,
     records_of_claim,
-    records_of_devices,
 )
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
@@ -260,7 +261,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
         given: list[AllocatedRequestDevice] = []
-        entries: list[HeldDevice] = []
+        held: list[tuple[PublishedDevice, tuple[tuple[str, int], ...] | None]] = []
         items: list[HeldItem] = []
         chosen: dict[int, int | None] = {}
         in_order = spot.given if len(spot.given) == 1 else sorted(spot.given, key=_by_request)
@@ -270,15 +271,16 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             chosen[request.detail] = request.alternative
             if not subrequest.admin:
-                records = records_of_devices((offer,), self._gates) if offer.pool.counters else {}
-                entries.append(HeldDevice(offer.pool.id, device.name, taken, next(iter(records.values()), None)))
+                held.append((offer, taken))
                 items.append((spot.node, device.index, taken))
         warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        annotations = annotations_of(given, self._gates)
-        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items), annotations)
+        records = records_of(given, self._gates)
+        annotations = annotations_of(records)
+        entries = tuple([_held_device(offer, taken, records) for offer, taken in held])
+        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, entries), items), annotations)
         answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
         answer["oneOf"] = chosen_alternatives(claim, chosen.items())
         if annotations:
@@ -361,6 +363,13 @@ def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
         return manifest
     others = {name: text for name, text in before.items() if name != DEVICE_RECORDS}
     return {**manifest, "metadata": {**(metadata or {}), "annotations": {**others, **annotations}}}
+
+
+def _held_device(
+    offer: PublishedDevice, taken: tuple[tuple[str, int], ...] | None, records: Mapping[PoolDevice, DeviceRecord]
+) -> HeldDevice:
+    record = records.get((offer.pool.title, offer.device.name)) if records else None
+    return HeldDevice(offer.pool.id, offer.device.name, taken, record)
 
 
 def _by_request(given: ChosenDevice) -> tuple[int, int]:
