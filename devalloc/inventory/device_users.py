@@ -178,6 +178,9 @@ class DeviceUsers:
         hidden = sorted(function.below.elsewhere)
         if hidden:
             return f"its {_HIDDEN.get(hidden[-1], 'interface')} is in another network namespace"
+        for channel in function.below.of_class("dma"):
+            if channel.folder.number("in_use"):
+                return f"the kernel uses its DMA channel {channel.folder.name}"
         processes = self.opened.get(function.address)
         return describe_users(processes, str(function.address), self.tree, self.released) if processes else None
 
@@ -191,6 +194,8 @@ class DeviceUsers:
         interfaces = self.interfaces(function)
         if interfaces and is_unreadable(self.tree, "net", "route"):
             return "/proc/net/route not found"
+        if (listed := _nvidia_listing(function)) is not None and next(_nvidia_node(function), None) is None:
+            return f"{listed.path.removeprefix(str(self.tree.root))}/information does not name its device node"
         mounts = ("self", "mountinfo"), ("mounts",)
         if block_devices(function) and all(is_unreadable(self.tree, *place) for place in mounts):
             return "/proc/mounts not found"
@@ -257,10 +262,15 @@ def _by_number(processes: Collection[Process]) -> tuple[Process, ...]:
     return tuple(sorted(processes, key=lambda process: process.pid))
 
 
+def _nvidia_listing(function: PciFunction) -> Folder | None:
+    """What NVIDIA's driver shows of a GPU that it has."""
+    proc = function.folder.tree.proc if function.driver == "nvidia" else None
+    return proc.folder("driver", "nvidia", "gpus", str(function.address)) if proc else None
+
+
 def _nvidia_node(function: PciFunction) -> Iterator[DeviceNode]:
     """The node of NVIDIA's driver, which has no class."""
-    proc = function.folder.tree.proc if function.driver == "nvidia" else None
-    card = proc.folder("driver", "nvidia", "gpus", str(function.address)) if proc else None
+    card = _nvidia_listing(function)
     text = (card.text("information") if card else None) or ""
     minor = re.search(r"^Device Minor:\s*([0-9]{1,7})$", text, re.MULTILINE)
     if minor:

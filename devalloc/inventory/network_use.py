@@ -12,7 +12,7 @@ from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.proc_tables import first_unreadable, table
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces
 
-_FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe"})
+_FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe", "packet"})
 _LINK_LOCAL = "20"
 _SOCKET_DIRECT_DRIVER = "mlx5_core"
 _VPD_SIZE = 1 << 15
@@ -30,6 +30,8 @@ class NetworkUse:
     """Those with an address or a route."""
     pppoe: frozenset[str]
     """Those that connections of PPPoE go through: they need no address, and nothing in sysfs tells."""
+    packets: frozenset[int]
+    """The numbers of those that programs have packet sockets on: they take packets without an address of the host."""
     unseen: bool
     """The host's addresses and routes are not those that this process sees."""
     unread: str | None
@@ -41,12 +43,12 @@ class NetworkUse:
         before = tree.fault_count
         default_route, addressed = _routes(tree)
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
-        pppoe = frozenset(_pppoe(tree))
+        pppoe, packets = frozenset(_pppoe(tree)), frozenset(_packet_sockets(tree))
         unread = first_unreadable(tree, _FILES)
         if unread is None and tree.fault_count != before:
             unread = "what the host uses its network for"
         unseen = _is_in_another_network(tree)
-        return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, unseen, unread)
+        return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, packets, unseen, unread)
 
     @property
     def stacked(self) -> StackedInterfaces:
@@ -69,10 +71,8 @@ class NetworkUse:
             if interface.name in self.default_route:
                 return "default route"
         for interface in interfaces:
-            if interface.name in self.addressed:
-                return f"address on {interface.name}"
-            if interface.name in self.pppoe:
-                return f"carries PPPoE on {interface.name}"
+            if (own := self._traffic(interface)) is not None:
+                return own
             before = self.tree.fault_count
             names = interface.names()
             if self.tree.fault_count != before:
@@ -87,6 +87,15 @@ class NetworkUse:
                 return f"carries {standing}"
             if (capture := self.stacked.captured.get(interface.name)) is not None:
                 return f"{capture} {interface.name}"
+        return None
+
+    def _traffic(self, interface: Folder) -> str | None:
+        if interface.name in self.addressed:
+            return f"address on {interface.name}"
+        if interface.name in self.pppoe:
+            return f"carries PPPoE on {interface.name}"
+        if self.packets and interface.number("ifindex") in self.packets:
+            return f"a program has a packet socket on {interface.name}"
         return None
 
     def problem(self, interfaces: Collection[Folder]) -> str | None:
@@ -226,3 +235,10 @@ def _ipv6(tree: Tree) -> set[str]:
 def _pppoe(tree: Tree) -> set[str]:
     """Interfaces under ``ppp0`` and the like, also if a default route goes by that one."""
     return {row[2] for row in table(tree, "net", "pppoe")[1:] if len(row) == 3}
+
+
+def _packet_sockets(tree: Tree) -> Iterator[int]:
+    """The numbers of the interfaces that packet sockets are bound to; those of all interfaces have none."""
+    for row in table(tree, "net", "packet")[1:]:
+        if len(row) >= 5 and row[4].isascii() and row[4].isdigit() and len(row[4]) < 10 and int(row[4]):
+            yield int(row[4])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from devalloc.device_kinds import ALLOWABLE
+from devalloc.device_kinds import ALLOWABLE, read_added_kinds
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import NodeError
@@ -18,7 +18,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import NODE, BindingRunner, pool_of
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.pci_cards import Sriov
+from tests.support.pci_cards import Function, Sriov
 
 EVERYTHING = {"allowed": ALLOWABLE, "erase_policy": True}
 
@@ -138,3 +138,44 @@ def test_what_cannot_be_seen_withholds_what_it_concerns(
     assert withheld == refused == set(devices)
     assert all(str(pools.unavailable(device)).startswith("withheld: it cannot be seen who uses") for device in devices)
     assert all(pools.unavailable(device) is None for device in {GPU, NIC, DISK} - set(devices))
+
+
+DMA = Function("0000:6a:01.0", 0x8086, 0x2021, 0x088000, native="ioatdma")
+
+
+def packet_socket(host: FakeHost) -> None:
+    host.add(pci_cards.connectx())
+    host.write(f"{host.path('0000:61:00.0')}/net/ens1f0np0/ifindex", "7\n")
+    row = "ffff8f5d4b3f2000 3      3    0003   7     1 0      0      31337\n"
+    host.proc("net/packet", f"sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n{row}")
+
+
+def dma_channel(host: FakeHost) -> None:
+    host.add(DMA)
+    folder = f"{host.path(DMA.address)}/dma/dma0chan0"
+    host.write(f"{folder}/in_use", "1\n")
+    host.link(f"{folder}/subsystem", "class/dma")
+
+
+def nameless_gpu(host: FakeHost) -> None:
+    host.add(pci_cards.gpu())
+    host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Model: Unknown\n")
+
+
+USED: dict[str, tuple[Callable[[FakeHost], None], str, str]] = {
+    "packet socket": (packet_socket, NIC, "a program has a packet socket on ens1f0np0"),
+    "channel of a DMA engine": (dma_channel, "0000-6a-01-0", "the kernel uses its DMA channel dma0chan0"),
+    "NVIDIA's driver names no node": (nameless_gpu, GPU, "does not name its device node"),
+}
+
+
+@pytest.mark.parametrize(("use", "device", "reason"), USED.values(), ids=USED)
+def test_a_use_that_no_open_node_shows_keeps_the_device(
+    host: FakeHost, use: Callable[[FakeHost], None], device: str, reason: str
+) -> None:
+    use(host)
+    kinds = read_added_kinds(["dma=0880"])
+    assert reason in str(DiscoveredPools.on(host.root, NODE, device_kinds=kinds).unavailable(device))
+    hand = BindingRunner.on(host, allowed=frozenset({*ALLOWABLE, "dma"}), device_kinds=kinds)
+    with pytest.raises(NodeError, match=reason):
+        hand.prepare(device)
