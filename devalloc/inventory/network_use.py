@@ -12,6 +12,11 @@ from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.proc_tables import first_unreadable, table
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces
 
+_LINK_PROTOCOLS = frozenset({"8863", "8864", "8892", "88a2", "88a4", "888e", "88f7", "8906", "8914"})
+"""PPPoE, PROFINET, ATA over Ethernet, EtherCAT, 802.1X, PTP, FCoE: a host service that stands on the link. Not those of
+all protocols, of IPv4 or of LLDP: ``lldpd`` and DHCP clients listen on every interface, and need none of them. What
+captures packets shows by promiscuity (``network_namespaces``).
+"""
 _FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe", "packet"})
 _LINK_LOCAL = "20"
 _SOCKET_DIRECT_DRIVER = "mlx5_core"
@@ -31,7 +36,7 @@ class NetworkUse:
     pppoe: frozenset[str]
     """Those that connections of PPPoE go through: they need no address, and nothing in sysfs tells."""
     packets: frozenset[int]
-    """The numbers of those that programs have packet sockets on: they take packets without an address of the host."""
+    """The numbers of those on which programs speak a protocol of the link, which needs no address of the host."""
     unseen: bool
     """The host's addresses and routes are not those that this process sees."""
     unread: str | None
@@ -95,7 +100,7 @@ class NetworkUse:
         if interface.name in self.pppoe:
             return f"carries PPPoE on {interface.name}"
         if self.packets and interface.number("ifindex") in self.packets:
-            return f"a program has a packet socket on {interface.name}"
+            return f"a program speaks a link protocol on {interface.name}"
         return None
 
     def problem(self, interfaces: Collection[Folder]) -> str | None:
@@ -238,7 +243,9 @@ def _pppoe(tree: Tree) -> set[str]:
 
 
 def _packet_sockets(tree: Tree) -> Iterator[int]:
-    """The numbers of the interfaces that packet sockets are bound to; those of all interfaces have none."""
+    """The numbers of the interfaces on which programs speak a protocol of the link by a packet socket; a socket of all
+    interfaces has none."""
     for row in table(tree, "net", "packet")[1:]:
-        if len(row) >= 5 and row[4].isascii() and row[4].isdigit() and len(row[4]) < 10 and int(row[4]):
+        is_number = len(row) >= 5 and row[4].isascii() and row[4].isdigit() and len(row[4]) < 10
+        if is_number and int(row[4]) and row[3].lower() in _LINK_PROTOCOLS:
             yield int(row[4])

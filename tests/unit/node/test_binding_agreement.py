@@ -143,10 +143,10 @@ def test_what_cannot_be_seen_withholds_what_it_concerns(
 DMA = Function("0000:6a:01.0", 0x8086, 0x2021, 0x088000, native="ioatdma")
 
 
-def packet_socket(host: FakeHost) -> None:
+def packet_socket(host: FakeHost, protocol: str = "88f7") -> None:
     host.add(pci_cards.connectx())
     host.write(f"{host.path('0000:61:00.0')}/net/ens1f0np0/ifindex", "7\n")
-    row = "ffff8f5d4b3f2000 3      3    0003   7     1 0      0      31337\n"
+    row = f"ffff8f5d4b3f2000 3      3    {protocol}   7     1 0      0      31337\n"
     host.proc("net/packet", f"sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n{row}")
 
 
@@ -163,10 +163,17 @@ def nameless_gpu(host: FakeHost) -> None:
 
 
 USED: dict[str, tuple[Callable[[FakeHost], None], str, str]] = {
-    "packet socket": (packet_socket, NIC, "a program has a packet socket on ens1f0np0"),
+    "packet socket": (packet_socket, NIC, "a program speaks a link protocol on ens1f0np0"),
     "channel of a DMA engine": (dma_channel, "0000-6a-01-0", "the kernel uses its DMA channel dma0chan0"),
     "NVIDIA's driver names no node": (nameless_gpu, GPU, "does not name its device node"),
 }
+
+
+@pytest.mark.parametrize("protocol", ["0003", "0800", "88cc"])
+def test_daemons_that_listen_on_every_interface_keep_none(host: FakeHost, protocol: str) -> None:
+    """lldpd (all protocols), DHCP clients and the LLDP of systemd-networkd."""
+    packet_socket(host, protocol)
+    assert DiscoveredPools.on(host.root, NODE).unavailable(NIC) is None
 
 
 @pytest.mark.parametrize(("use", "device", "reason"), USED.values(), ids=USED)
