@@ -7,8 +7,7 @@ A unit (a claim, the members of a group, or a machine) rests once its refusal st
   gives something back.
 
 It also wakes if it changes itself, or something that belongs to it. What rests costs a round nothing, however much it
-is. Of a namespace with very many new claims, a round looks at the first; and each second round leaves those of
-namespaces for which much more was done lately, if others have new ones. None goes before a more urgent one.
+is. Of a namespace with very many new claims, a round looks at the first.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class WaitingSolver(Protocol):
 
     def wake(self, seconds: float | None) -> list[Hashable]: ...
     def rest(self, unit: Hashable, order: Order, claims: Sequence[Object], answer: Any) -> bool: ...
-    def heavy(self, namespaces: Iterable[str]) -> frozenset[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +103,6 @@ class RestingObjects:
     """Objects that wait and that the last round looked at."""
     postponed: frozenset[Key] = frozenset()
     """Objects that wait and were left to a later round."""
-    _gave_way: bool = False
-    """Namespaces for which much was done have given way in the last round."""
     has_woken: bool = False
     """The last ``look`` woke some."""
 
@@ -202,17 +198,12 @@ class RestingObjects:
         more than ``active``."""
         units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
-        urgent = min((order_of(objects[key])[0] for key in self.postponed), default=None)
-        keys: set[Key] = set()
-        for unit in woken:
-            members = self._members[unit]
-            for key in members:
-                self._forget(key)
-            if urgent is not None and min(order_of(objects[key])[0] for key in members) > urgent:
-                self.postponed |= members
-            else:
-                keys |= members
-        return _in_order(active.keys() | keys, objects) if keys else None
+        if not woken:
+            return None
+        keys = {key for unit in woken for key in self._members[unit]}
+        for key in keys:
+            self._forget(key)
+        return _in_order(active.keys() | keys, objects)
 
     def _forget(self, key: Key) -> None:
         """It does not rest."""
@@ -257,10 +248,7 @@ class RestingObjects:
         waiting = {key: obj for key, obj in active.items() if _waits(obj)}
         new = [key for key, obj in waiting.items() if self._met.get(key) is not obj]
         self._met = waiting
-        namespaces = {key.namespace or "default" for key in new}
-        gave_way, self._gave_way = self._gave_way, False
-        heavy = self.solver.heavy(namespaces) if len(namespaces) > 1 and not gave_way else frozenset[str]()
-        if len(new) <= MAX_NEW and not heavy:
+        if len(new) <= MAX_NEW:
             return active
         owner = {
             Key(CLAIM, *claim): key for key, obj in waiting.items() if key.kind == MACHINE for claim in claims_of(obj)
@@ -271,12 +259,14 @@ class RestingObjects:
             unit, order = Unit(owner[key]) if key in owner else _unit_of(key, waiting[key]), order_of(waiting[key])
             units[unit].append(key)
             orders[unit] = min(orders.get(unit, order), order)
-        later = _later(orders, heavy)
-        self._gave_way = bool(heavy) and len(later) < len(units)
-        if heavy and not self._gave_way:  # all others are less urgent
-            later = _later(orders, frozenset())
+        by_namespace: dict[str, list[Unit]] = defaultdict(list)
+        for unit in sorted(units, key=orders.__getitem__):
+            by_namespace[_namespace(unit)].append(unit)
+        later = {unit for of_one in by_namespace.values() for unit in of_one[MAX_NEW:]}
         if not later:
             return active
+        urgent = min(orders[unit][0] for unit in later)
+        later |= {unit for unit in units if orders[unit][0] > urgent}
         keys = {key for unit in later for key in units[unit]}
         self.postponed = frozenset(keys)
         self._met = {key: obj for key, obj in waiting.items() if key not in keys}
@@ -391,17 +381,6 @@ class RestingObjects:
             else:
                 self._asleep[key] = active[key]
                 self._awake.discard(key)
-
-
-def _later(orders: Mapping[Unit, Order], heavy: frozenset[str]) -> set[Unit]:
-    """The units that are left to a later round: of a namespace those after the first, of ``heavy`` ones all; and those
-    that are less urgent than one of these."""
-    by_namespace: dict[str, list[Unit]] = defaultdict(list)
-    for unit in sorted(orders, key=orders.__getitem__):
-        by_namespace[_namespace(unit)].append(unit)
-    later = {unit for name, units in by_namespace.items() for unit in units[0 if name in heavy else MAX_NEW :]}
-    urgent = min((orders[unit][0] for unit in later), default=None)
-    return later | {unit for unit, order in orders.items() if urgent is not None and order[0] > urgent}
 
 
 def _in_order(keys: Iterable[Key], objects: Mapping[Key, Object]) -> dict[Key, Object]:

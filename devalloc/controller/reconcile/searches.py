@@ -7,9 +7,9 @@ nothing can be found for is not searched again. Where a part is proven to get no
 or groups, with or without the others: a round that asks for some of them needs no search. Parts are those by device
 (``devalloc_solver.pipeline.decomposition``).
 
-Namespaces have fair shares of the thread and of the rounds, which are charged to them alike: the next part is the one
-whose namespaces have used least lately. If a part has claims of a namespace that has used much more than others, the
-claims of these that are of no lower priority are answered first.
+Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. If
+a part has claims of a namespace that has used much of it, the claims of others that are of no lower priority are
+answered first.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ QUICK_SECONDS = 0.25
 LOAD_SECONDS = 5.0
 """How long rounds wait for the solver to be loaded: from the first round that waits for it. Half a second is enough,
 but not on a machine that is busy with those who write the claims."""
-MUCH_MORE = 4.0
-"""How many times as much as another namespace one has used that is to give way to it."""
 HALF_LIFE_SECONDS = 60.0
 """Seconds after which half of what a namespace has used counts no more."""
 RETRY_SECONDS = 60.0
@@ -131,33 +129,29 @@ class _SearchResult:
 
 @dataclass(slots=True)
 class _SearchUsage:
-    """How much of the thread and of the rounds namespaces have used. Not thread-safe."""
+    """How much of the thread namespaces have used. Not thread-safe."""
 
     recent: dict[str, tuple[float, float]] = field(default_factory=dict)
     """namespace -> seconds that still count, and when that was"""
     total: dict[str, float] = field(default_factory=dict)
-    """namespace -> seconds of the thread, all that were ever used"""
+    """namespace -> seconds, all that were ever used"""
 
     def of(self, namespace: str, now: float) -> float:
         seconds, since = self.recent.get(namespace, (0.0, now))
         return float(seconds * 0.5 ** ((now - since) / HALF_LIFE_SECONDS))
 
-    def heavy(self, namespaces: Iterable[str], now: float) -> frozenset[str]:
-        """Those of the namespaces that have used more lately than a round has, and much more than another of them."""
-        used = {namespace: self.of(namespace, now) for namespace in namespaces}
-        most = max(QUICK_SECONDS, MUCH_MORE * min(used.values(), default=0.0))
-        return frozenset(namespace for namespace, seconds in used.items() if seconds > most)
+    def heavy(self, now: float) -> frozenset[str]:
+        """The namespaces that have used more lately than a round has."""
+        return frozenset(namespace for namespace in self.recent if self.of(namespace, now) > QUICK_SECONDS)
 
-    def charge(self, namespaces: Iterable[str], seconds: float, now: float, *, is_search: bool = False) -> None:
-        """Each of the namespaces has used an even share of the seconds, for each time that it is named.
-        ``is_search``: of the thread."""
+    def charge(self, namespaces: Iterable[str], seconds: float, now: float) -> None:
+        """Each of the namespaces has used an even share of the seconds, for each time that it is named."""
         times = Counter(namespaces)
         for namespace in sorted(times):
             share = seconds * times[namespace] / times.total()
             self.recent[namespace] = self.of(namespace, now) + share, now
-            if is_search:
-                counted = namespace if namespace in self.total or len(self.total) < MAX_NAMESPACES else OTHER_NAMESPACES
-                self.total[counted] = self.total.get(counted, 0.0) + share
+            counted = namespace if namespace in self.total or len(self.total) < MAX_NAMESPACES else OTHER_NAMESPACES
+            self.total[counted] = self.total.get(counted, 0.0) + share
         self.recent = {name: (left, now) for name in self.recent if (left := self.of(name, now)) > QUICK_SECONDS / 16}
 
 
@@ -257,12 +251,6 @@ class BackgroundSearches:
             self._queue.clear()
             self._running = None  # its answer is not taken
 
-    def heavy(self, namespaces: Iterable[str]) -> frozenset[str]:
-        """Those of the namespaces whose claims give way to those of another one of them: rounds and the thread have
-        worked much more for them lately."""
-        with self._lock:
-            return self._usage.heavy(namespaces, self.clock())
-
     def seconds(self) -> Mapping[str, float]:
         """What was searched for each namespace so far."""
         with self._lock:
@@ -290,12 +278,12 @@ class BackgroundSearches:
         self._await_solver(claims)
         batch = _AnswerBatch({_key(claim): claim for claim in claims})
         self._calls += 1
-        heavy = self.heavy(namespace for namespace, _ in batch.claims)
+        heavy = self._heavy()
         with self._lock:
             before = [*self._results]
         late_units = {_unit(claim) for key, claim in batch.claims.items() if key in self._late_rounds}
         read = {key: claim for key, claim in batch.claims.items() if _unit(claim) not in late_units}
-        is_mixed = any(namespace in heavy for namespace, _ in read)
+        is_mixed = len({namespace in heavy for namespace, _ in read}) > 1
         for part in _parts_of(fleet, read) if is_mixed or self._remembers() else ():
             if (result := self._result_of(part)) is not None:
                 batch.take(part, result.answers)
@@ -455,6 +443,10 @@ class BackgroundSearches:
 
     # -- what is known of parts ----------------------------------------------------------------------------------------
 
+    def _heavy(self) -> frozenset[str]:
+        with self._lock:
+            return self._usage.heavy(self.clock())
+
     def _remembers(self) -> bool:
         """Whether any part has a result, or is searched."""
         with self._lock:
@@ -602,7 +594,7 @@ class BackgroundSearches:
         refused_claims = [key for key, each in result.answers.items() if not each["allocated"]]
         refused = {namespace for namespace, _ in refused_claims}
         with self._lock:
-            self._usage.charge(refused or job.part.namespaces, seconds, self.clock(), is_search=True)
+            self._usage.charge(refused or job.part.namespaces, seconds, self.clock())
             oldest = self._calls - MAX_IDLE_CALLS
             self._last_call = {name: call for name, call in self._last_call.items() if call >= oldest}
             if self._running is job:

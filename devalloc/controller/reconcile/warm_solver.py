@@ -237,10 +237,6 @@ class IncrementalSolver(_WaitingFleet):
         self._changed = None if changed is None or so_far is None else {**so_far, **changed}
         self._read = documents
 
-    def heavy(self, namespaces: Iterable[str]) -> frozenset[str]:
-        """See ``BackgroundSearches``."""
-        return self._searches.heavy(namespaces)
-
     def _refused_again(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
         """The answers to claims of which equals wait already, and the other claims."""
         refused: list[_Answer] = []

@@ -204,46 +204,6 @@ def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_
     assert not held(loop.store, "b", "b")
 
 
-def test_claims_that_a_change_could_help_do_not_go_before_more_urgent_ones_either(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resting, "MAX_NEW", 2)
-    fill(loop.store, *(of_model(gpu_claim(f"has{number}"), "x") for number in range(2)))
-    loop.settle()
-    loop.store.create(of_model(gpu_claim("rests", namespace="b"), "x"))
-    loop.settle()
-    urgent = [of_model(gpu_claim(f"w{number}", namespace="a", priority="5"), "y") for number in range(3)]
-    fill(loop.store, *urgent, of_model(gpu_claim("w3", namespace="a", priority="5"), "x"))
-    loop.store.delete("DeviceClaim", "default", "has0")
-    loop.settle()
-    assert held(loop.store, "w3", "a")
-    assert not held(loop.store, "rests", "b")
-
-
-def test_namespaces_for_which_much_was_done_give_way_to_others_in_each_second_round(loop: Loop) -> None:
-    """What rounds do for claims is charged to their namespaces as searches are."""
-    searches = loop.allocator.loop.searches
-    searches._usage.charge(["a"], 9.0, searches.clock())
-    fill(loop.store, *(gpu_claim(f"w{number}", 5, namespace="a") for number in range(3)), gpu_claim("b", namespace="b"))
-    assert [key.name for key in loop.allocator.round().granted] == ["b"]
-    assert not annotations(loop.store, "w0", "a").get("reason"), "it was left to the next round"
-    assert loop.allocator.loop.is_again
-    loop.store.create(gpu_claim("b2", namespace="b"))
-    loop.allocator.round()
-    assert annotations(loop.store, "w0", "a").get("reason")
-
-
-def test_no_claim_gives_way_to_a_less_urgent_one(loop: Loop) -> None:
-    searches = loop.allocator.loop.searches
-    searches._usage.charge(["a"], 9.0, searches.clock())
-    fill(loop.store, *(gpu_claim(f"w{number}", 2, namespace="a", priority="5") for number in range(2)))
-    fill(loop.store, gpu_claim("b", namespace="b"))
-    loop.settle()
-    assert held(loop.store, "w0", "a")
-    assert held(loop.store, "w1", "a")
-    assert not held(loop.store, "b", "b")
-
-
 def test_machines_rest_that_no_node_has_room_for_until_one_has(loop: Loop) -> None:
     fill(loop.store, host("n", cpus=2), *(machine(f"m{number}", "4", "1Gi") for number in range(150)))
     loop.settle()

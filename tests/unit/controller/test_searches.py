@@ -345,22 +345,6 @@ def test_seconds_are_counted_by_namespace_with_a_bound(
     assert OTHER_NAMESPACES in seconds
 
 
-def test_seconds_of_rounds_are_charged_and_are_none_of_searches(background: BackgroundSearch) -> None:
-    now = [0.0]
-
-    class Slow(FakeFleet):
-        def delete(self, document: Manifest) -> None:
-            now[0] += 1.0
-
-    searches = BackgroundSearches(background.search, clock=lambda: now[0])
-    with searches.in_thread():
-        searches.solve(Slow(), [], [EASY], 10.0)
-        background.go.set()
-    assert searches.heavy(["easy", "other"]) == {"easy"}
-    assert searches.heavy(["easy"]) == frozenset(), "there is no other"
-    assert searches.seconds() == {}
-
-
 @dataclass
 class SlowFleet(FakeFleet):
     """Expressions of claims of ``s`` take so many calls."""
