@@ -207,6 +207,7 @@ def read_documents(
             problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
             if problem not in problem_input.problems:
                 problem_input.problems.append(problem)
+    _check_slices(problem_input)
     _apply_rules(problem_input)
     return problem_input
 
@@ -223,6 +224,18 @@ def record_left_out(slices: dict[str, str], content: Manifest, why: FieldError) 
     text = f"ResourceSlice {key_of(content)[1]} is left out ({f'{why.path}: ' if why.path else ''}{why.message})"
     name = short_text(driver or "")
     slices[name] = min(text, slices.get(name, text))
+
+
+def _check_slices(problem_input: ClusterInput) -> None:
+    """Warn of slices that the API server refuses, in the order of their names."""
+    for parsed in sorted((problem_input.read[id(one)] for one in problem_input.slices), key=lambda one: one.name):
+        if parsed not in problem_input.checked:
+            problem_input.checked[parsed] = find_refusal(parsed)
+        if (error := problem_input.checked[parsed]) is not None:
+            message = f"{error.message} (the slice is used all the same)"
+            problem_input.problems.append(
+                Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning")
+            )
 
 
 def _apply_rules(problem_input: ClusterInput) -> None:
@@ -288,13 +301,6 @@ def _read_slice(problem_input: ClusterInput, content: Manifest, gates: frozenset
         raise FieldError("spec.devices.consumesCounters", message)
     problem_input.slices.append(content)
     problem_input.read[id(content)] = parsed
-    if parsed not in problem_input.checked:
-        problem_input.checked[parsed] = find_refusal(parsed)
-    if (error := problem_input.checked[parsed]) is not None:
-        message = f"{error.message} (the slice is used all the same)"
-        problem_input.problems.append(
-            Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning")
-        )
 
 
 def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:

@@ -138,6 +138,17 @@ def test_a_device_draws_at_least_one_counter() -> None:
     assert "wants at least one counter" in message
 
 
+def test_warnings_come_in_the_order_of_names_whatever_that_of_documents_is() -> None:
+    def refused(name: str, devices: int) -> Manifest:
+        taints = [{"key": "k", "effect": "None"}]
+        return slice_(name, [device(f"{name}{number}", taints=taints) for number in range(devices)], count=2)
+
+    first, second = refused("a", 65), refused("b", 66)
+
+    assert problems(first, second) == problems(second, first)
+    assert len(problems(first, second)) == 2
+
+
 def test_such_a_slice_is_used() -> None:
     documents = [
         {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
