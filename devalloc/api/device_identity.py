@@ -18,6 +18,8 @@ MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
 """Names of attributes that together identify a device."""
 KIND = "kind"
 """In the identity of a drive: that it is one. It keeps what its tenant wrote, wherever it is plugged in."""
+SUBSYSTEM = "subsystemNQN"
+"""In the identity of a drive: the name of its NVM subsystem, which its ports have in common, and no other drive has."""
 _WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
 _UNIT = {"serial": "serial number", "uuid": "UUID"}
 _FIXED_UUID = "GPU-"
@@ -46,7 +48,8 @@ def drive_of(identity: Mapping[str, object]) -> str | None:
     names = ("vendorID", "deviceID", "serial")
     if identity.get(KIND) != STORAGE.name or not all(isinstance(identity.get(name), str) for name in names):
         return None
-    return "/".join(str(identity[name]) for name in names)
+    # Two cheap drives may have one serial number; a host that shows only one of them cannot tell that.
+    return "/".join(str(identity[name]) for name in (*names, SUBSYSTEM) if name in identity)
 
 
 def unseen(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:

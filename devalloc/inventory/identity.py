@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from devalloc.api.device_identity import KIND
+from devalloc.api.device_identity import KIND, SUBSYSTEM
 from devalloc.device_kinds import STORAGE
 from devalloc.inventory.device_users import nvme_controllers
 from devalloc.inventory.pci import NVIDIA, Address, PciFunction, device_serial_number
@@ -15,6 +15,7 @@ from devalloc.inventory.sysfs import Folder, Tree
 _AMD = 0x1002
 _MOST = 64
 """Characters of a serial number: what a device reports is never trusted to be short."""
+_LONGEST_NQN = 223
 _UNPRINTABLE = re.compile(r"[^ -~]+", re.ASCII)
 _GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})$", re.MULTILINE | re.ASCII)
 _NAMESPACE = re.compile(r"nvme[0-9]+(?:c[0-9]+)?n[0-9]+", re.ASCII)
@@ -28,6 +29,8 @@ def function_identity(function: PciFunction, pf: PciFunction | None = None) -> d
         identity["deviceID"] = hex_id(function.device)
     if pf is None and STORAGE.matches(function.subclass, function.vendor, function.device):
         identity[KIND] = STORAGE.name
+        if (subsystem := _subsystem(function)) is not None:
+            identity[SUBSYSTEM] = subsystem
     return identity | unit_identity(pf or function)
 
 
@@ -79,6 +82,13 @@ def _drive_serial(function: PciFunction) -> str | None:
     return None if is_shared else serial
 
 
+def _subsystem(function: PciFunction) -> str | None:
+    """The name of a drive's NVM subsystem, as its driver shows it."""
+    place = function.folder.folder("nvme")
+    own = next(_controllers(place, nvme_controllers(function)), None) if place is not None else None
+    return _text(own, "subsysnqn", _LONGEST_NQN) if own is not None else None
+
+
 def _controllers(folder: Folder, names: Iterable[str]) -> Iterator[Folder]:
     return (controller for name in names if (controller := folder.folder(name)) is not None)
 
@@ -109,6 +119,6 @@ def _namespace_ids(function: PciFunction) -> Iterator[str]:
                 yield text
 
 
-def _text(folder: Folder, name: str) -> str | None:
+def _text(folder: Folder, name: str, most: int = _MOST) -> str | None:
     text = _UNPRINTABLE.sub(" ", folder.text(name) or "").strip()
-    return text[:_MOST] if text.strip("0 ") else None
+    return text[:most] if text.strip("0 ") else None

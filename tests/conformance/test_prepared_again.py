@@ -473,6 +473,27 @@ def test_drives_with_one_serial_number_are_told_apart_by_their_namespaces() -> N
     assert re.fullmatch("DeviceChanged: .* uuid eui.0c01, not eui.0c02.*", second or "")
 
 
+def test_a_drive_is_not_taken_for_another_one_that_has_its_serial_number() -> None:
+    """While VFIO has one of them, the host shows the serial number of the other one only."""
+    alike = [replace(each, subsystem=f"nqn.2024-01.com.example:nvme:{n}") for n, each in enumerate(CLONES)]
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        for number, address in enumerate(DRIVES):
+            bed.host.add(pci_cards.nvme(address, nvme=f"nvme{number}"))
+        show(bed, alike)
+        first, second, third = (
+            bed.grants.add(f"tenant-{number}", DRIVE_DEVICES[number % 2]) for number in range(len(alike) + 1)
+        )
+        with started(bed) as node:
+            prepare(node, first)
+            prepare(node, second)
+            node.claims.unprepare(first, Deadline.after(20), kind="ResourceClaim")
+            for name, text in (("serial", alike[0].serial), ("subsysnqn", alike[0].subsystem)):
+                bed.host.write(bed.host.path(DRIVES[0], f"nvme/nvme0/{name}"), str(text))
+            assert reason_of(bed, node, DRIVE_DEVICES[0]) is None
+            assert prepare(node, third).devices[0].device == DRIVE_DEVICES[0]
+
+
 def test_drives_without_a_serial_number_are_told_apart_by_their_namespaces() -> None:
     blank = tuple(replace(each, serial=" 0000 ") for each in CLONES)
     assert all(refusals_after_a_reboot(blank, blank[::-1]))
