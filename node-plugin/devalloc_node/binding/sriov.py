@@ -128,18 +128,17 @@ def _refusals(pf: Folder | None) -> dict[int, str]:
         f"its driver {driver or '(none)'} does not make so many VFs; lower --max-vfs, or enable SR-IOV in the card's "
         "own firmware"
     )
-    forbidden = (
-        f"its driver {driver or '(none)'} or the kernel (lockdown) forbids VFs as the card is set up now; see the "
-        "kernel's log, or publish none of its VFs (--max-vfs 0)"
-    )
-    return (
-        {errno.ENOMEM: no_room, errno.ENOSPC: in_card, errno.EINVAL: too_many, errno.ERANGE: too_many}
-        | dict.fromkeys((errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV), no_driver)
-        | dict.fromkeys((errno.EPERM, errno.EACCES), forbidden)
+    return {errno.ENOMEM: no_room, errno.ENOSPC: in_card, errno.ERANGE: too_many} | dict.fromkeys(
+        (errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV), no_driver
     )
 
 
+_AS_SET_UP = "its driver or the kernel makes no VFs as the card is set up now; see the kernel's log"
 _MAY_PASS = {
+    # Drivers refuse so while their link is down (bnx2x), or for settings of the port (ixgbe with traffic classes).
+    errno.EINVAL: "its driver makes none as the card is set up now; set its link up, or lower --max-vfs",
+    errno.EPERM: _AS_SET_UP,
+    errno.EACCES: _AS_SET_UP,
     errno.EBUSY: "its driver or another program is at work on the card; it is tried again",
     errno.EAGAIN: "its driver is at work on the card, such as a reset; it is tried again",
     errno.ETIMEDOUT: "the card did not answer in time; see the kernel's log if it stays so",
