@@ -227,7 +227,8 @@ class _Program:
                     row.SetCoefficient(variable, float(times))
         if ends is not None:
             lp.SetTimeLimit(limit_in_milliseconds(ends))
-        lp.Solve()
+        if lp.Solve() not in (lp.OPTIMAL, lp.FEASIBLE):
+            return  # there was no time: without prices every claim is possible
         for where, variable in prices.items():
             self.prices[where] = max(0, round(variable.solution_value() * GRID))
         self.extra = {priority: max(0, round(v.solution_value() * GRID)) for priority, v in extra.items()}

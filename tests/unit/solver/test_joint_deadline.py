@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ortools.linear_solver import pywraplp
 
+from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.columns import allocate, patterns, remaining_units, state_space
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.dialects.device_claims.manifests import read_documents
@@ -167,6 +169,21 @@ def test_a_first_fit_in_haste_begins_where_the_unit_before_found_room(monkeypatc
             problem.snapshot, problem.allocations, problem.units, placement="pack", ends=None, in_haste=in_haste
         )
         assert (len(placed), len(nodes)) == (10, questions)
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bound_that_there_is_no_time_for_is_all_claims_and_writes_nothing_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    problem = ready([GPU, *unlike_pools(1), *(claim(f"c{n}", {"deviceClass": "gpu"}) for n in range(30))])
+    usage = Usage.of(problem.snapshot, problem.allocations)
+    counting = make_device_bound(problem.snapshot, usage, problem.units)
+    assert counting.bound(0, {}) == 20
+    monkeypatch.setattr(pywraplp.Solver, "Solve", lambda _: pywraplp.Solver.NOT_SOLVED)
+    assert counting.bound(0, {}, time.monotonic()) == 30
+    assert capfd.readouterr().err == ""
 
 
 # -- explanations ----------------------------------------------------------------------------------------------------
