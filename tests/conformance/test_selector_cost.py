@@ -12,7 +12,9 @@ import pytest
 
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel import budget
+from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.device_claims import compile as compile_constraints
+from devalloc_solver.cel.device_claims.environment import PATTERNS
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.dialects.device_claims import candidates
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterDevices
@@ -335,3 +337,16 @@ def test_a_cluster_that_is_kept_answers_as_one_that_is_read_anew(change: str) ->
         one for one in cold["claims"] if one["name"] == "c2"
     ]
     assert warm["problems"] == cold["problems"]
+
+
+@pytest.mark.parametrize("size", [20, 100])
+def test_only_a_literal_pattern_is_compiled_for_all_devices_at_once(size: int) -> None:
+    """One that is made anew for each device is compiled for each, and costs that each time."""
+
+    def cost(pattern: str) -> int:
+        own = Budget(budget.EVALUATION_BUDGET)
+        compile_constraints(f"device.id.matches({pattern})").evaluate({"id": "x", "end": ""}, own)
+        return own.spent
+
+    literal, made_anew = cost(f"'[a-f]{{{size}}}'"), cost(f"'[a-f]{{{size}}}' + device.end")
+    assert made_anew - literal > PATTERNS.instruction * size

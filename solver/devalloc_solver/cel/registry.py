@@ -20,8 +20,9 @@ class Preparable(ABC):
     def prepare(self, literal: Any) -> Implementation:
         """What calls with this literal do, which take all but that."""
 
-    def __call__(self, frame: Frame, text: Any, literal: Any) -> Any:
-        return self.prepare(literal)(frame, text)
+    @abstractmethod
+    def __call__(self, frame: Frame, text: Any, other: Any) -> Any:
+        """What a call does whose second argument is no literal."""
 
 
 Kind = type | tuple[type, ...] | None

@@ -108,12 +108,34 @@ def _compile_charged(frame: Frame, expression: str, bounds: PatternBounds) -> tu
         raise
 
 
+def _passes(text: str, cost_of_pass: int) -> int:
+    """What it costs to look for a pattern in a text."""
+    return (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass
+
+
+def _compile_for(frame: Frame, text: str, expression: str, bounds: PatternBounds) -> Any:
+    """The compiled expression, to be looked for once in a text. Both are charged."""
+    compiled, cost, cost_of_pass = _compile_charged(frame, expression, bounds)
+    frame.spend(cost + _passes(text, cost_of_pass))
+    return compiled
+
+
+def _is_in(text: str, search: Callable[[bytes], Any]) -> bool:
+    """Searches bytes: where in the text the pattern matches, which takes longer to find out, does not matter."""
+    try:
+        return search(text.encode()) is not None
+    except UnicodeError:
+        raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
+
+
 @dataclass(frozen=True, slots=True)
 class _Matches(Preparable):
-    """``matches``. Searches bytes: where in the text the pattern matches, which takes longer to find out, does not
-    matter."""
+    """``matches``. A pattern that is made anew for each device is compiled and charged each time."""
 
     bounds: PatternBounds
+
+    def __call__(self, frame: Frame, text: str, expression: str) -> bool:
+        return _is_in(text, _compile_for(frame, text, expression, self.bounds).search)
 
     def prepare(self, literal: str) -> Callable[[Frame, str], bool]:
         search: Callable[[bytes], Any] | None = None
@@ -125,13 +147,10 @@ class _Matches(Preparable):
                 compiled, cost, cost_of_pass = _compile_charged(frame, literal, self.bounds)
                 cost = max(0, cost - self.bounds.instruction * FREE_INSTRUCTIONS)
                 cost_of_all, search = _PATTERN_COST + len(literal) // CHARACTERS_PER_UNIT + cost, compiled.search
-                frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
+                frame.spend(cost + _passes(text, cost_of_pass))
             else:
-                frame.spend(cost_of_all + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
-            try:
-                return search(text.encode()) is not None
-            except UnicodeError:
-                raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
+                frame.spend(cost_of_all + _passes(text, cost_of_pass))
+            return _is_in(text, search)
 
         return matches
 
@@ -140,14 +159,9 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
     """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is; of a
     literal of ``matches``, which is compiled once, compiling does only beyond FREE_INSTRUCTIONS."""
 
-    def charged(frame: Frame, text: str, expression: str) -> Any:
-        compiled, cost, cost_of_pass = _compile_charged(frame, expression, bounds)
-        frame.spend(cost + (1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * cost_of_pass)
-        return compiled
-
     def search(frame: Frame, text: str, expression: str) -> Any:
         try:
-            return charged(frame, text, expression).search(text)
+            return _compile_for(frame, text, expression, bounds).search(text)
         except UnicodeError:
             raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
 
@@ -156,7 +170,7 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
         return match.group(0) if match else ""
 
     def find_all(frame: Frame, text: str, expression: str, limit: int = -1) -> list[str]:
-        compiled = charged(frame, text, expression)
+        compiled = _compile_for(frame, text, expression, bounds)
         matches: list[str] = []
         last = -1
         for match in compiled.finditer(text):

@@ -327,7 +327,7 @@ class CandidateFinder:
                 return
             remembered -= self._verdicts_of(expression) if expression in self._operands else 0
             remembered -= expression in self._errors
-            for remembering in (self._operands, self._errors, self._failed, self._apart, self._passes):
+            for remembering in (self._operands, self._errors, self._failed, self._apart, self._passes, self._come_to):
                 remembering.pop(expression, None)
             self._judged.discard(expression)
             self._too_expensive.discard(expression)
