@@ -44,7 +44,7 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
 
 
 def drive_of(identity: Mapping[str, object]) -> str | None:
-    """What tells a drive from all others; None of what is no drive, or shows no serial number of its own."""
+    """The key of a drive among all drives; None if the device is not a drive, or shows no serial number of its own."""
     names = ("vendorID", "deviceID", "serial")
     if identity.get(KIND) != STORAGE.name or not all(isinstance(identity.get(name), str) for name in names):
         return None
@@ -53,8 +53,8 @@ def drive_of(identity: Mapping[str, object]) -> str | None:
 
 
 def unseen(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """What told a drive from others and does not show now, such as ``serial number``; None if it shows, if nothing did,
-    and of what is no drive: that has no data of its owner."""
+    """What identified a drive before and is not readable now, such as ``serial number``; None if it is, if nothing
+    identified the drive, or if the device is not a drive and so keeps no data of its owner."""
     old, new = identity_of(before), identity_of(now)
     if now.get(KIND) != STORAGE.name or any(name in old and old[name] == new.get(name) for name in _UNIT):
         return None

@@ -20,7 +20,7 @@ from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
 from devalloc.inventory.storage_use import kernel_use
 from devalloc.inventory.vf_creation import creation_problem, use_problem
-from devalloc.inventory.vfio_refusals import silence, vf_refusal, vfio_refusal
+from devalloc.inventory.vfio_refusals import pf_driver_problem, silence, vf_refusal, vfio_refusal
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"
@@ -118,7 +118,7 @@ class UnavailabilityReasons:
         """Why a VF that nothing else keeps back is of no use, or cannot be made."""
         if (useless := use_problem(vf.pf, port.kind)) is not None:
             return f"withheld: {useless}"
-        if (refused := vf_refusal(vf)) is not None:
+        if (refused := pf_driver_problem(vf) or vf_refusal(vf)) is not None:
             return f"withheld: {refused}"
         if vf.function is not None:
             return None

@@ -16,7 +16,8 @@ _DENIED = {
     0x0435: "QAT DH895xCC", 0x0443: "QAT DH895xCC", 0x19E2: "QAT C3xxx", 0x19E3: "QAT C3xxx", 0x37C8: "QAT C62x",
     0x37C9: "QAT C62x", 0x0B25: "DSA", 0x0CFE: "IAX",
 }  # fmt: skip
-"""Models of Intel, with VFs, that vfio-pci refuses: a user of one can stop the host (drivers/vfio/pci)."""
+"""Models of Intel, with VFs, that vfio-pci refuses: a user of one can stop the host (drivers/vfio/pci). DSA and IAX are
+in the list of newer kernels only, which nothing in sysfs shows."""
 _BEHIND = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/pci[0-9a-f]{4,8}:[0-9a-f]{2}/", re.ASCII)
 """A function that is the root of other PCI buses, as Intel VMD is; those below it have domains of their own."""
 
@@ -32,10 +33,17 @@ def vfio_refusal(function: PciFunction) -> str | None:
 
 
 def vf_refusal(vf: VirtualFunction) -> str | None:
-    """Why VFIO does not take a VF, or no one can use it now; None if nothing shows that."""
+    """Why VFIO does not take a VF; None if nothing shows that it does not."""
+    if vf.function is None:
+        return _model_refusal(vf.pf.folder.tree, vf.pf.vendor, vf.pf.sriov.vf_device if vf.pf.sriov else None)
+    return vfio_refusal(vf.function)
+
+
+def pf_driver_problem(vf: VirtualFunction) -> str | None:
+    """Why a VF is of no use with the driver that its PF has now; None if nothing shows that."""
     pf = vf.pf
     if vf.function is None:
-        return _model_refusal(pf.folder.tree, pf.vendor, pf.sriov.vf_device if pf.sriov else None)
+        return None
     if pf.on_vfio:
         return (
             f"its PF {pf.address} is bound to {pf.driver}, so VFIO gives its VFs only to those who know a token; bind "
@@ -43,7 +51,7 @@ def vf_refusal(vf: VirtualFunction) -> str | None:
         )
     if pf.driver is None:
         return f"its PF {pf.address} has no driver, which its VFs need; bind one"
-    return vfio_refusal(vf.function)
+    return None
 
 
 def _model_refusal(tree: Tree, vendor: int, device: int | None) -> str | None:
@@ -52,7 +60,9 @@ def _model_refusal(tree: Tree, vendor: int, device: int | None) -> str | None:
     # The kernel can be told to take them all the same; kernels before 5.9 have no such list.
     if parameters is None or parameters.text("disable_denylist") != "N":
         return None
-    return f"vfio-pci refuses {model}, which can stop the host; if its users may, load vfio-pci with disable_denylist=1"
+    return (
+        f"vfio-pci may refuse {model}, which can stop the host; if its users may, load vfio-pci with disable_denylist=1"
+    )
 
 
 def silence(function: PciFunction) -> str | None:

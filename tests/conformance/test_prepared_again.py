@@ -546,6 +546,26 @@ def test_a_drive_that_has_another_name_now_is_given_to_no_one_else(rebooted: boo
             assert prepare(node, other).devices
 
 
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_who_only_watches_a_drive_keeps_it_from_no_one(rebooted: bool) -> None:
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        bed.host.add(pci_cards.nvme(DRIVES[0]))
+        watcher = bed.grants.add("watcher", DRIVE_DEVICES[0])
+        grant = bed.grants.granted[watcher.uid]
+        watched = tuple(replace(device, admin=True) for device in grant.devices)
+        bed.grants.granted[watcher.uid] = replace(grant, devices=watched)
+        other = bed.grants.add("other", DRIVE_DEVICES[1])
+        with started(bed) as node:
+            prepare(node, watcher)
+        plug_in_elsewhere(bed, A)
+        if rebooted:
+            next_boot(bed)
+        with started(bed) as node:
+            assert reason_of(bed, node, DRIVE_DEVICES[1]) is None
+            assert prepare(node, other).devices
+
+
 def reason_of(bed: Bed, node: Node, device: str) -> str | None:
     """Why the node does not offer a device."""
     config = InventoryConfig(records=inventory_facts(node.journal), erase_policy=True)

@@ -16,7 +16,7 @@ from devalloc.inventory.locate import VfDevice, function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vf_creation import creation_problem, use_problem
-from devalloc.inventory.vfio_refusals import vf_refusal
+from devalloc.inventory.vfio_refusals import pf_driver_problem, vf_refusal
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, refuse_open, vfio_nodes
@@ -209,6 +209,8 @@ class Sriov:
             checks.refuse_vgpus(function)
         if (useless := use_problem(vf.pf, device.port.kind) or vf_refusal(vf)) is not None:
             raise Denied("VfOfNoUse", f"{vf.address} cannot be given away: {useless}")
+        if (problem := pf_driver_problem(vf)) is not None:
+            raise Denied("DriverMissing", f"{vf.address} cannot be given away: {problem}")
         if function is not None:
             # The card's last user may remove them until this claim counts as another: then they are not as they were.
             # Whether others would get a driver by themselves does not matter to it.

@@ -186,7 +186,7 @@ def drives_of_claims(journal: JournalReader) -> dict[str, DriveOwner]:
         for key, identity in (devices if isinstance(devices, dict) else {}).items():
             if isinstance(identity, dict) and (drive := drive_of(identity)) is not None:
                 claim = f"{content.get('namespace')}/{content.get('name')}"
-                owners[drive] = DriveOwner(uid, claim, key.split("/")[1])
+                owners[drive] = DriveOwner(uid, claim, key.partition("/")[2].partition("/")[0])
     for record in journal.claims():
         if record.state is ClaimState.PREPARED and record.prepared is not None:
             for device in prepared_of(record.ref, record.prepared).devices:

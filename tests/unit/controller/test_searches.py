@@ -396,7 +396,7 @@ def test_of_claims_whose_expressions_take_long_the_next_is_of_the_namespace_that
 
 
 def test_a_group_waits_for_the_expressions_of_each_of_its_members(searches: BackgroundSearches) -> None:
-    """What they are told of each other is not the answer."""
+    """No member gets the interim answer of another one."""
     notes = {"devalloc.io/group": "g"}
     group = [claim(name, {}, namespace="slow", annotations=notes) for name in ("s", "m")]
     fleet = SlowFleet()

@@ -87,9 +87,9 @@ def test_models_that_vfio_refuses_are_withheld_unless_it_is_told_to_take_them(ho
     host.add(Function(**{**QAT.__dict__, "vfs": vfs}))
     assert reason(host, QAT_VF) is None, "a kernel without such a list"
     set_denylist(host, "N")
-    assert "vfio-pci refuses QAT C62x" in str(reason(host, QAT_VF))
+    assert "vfio-pci may refuse QAT C62x" in str(reason(host, QAT_VF))
     assert "disable_denylist=1" in refusal(host, QAT_VF, of="0000-3d-00-0").message
-    assert "vfio-pci refuses QAT C62x" in str(reason(host, "0000-3d-00-0"))
+    assert "vfio-pci may refuse QAT C62x" in str(reason(host, "0000-3d-00-0"))
     set_denylist(host, "Y")
     assert reason(host, QAT_VF) is None
 
@@ -109,7 +109,7 @@ def test_vfs_whose_pf_has_not_its_own_driver_are_withheld(host: FakeHost, driver
     take_from_driver(host, "0000:41:00.0", driver)
     assert words in str(reason(host, NIC_VF))
     error = refusal(host, NIC_VF, of="0000-41-00-0")
-    assert error.code == "VfOfNoUse"
+    assert (error.code, error.retryable) == ("DriverMissing", True)
     assert words in error.message
 
 

@@ -122,7 +122,7 @@ def test_who_asks_too_often_waits() -> None:
 
 
 def test_an_address_that_floods_the_port_keeps_no_other_address_out() -> None:
-    """With one limit for all, it holds every connection, and whoever else comes is cut off."""
+    """With only a limit for all, it holds every connection, and all others are refused."""
 
     async def ask(port: int, source: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))

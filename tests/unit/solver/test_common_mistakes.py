@@ -53,7 +53,7 @@ def test_amounts_and_attributes_of_a_device_claim(wanted: Manifest, words: str) 
             "device.capacity['gpu.io'].model.compareTo(quantity('1')) >= 0",
             "`gpu.io/model` is an attribute: write device.attributes['gpu.io'].model",
         ),
-        ("device.attributes['gpu.io/model'].value == 'H100'", "'gpu.io/model' is no domain: write ['gpu.io'].model"),
+        ("device.attributes['gpu.io/model'].value == 'H100'", "'gpu.io/model' is not a domain: write ['gpu.io'].model"),
         ("device.attributes['gpu.io'].modle == 'H100'", "did you mean `gpu.io/model`?"),
     ],
     ids=lambda value: value[:40],

@@ -26,7 +26,7 @@ GPU = device_class("gpu", driver="gpu")
 
 
 class ManualClock:
-    """Goes on only when it is told to."""
+    """A clock that moves only by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -394,7 +394,7 @@ class RequestJudge:
         return mismatches
 
     def _withheld(self, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
-        """Why a device is no candidate, whatever the selectors say."""
+        """Why a device is not a candidate, regardless of selectors."""
         if offer.pool.state is not PoolStatus.COMPLETE:
             return DeviceMismatch(
                 f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}"

@@ -81,7 +81,7 @@ class ResourceTypoFinder(UnitTypos):
         )
         if "/" in domain:
             home, _, name = domain.partition("/")
-            message = f"{domain!r} is no domain: write ['{home}'].{name}"
+            message = f"{domain!r} is not a domain: write ['{home}'].{name}"
             return Typo("", message, domain, None) if self._survey.names(names_of)[domain] else None
         name = "/".join((domain, *rest))
         if not self._survey.names(names_of)[name] and self._survey.names(others)[name]:
