@@ -134,17 +134,43 @@ class ScriptedNodes:
 
     def follow(self) -> None:
         """The target takes the machine over after that write."""
-        stored = self._store.get("VirtualMachine", "default", self._machine)
-        self._store.replace(_held_by(stored, stored["status"]["nodeName"]))
+        update(
+            self._store,
+            ("VirtualMachine", "default", self._machine),
+            lambda now: _held_by(now, now["status"]["nodeName"]),
+            self._store.replace,
+        )
         self._say(phase="Succeeded", completionTime="2026-11-27T12:00:00Z")
 
     def fail(self, reason: str = "MigrationFailed", message: str = "the connection was cut") -> None:
         """The source goes on, and gives the migration up."""
         self._say(phase="Failed", reason=reason, message=message, completionTime="2026-11-27T12:00:00Z")
 
-    def _say(self, **fields: Any) -> None:
-        stored = self._store.get(KIND, "default", self._migration)
-        self._store.replace_status({**stored, "status": {**stored["status"], **fields}})
+    def _say(self, phase: str, **fields: Any) -> None:
+        update(
+            self._store,
+            (KIND, "default", self._migration),
+            lambda now: {**now, "status": {**now["status"], "phase": phase, **fields}},
+            self._store.replace_status,
+        )
+
+
+def update(
+    store: Store,
+    key: tuple[str, str, str],
+    change: Callable[[Object], Object],
+    write: Callable[[Object], Object],
+    tries: int = 20,
+) -> None:
+    """Write what ``change`` makes of the object, again if the controller wrote to it meanwhile, as plugins do."""
+    for left in reversed(range(tries)):
+        try:
+            write(change(store.get(*key)))
+        except Conflict:
+            if not left:
+                raise
+        else:
+            return
 
 
 def play(store: Store, until: str = "Succeeded", reason: str = "MigrationFailed") -> None:
