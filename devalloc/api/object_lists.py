@@ -31,11 +31,26 @@ def own_object(item: Any, content: Mapping[str, Any]) -> Any:
 
 
 def flatten_lists(document: Any) -> Iterator[Any]:
-    """The objects of a list, and of the lists in it; of anything else, itself."""
-    waiting = [document]
+    """The objects of a list, and of the lists in it; of anything else, itself.
+
+    Raises ValueError for a list that contains itself.
+    """
+    waiting: list[tuple[Iterator[Any], int]] = [(iter((document,)), id(document))]
+    """What is left of the lists that are being read, from the outermost on, and the identities of their items."""
+    around = {id(document)}
+    """The identities of the items of all these lists."""
     while waiting:
-        content = waiting.pop()
-        if is_object_list(content):
-            waiting += (own_object(item, content) for item in reversed(content["items"]))
+        left, identity = waiting[-1]
+        for content in left:
+            if not is_object_list(content):
+                yield content
+                continue
+            items = content["items"]
+            if id(items) in around:
+                raise ValueError("a list of objects contains itself; give its objects one by one")
+            around.add(id(items))
+            waiting.append((iter([own_object(item, content) for item in items]), id(items)))
+            break
         else:
-            yield content
+            waiting.pop()
+            around.remove(identity)

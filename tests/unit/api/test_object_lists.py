@@ -102,3 +102,28 @@ def test_a_list_in_a_list_may_be_as_deep_as_it_likes() -> None:
 @pytest.mark.parametrize("content", [5, None, [], {"kind": "Node"}, {"kind": "Nodes", "items": [1]}, {"items": {}}])
 def test_anything_else_stays(content: Any) -> None:
     assert [*flatten_lists(content)] == [content]
+
+
+def list_that_contains_itself() -> Manifest:
+    within: Manifest = {"apiVersion": "v1", "kind": "List"}
+    within["items"] = [within]
+    return within
+
+
+def list_without_version_that_contains_itself() -> Manifest:
+    """Each time it is met, it gets the kind and the version of the list around it."""
+    within: Manifest = {"items": []}
+    within["items"].append(within)
+    return {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DevicePoolListList", "items": within["items"]}
+
+
+@pytest.mark.parametrize("make", [list_that_contains_itself, list_without_version_that_contains_itself])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_list_without_an_end_is_refused(dialect: str, make: Any) -> None:
+    with pytest.raises(ValueError, match="contains itself"):
+        DIALECTS[dialect][1]([make()])
+
+
+def test_a_list_may_stand_twice_beside_itself() -> None:
+    within = plain_list([{"kind": "Node"}])
+    assert [*flatten_lists(plain_list([*within, *within])[0])] == [{"kind": "Node"}] * 2
