@@ -198,12 +198,17 @@ class RestingObjects:
         more than ``active``."""
         units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
-        if not woken:
-            return None
-        keys = {key for unit in woken for key in self._members[unit]}
-        for key in keys:
-            self._forget(key)
-        return _in_order(active.keys() | keys, objects)
+        urgent = min((order_of(objects[key])[0] for key in self.postponed), default=None)
+        keys: set[Key] = set()
+        for unit in woken:
+            members = self._members[unit]
+            for key in members:
+                self._forget(key)
+            if urgent is not None and min(order_of(objects[key])[0] for key in members) > urgent:
+                self.postponed |= members
+            else:
+                keys |= members
+        return _in_order(active.keys() | keys, objects) if keys else None
 
     def _forget(self, key: Key) -> None:
         """It does not rest."""

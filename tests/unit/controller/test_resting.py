@@ -329,6 +329,22 @@ def test_a_claim_whose_expressions_take_too_long_is_asked_for_ever_more_seldom_u
     assert (rests._until, rests._exceeded) == ({}, {})
 
 
+def test_claims_that_a_change_could_help_do_not_go_before_more_urgent_ones_either(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 2)
+    fill(loop.store, *(of_model(gpu_claim(f"has{number}"), "x") for number in range(2)))
+    loop.settle()
+    loop.store.create(of_model(gpu_claim("rests", namespace="b"), "x"))
+    loop.settle()
+    urgent = [of_model(gpu_claim(f"w{number}", namespace="a", priority="5"), "y") for number in range(3)]
+    fill(loop.store, *urgent, of_model(gpu_claim("w3", namespace="a", priority="5"), "x"))
+    loop.store.delete("DeviceClaim", "default", "has0")
+    loop.settle()
+    assert held(loop.store, "w3", "a")
+    assert not held(loop.store, "rests", "b")
+
+
 def test_a_machine_that_rests_has_the_room_of_the_only_other_one(loop: Loop) -> None:
     fill(loop.store, host("n", cpus=2), machine("first", "2", "1Gi"))
     loop.settle()
