@@ -101,8 +101,7 @@ def stays_in_group(allowed: Collection[str] | None) -> Callable[[PciFunction, Co
 
     def stays(function: PciFunction, members: Collection[PciFunction]) -> bool:
         slot = [member for member in members if member.address.card == function.address.card]
-        has_driver = function.driver is not None and not function.on_vfio
-        return has_driver and not _goes_along(function, slot, allowed)
+        return not function.leaves_group and not _goes_along(function, slot, allowed)
 
     return stays
 
@@ -116,7 +115,7 @@ def _goes_along(function: PciFunction, slot: Iterable[PciFunction], allowed: Col
         return False
     taken = [kind for kind in kinds if allowed is None or kind.name in allowed]
     is_taken = kind_of(function) in {kind.name for kind in taken} or any(kind.takes_whole_slot for kind in taken)
-    return is_taken or (not kinds and (function.driver is None or function.on_vfio))
+    return is_taken or (not kinds and function.leaves_group)
 
 
 def _link_vfs(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFunction]:

@@ -28,7 +28,12 @@ from devalloc.inventory.vgpu import mdev_groups
 
 _CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
 _HOST_PORT = re.compile(r"\bhost_traddr=nn-0x[0-9a-f]+:pn-(0x[0-9a-f]+)", re.ASCII)
-_NVIDIA_MAJOR = 195
+_NVIDIA_DRIVER, _NVIDIA_MAJOR = "nvidia", 195
+_MODESET = DeviceNode("/dev/nvidia-modeset", DeviceNumber(False, _NVIDIA_MAJOR, 254))
+"""The node that all displays of NVIDIA's driver have in common. While it is open, the driver lets no GPU go that shows
+something, and nothing tells which: of a process that has no GPU's own node open, all count."""
+_IDXD = "dsa"
+"""The bus of the work queues of DSA and IAX."""
 _HIDDEN = {"infiniband": "RDMA device", "ieee80211": "wireless device"}
 
 
@@ -133,11 +138,18 @@ class DeviceUsers:
         groups = {node: group for parent in parents for node, group in mdev_groups(parent).items()}
         wanted = {*(node for node, _ in nodes), *groups}
         common = kfd.common_node if any(kfd.of(function) for function in functions) else None
-        users = open_device_nodes(tree.proc, wanted if common is None else {*wanted, common})
+        displays = [function.address for function in functions if function.driver == _NVIDIA_DRIVER]
+        wanted |= {*([common] if common is not None else []), *([_MODESET] if displays else [])}
+        users = open_device_nodes(tree.proc, wanted)
         opened: dict[Address, set[Process]] = {}
         for node, address in nodes:
             opened.setdefault(address, set()).update(users.get(node.path, ()))
         computing = kfd.processes(users.get(common.path, ())) if common is not None else {}
+        modeset = set(users.get(_MODESET.path, ()))
+        for address in displays if modeset else ():
+            modeset -= opened.get(address, set())
+        for address in displays:
+            opened.setdefault(address, set()).update(modeset)
         for function in functions if computing else ():
             for gpu in kfd.of(function):
                 opened.setdefault(function.address, set()).update(computing.get(gpu.gpu_id, ()))
@@ -181,8 +193,10 @@ class DeviceUsers:
         for channel in function.below.of_class("dma"):
             if channel.folder.number("in_use"):
                 return f"the kernel uses its DMA channel {channel.folder.name}"
-        processes = self.opened.get(function.address)
-        return describe_users(processes, str(function.address), self.tree, self.released) if processes else None
+        if processes := self.opened.get(function.address):
+            return describe_users(processes, str(function.address), self.tree, self.released)
+        busy = (device.folder.name for device in function.below.of_class(_IDXD) if _is_used_by_kernel(device.folder))
+        return next((f"the kernel uses its work queue {name}" for name in busy), None)
 
     def group_user(self, group: int | None) -> str | None:
         """The process that has the group of a mediated device open; None where none is seen."""
@@ -258,13 +272,20 @@ def _is_console(device: ClassDevice) -> bool:
     return device.folder.name in ((console.text("active") if console is not None else None) or "").split()
 
 
+def _is_used_by_kernel(queue: Folder) -> bool:
+    """Whether a work queue has users, or is for what the kernel compresses, such as the memory that zswap keeps."""
+    if queue.number("clients"):
+        return True
+    return (queue.text("type"), queue.text("state"), queue.text("driver_name")) == ("kernel", "enabled", "crypto")
+
+
 def _by_number(processes: Collection[Process]) -> tuple[Process, ...]:
     return tuple(sorted(processes, key=lambda process: process.pid))
 
 
 def _nvidia_listing(function: PciFunction) -> Folder | None:
     """What NVIDIA's driver shows of a GPU that it has."""
-    proc = function.folder.tree.proc if function.driver == "nvidia" else None
+    proc = function.folder.tree.proc if function.driver == _NVIDIA_DRIVER else None
     return proc.folder("driver", "nvidia", "gpus", str(function.address)) if proc else None
 
 

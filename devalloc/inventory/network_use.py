@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.inventory.class_devices import NET
@@ -17,9 +17,15 @@ _LINK_PROTOCOLS = frozenset({"8863", "8864", "8892", "88a2", "88a4", "888e", "88
 all protocols, of IPv4 or of LLDP: ``lldpd`` and DHCP clients listen on every interface, and need none of them. What
 captures packets shows by promiscuity (``network_namespaces``).
 """
-_FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe", "packet"})
+_WITHOUT_ADDRESS = {280: "CAN", 803: "frames of Wi-Fi", 804: "IEEE 802.15.4", 805: "IEEE 802.15.4"}
+"""By type (``ARPHRD``): networks that need no address of IP. The host uses such an interface if it is up."""
+_IS_UP = 0x1
+_OF_PROGRAMS = "packet_rcv"
+"""In the names of the kernel's functions that take packets for the sockets of programs (``packet``)."""
+_FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe", "packet", "ptype"})
 _LINK_LOCAL = "20"
 _SOCKET_DIRECT_DRIVER = "mlx5_core"
+_MOST_OF_NAME = 40
 _VPD_SIZE = 1 << 15
 _VPD_READ_ONLY = 0x90
 
@@ -37,6 +43,8 @@ class NetworkUse:
     """Those that connections of PPPoE go through: they need no address, and nothing in sysfs tells."""
     packets: frozenset[int]
     """The numbers of those on which programs speak a protocol of the link, which needs no address of the host."""
+    handlers: Mapping[str, str]
+    """By interface: the kernel's function that takes packets of just this one, as of TIPC or FCoE."""
     unseen: bool
     """The host's addresses and routes are not those that this process sees."""
     unread: str | None
@@ -49,11 +57,12 @@ class NetworkUse:
         default_route, addressed = _routes(tree)
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         pppoe, packets = frozenset(_pppoe(tree)), frozenset(_packet_sockets(tree))
+        handlers = dict(_packet_handlers(tree))
         unread = first_unreadable(tree, _FILES)
         if unread is None and tree.fault_count != before:
             unread = "what the host uses its network for"
         unseen = _is_in_another_network(tree)
-        return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, packets, unseen, unread)
+        return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, packets, handlers, unseen, unread)
 
     @property
     def stacked(self) -> StackedInterfaces:
@@ -101,6 +110,11 @@ class NetworkUse:
             return f"carries PPPoE on {interface.name}"
         if self.packets and interface.number("ifindex") in self.packets:
             return f"a program speaks a link protocol on {interface.name}"
+        if (handler := self.handlers.get(interface.name)) is not None:
+            return f"the kernel speaks a link protocol on {interface.name} ({handler})"
+        kind = _WITHOUT_ADDRESS.get(interface.number("type") or 0)
+        if kind is not None and (interface.number("flags") or 0) & _IS_UP:
+            return f"carries {kind} on {interface.name}"
         return None
 
     def problem(self, interfaces: Collection[Folder]) -> str | None:
@@ -249,3 +263,11 @@ def _packet_sockets(tree: Tree) -> Iterator[int]:
         is_number = len(row) >= 5 and row[4].isascii() and row[4].isdigit() and len(row[4]) < 10
         if is_number and int(row[4]) and row[3].lower() in _LINK_PROTOCOLS:
             yield int(row[4])
+
+
+def _packet_handlers(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Interfaces of which the kernel itself takes packets for a protocol, and the function that does; a protocol of all
+    interfaces, such as IPv4, names none."""
+    for row in table(tree, "net", "ptype")[1:]:
+        if len(row) >= 3 and not row[2].startswith("[") and _OF_PROGRAMS not in row[2]:
+            yield row[1], row[2][:_MOST_OF_NAME]

@@ -170,6 +170,11 @@ class PciFunction:
         """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
         return is_vfio_driver(self.driver)
 
+    @property
+    def leaves_group(self) -> bool:
+        """True when VFIO can give the IOMMU group of the function to a machine: no driver of the host does DMA."""
+        return self.driver in _WITHOUT_DMA or self.on_vfio
+
 
 def responds(header: bytes | None) -> bool:
     """Whether a header was read of a function that is there."""
@@ -440,6 +445,8 @@ def _sizes(
     return sizes
 
 
+_WITHOUT_DMA = frozenset({None, "pci-stub"})
+"""Drivers of functions that VFIO lets stay in a group as they are."""
 _PORT_DRIVERS = frozenset({None, "pcieport"})
 """Those that leave DMA alone, as VFIO sees it; since Linux 5.19 ``shpchp``, of hot-plug bridges, is none of them."""
 
@@ -506,7 +513,7 @@ class IommuGroups:
         head = min(peer.address for peer in peers)
         if self.bound_together and head < first:
             return f"IOMMU group {group} goes with {head}"
-        busy = next((peer for peer in peers if peer.driver is not None and not peer.on_vfio), None)
+        busy = next((peer for peer in peers if not peer.leaves_group), None)
         if busy is not None:
             peer = f"{busy.address} of its IOMMU group {group} has the driver {busy.driver}"
             return f"in use: {peer}; bind it to vfio-pci, unless the host needs it"

@@ -94,7 +94,7 @@ class UnavailabilityReasons:
         for member in port.members:
             yield from (f"{user}{_elsewhere(port, member)}" for user in self._users(member))
             # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
-            if not takes_whole_slot and kind_of(member) is None and member.driver and not member.on_vfio:
+            if not takes_whole_slot and kind_of(member) is None and not member.leaves_group:
                 yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
 
     def vf_reasons(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:

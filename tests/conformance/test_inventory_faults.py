@@ -123,7 +123,7 @@ def test_the_list_of_read_files_is_complete(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "open", recorded)
     DiscoveredPools.on(host.root)
     in_proc = {
-        "route", "ipv6_route", "if_inet6", "pppoe", "packet", "iomem", "mounts", "swaps", "mountinfo", "comm",
+        "route", "ipv6_route", "if_inet6", "pppoe", "packet", "ptype", "iomem", "mounts", "swaps", "mountinfo", "comm",
         "information",
     }  # fmt: skip
     not_in_these = {"config", "boot_vga", "mem_info_vram_total"}

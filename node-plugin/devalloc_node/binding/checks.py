@@ -216,7 +216,7 @@ def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) ->
     if user is not None:
         raise _in_use(function, user)
     is_companion = not port.device_kind.takes_whole_slot and kind_of(function) is None
-    if is_companion and function.driver is not None and not function.on_vfio:
+    if is_companion and not function.leaves_group:
         raise _in_use(function, f"it is part of the card and has the driver {function.driver}")
 
 

@@ -118,3 +118,15 @@ def test_a_kind_that_the_node_does_not_allow_is_not_taken_along(host: FakeHost) 
     assert reasons(host, allowed=frozenset({"gpu", "nic"}))[0] is None
     hand = BindingRunner.on(host, allowed=frozenset({"gpu", "nic"}), **BOUND)
     assert hand.prepare(FIRST).functions == (*ALL, "0000:19:00.0")
+
+
+@pytest.mark.parametrize("driver", ["pci-stub", None])
+def test_a_device_whose_driver_leaves_the_group_alone_may_stay(host: FakeHost, driver: str | None) -> None:
+    """`pci-stub.ids=` of the kernel's command line is how many admins keep a device from the host."""
+    stub = Function("0000:06:00.0", 0x1B73, 0x1100, 0x0C0330, native="xhci_hcd", driver=driver, iommu_group=31)
+    host.add(pci_cards.gpu("0000:05:00.0", iommu_group=31, drm="card5"))
+    host.add(stub)
+    assert DiscoveredPools.on(host.root, allow_shared_groups=True).unavailable("0000-05-00-0") is None
+    hand = BindingRunner.on(host, allow_shared_groups=True)
+    assert hand.prepare("0000-05-00-0").functions == ("0000:05:00.0",)
+    assert host.driver_of("0000:06:00.0") == driver

@@ -5,7 +5,9 @@ They ask by different ways: discovery reads the whole host, a binding one card.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +159,38 @@ def dma_channel(host: FakeHost) -> None:
     host.link(f"{folder}/subsystem", "class/dma")
 
 
+def network_without_addresses(host: FakeHost, kind: int = 280, flags: str = "0x40081") -> None:
+    host.add(pci_cards.connectx())
+    for name, text in {"type": str(kind), "flags": flags}.items():
+        host.write(f"{host.path('0000:61:00.0')}/net/ens1f0np0/{name}", f"{text}\n")
+
+
+def packet_handler(host: FakeHost, row: str = "88ca ens1f0np0 tipc_l2_rcv_msg [tipc]") -> None:
+    host.add(pci_cards.connectx())
+    of_all = "0800          ip_rcv\n88f7          other_rcv [other]\n"
+    host.proc("net/ptype", f"Type Device      Function\n{of_all}{row}\n")
+
+
+def work_queue(host: FakeHost, **changes: str) -> None:
+    host.add(replace(DMA, device=0x0CFE, native="idxd"))
+    folder = f"{host.path(DMA.address)}/iax1/wq1.0"
+    files = {"type": "kernel", "state": "enabled", "driver_name": "crypto", "clients": "0"} | changes
+    for name, text in files.items():
+        host.write(f"{folder}/{name}", f"{text}\n")
+    host.link(f"{folder}/subsystem", "bus/dsa")
+
+
+def used_work_queue(host: FakeHost) -> None:
+    work_queue(host, driver_name="dmaengine", clients="2")
+
+
+def display_of_nvidia(host: FakeHost, *nodes: str) -> None:
+    for number, address in enumerate(("0000:01:00.0", "0000:02:00.0")):
+        host.add(pci_cards.gpu(address, drm=f"card{number}"))
+        host.proc(f"driver/nvidia/gpus/{address}/information", f"Device Minor: {number}\n")
+    host.process(900, "kwin_wayland", ("/dev/nvidia-modeset", *nodes))
+
+
 def nameless_gpu(host: FakeHost) -> None:
     host.add(pci_cards.gpu())
     host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Model: Unknown\n")
@@ -165,6 +199,11 @@ def nameless_gpu(host: FakeHost) -> None:
 USED: dict[str, tuple[Callable[[FakeHost], None], str, str]] = {
     "packet socket": (packet_socket, NIC, "a program speaks a link protocol on ens1f0np0"),
     "channel of a DMA engine": (dma_channel, "0000-6a-01-0", "the kernel uses its DMA channel dma0chan0"),
+    "CAN, which has no addresses": (network_without_addresses, NIC, "carries CAN on ens1f0np0"),
+    "TIPC": (packet_handler, NIC, r"the kernel speaks a link protocol on ens1f0np0 \(tipc_l2_rcv_msg\)"),
+    "work queue of zswap": (work_queue, "0000-6a-01-0", "the kernel uses its work queue wq1.0"),
+    "work queue with users": (used_work_queue, "0000-6a-01-0", "the kernel uses its work queue wq1.0"),
+    "display of NVIDIA's driver": (display_of_nvidia, GPU, "in use: kwin_wayland 900"),
     "NVIDIA's driver names no node": (nameless_gpu, GPU, "does not name its device node"),
 }
 
@@ -182,7 +221,31 @@ def test_a_use_that_no_open_node_shows_keeps_the_device(
 ) -> None:
     use(host)
     kinds = read_added_kinds(["dma=0880"])
-    assert reason in str(DiscoveredPools.on(host.root, NODE, device_kinds=kinds).unavailable(device))
+    assert re.search(reason, str(DiscoveredPools.on(host.root, NODE, device_kinds=kinds).unavailable(device)))
     hand = BindingRunner.on(host, allowed=frozenset({*ALLOWABLE, "dma"}), device_kinds=kinds)
     with pytest.raises(NodeError, match=reason):
         hand.prepare(device)
+
+
+UNUSED: dict[str, Callable[[FakeHost], None]] = {
+    "a CAN interface that is down": lambda host: network_without_addresses(host, flags="0x40080"),
+    "a program that listens": lambda host: packet_handler(host, "ALL  ens1f0np0 packet_rcv [af_packet]"),
+    "a program that listens with a ring": lambda host: packet_handler(host, "0003 ens1f0np0 tpacket_rcv"),
+    "a work queue that waits for programs": lambda host: work_queue(host, type="user", driver_name="user"),
+    "a work queue that is switched off": lambda host: work_queue(host, state="disabled"),
+}
+
+
+@pytest.mark.parametrize("set_up", UNUSED.values(), ids=UNUSED)
+def test_what_only_looks_like_a_use_keeps_no_device(host: FakeHost, set_up: Callable[[FakeHost], None]) -> None:
+    set_up(host)
+    pools = DiscoveredPools.on(host.root, NODE, device_kinds=read_added_kinds(["dma=0880"]))
+    (device,) = pools.names(function="whole")
+    assert pools.unavailable(device) is None
+
+
+@pytest.mark.parametrize("node", ["/dev/nvidia1", "/dev/dri/card1"])
+def test_a_display_that_has_a_gpu_open_keeps_only_that_one(host: FakeHost, node: str) -> None:
+    display_of_nvidia(host, node)
+    pools = DiscoveredPools.on(host.root, NODE)
+    assert (pools.unavailable(GPU), pools.unavailable("0000-02-00-0")) == (None, "in use: kwin_wayland 900")
