@@ -13,6 +13,7 @@ is. Of a namespace with very many new claims, a round looks at the first.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from devalloc.api import host_pool_names
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
 from devalloc.backoff import backoff_delay
+from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
@@ -31,7 +33,6 @@ from devalloc.store import Key, Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
 
-CLAIM = "DeviceClaim"
 MAX_NEW = 100
 """Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
 EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS = 60.0, 960.0
@@ -48,14 +49,6 @@ class WaitingSolver(Protocol):
 
     def wake(self, seconds: float | None) -> list[Hashable]: ...
     def rest(self, unit: Hashable, order: Order, claims: Sequence[Object], answer: Any) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What waits as one; by its first object."""
-
-    key: Key
-    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,11 @@ class RestingObjects:
     _asleep: dict[Key, Object] = field(default_factory=dict)
     """Objects that are left alone, as they are."""
     _awake: set[Key] = field(default_factory=set)
-    """All others that there are, as of the last look; and some that are gone."""
+    """All others that the last round looked at; and some that are gone."""
+    _postponed: PostponedUnits = field(default_factory=PostponedUnits)
+    """What waits and was left to a later round."""
+    _order: list[Key] = field(default_factory=list)
+    """The objects of the last look in order."""
     _written: dict[Key, str] = field(default_factory=dict)
     """The same for those that were written in the last round: their versions."""
     _machines: set[Key] = field(default_factory=set)
@@ -99,10 +96,6 @@ class RestingObjects:
     _exceeded: dict[Unit, int] = field(default_factory=dict)
     """Units that were left alone for such a time, and how often in a row."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
-    _met: dict[Key, Object] = field(default_factory=dict)
-    """Objects that wait and that the last round looked at."""
-    postponed: frozenset[Key] = frozenset()
-    """Objects that wait and were left to a later round."""
     has_woken: bool = False
     """The last ``look`` woke some."""
 
@@ -112,8 +105,7 @@ class RestingObjects:
     @property
     def claims(self) -> int:
         """How many claims wait that the last round did not look at."""
-        left = sum(key.kind == CLAIM for key in self.postponed)
-        return left + len(self._asleep) + len(self._written) - len(self._machines)
+        return self._postponed.claims + len(self._asleep) + len(self._written) - len(self._machines)
 
     @property
     def has_machines(self) -> bool:
@@ -137,8 +129,10 @@ class RestingObjects:
         ``objects``: all. ``before``: the same as of the last round, with what it wrote. ``changed``: those that are
         others now, have come or gone, and perhaps more."""
         changes: list[tuple[Key, Object | None, Object | None]] = []
+        fresh: set[Key] = set()  # as they are, no round has looked at them
         for key in {*changed, *self._written}:
             old, new = before.get(key), objects.get(key)
+            fresh.update(self._postponed.withdraw(key))
             if new is None:
                 self._awake.discard(key)
                 self._written.pop(key, None)
@@ -149,6 +143,7 @@ class RestingObjects:
                 continue
             elif self._asleep.get(key) is not new:
                 self._awake.add(key)
+                fresh.add(key)
             if old is not new:
                 changes.append((key, old, new))
         awake = {self._unit_of[key] for key, _, _ in changes if key in self._unit_of}
@@ -157,9 +152,15 @@ class RestingObjects:
         awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
         awake |= self._touched(changes)
         self.has_woken = bool(awake)
+        fresh.update(key for unit in awake for key in self._members.get(unit, ()))
         self._wake(awake)
-        self._awake = {key for key in self._awake if key in objects}
-        return self._first(_in_order(self._awake, objects))
+        self._bound(fresh, objects)
+        self._order = [key for key in self._order if key in self._awake and key in objects]
+        for key in self._awake.difference(self._order):
+            if key in objects:
+                insort(self._order, key, key=order_of_key)
+        self._awake = set(self._order)
+        return {key: objects[key] for key in self._order}
 
     def _touched(self, changes: Iterable[tuple[Key, Object | None, Object | None]]) -> set[Unit]:
         """The units to which changes of other objects may matter: each with what it was and what it is."""
@@ -188,7 +189,7 @@ class RestingObjects:
         # Once for all changes: a tenant can release thousands of claims at once, while thousands wait.
         units |= {self._unit_of[machine] for machine in self._machines} if has_new_plugins else set()
         units |= self._by_hosts if has_new_hosts else set()
-        units |= {unit for unit in self._members if _namespace(unit) in admitting} if admitting else set()
+        units |= {unit for unit in self._members if unit.namespace in admitting} if admitting else set()
         for namespace in self._by_admission if has_new_classes else freed | admitting:
             units |= self._by_admission.get(namespace, set())
         return units
@@ -198,14 +199,15 @@ class RestingObjects:
         more than ``active``."""
         units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
-        urgent = min((order_of(objects[key])[0] for key in self.postponed), default=None)
+        urgent = self._postponed.urgent
         keys: set[Key] = set()
         for unit in woken:
             members = self._members[unit]
             for key in members:
                 self._forget(key)
-            if urgent is not None and min(order_of(objects[key])[0] for key in members) > urgent:
-                self.postponed |= members
+            order = min(order_of(objects[key]) for key in members)
+            if urgent is not None and order[0] > urgent:
+                self._postpone(unit, order, {key: objects[key] for key in members})
             else:
                 keys |= members
         return _in_order(active.keys() | keys, objects) if keys else None
@@ -225,7 +227,7 @@ class RestingObjects:
     @property
     def is_behind(self) -> bool:
         """Whether the next round is due at once."""
-        return bool(self.postponed) or self.solver.waiting.is_behind
+        return bool(self._postponed) or self.solver.waiting.is_behind
 
     @property
     def is_due(self) -> bool:
@@ -238,44 +240,39 @@ class RestingObjects:
                 self._forget(key)
                 self._unit_of.pop(key, None)
             self.solver.waiting.discard(unit)
-            if (of_namespace := self._by_admission.get(_namespace(unit))) is not None:
+            if (of_namespace := self._by_admission.get(unit.namespace)) is not None:
                 of_namespace.discard(unit)
                 if not of_namespace:
-                    del self._by_admission[_namespace(unit)]
+                    del self._by_admission[unit.namespace]
             self._by_hosts.discard(unit)
             self._until.pop(unit, None)
             if unit.group:
-                self._groups.pop((_namespace(unit), unit.group), None)
+                self._groups.pop((unit.namespace, unit.group), None)
 
-    def _first(self, active: dict[Key, Object]) -> dict[Key, Object]:
-        """Without the new units of namespaces that have too many of them; none goes before more urgent ones."""
-        self.postponed = frozenset()
-        waiting = {key: obj for key, obj in active.items() if _waits(obj)}
-        new = [key for key, obj in waiting.items() if self._met.get(key) is not obj]
-        self._met = waiting
-        if len(new) <= MAX_NEW:
-            return active
-        owner = {
-            Key(CLAIM, *claim): key for key, obj in waiting.items() if key.kind == MACHINE for claim in claims_of(obj)
-        }
-        units: dict[Unit, list[Key]] = defaultdict(list)
-        orders: dict[Unit, Order] = {}
-        for key in new:
-            unit, order = Unit(owner[key]) if key in owner else _unit_of(key, waiting[key]), order_of(waiting[key])
-            units[unit].append(key)
-            orders[unit] = min(orders.get(unit, order), order)
-        by_namespace: dict[str, list[Unit]] = defaultdict(list)
-        for unit in sorted(units, key=orders.__getitem__):
-            by_namespace[_namespace(unit)].append(unit)
-        later = {unit for of_one in by_namespace.values() for unit in of_one[MAX_NEW:]}
-        if not later:
-            return active
-        urgent = min(orders[unit][0] for unit in later)
-        later |= {unit for unit in units if orders[unit][0] > urgent}
-        keys = {key for unit in later for key in units[unit]}
-        self.postponed = frozenset(keys)
-        self._met = {key: obj for key, obj in waiting.items() if key not in keys}
-        return {key: obj for key, obj in active.items() if key not in keys}
+    def _bound(self, fresh: Iterable[Key], objects: Mapping[Key, Object]) -> None:
+        """Postpone new units of namespaces that have too many of them; none goes before more urgent ones."""
+        new = {key: objects[key] for key in fresh if key in objects and _waits(objects[key])}
+        if not self._postponed and len(new) <= MAX_NEW:
+            self._awake |= new.keys()
+            return
+        for key, obj in [*new.items()]:
+            own = [Key(CLAIM, *claim) for claim in claims_of(obj)] if key.kind == MACHINE else []
+            for other in (other for one in (key, *own) for other in self._postponed.withdraw(one)):
+                if other in objects:
+                    new[other] = objects[other]
+        machines = (key for key in self._awake | new.keys() if key.kind == MACHINE)
+        waiting = (key for key in machines if key in objects and _waits(objects[key]))
+        owner = {Key(CLAIM, *claim): key for key in waiting for claim in claims_of(objects[key])}
+        units: dict[Unit, dict[Key, Object]] = defaultdict(dict)
+        for key, obj in new.items():
+            units[Unit(owner[key]) if key in owner else _unit_of(key, obj)][key] = obj
+        for unit, members in units.items():
+            self._postpone(unit, min(map(order_of, members.values())), members)
+        self._awake.update(self._postponed.take(MAX_NEW))
+
+    def _postpone(self, unit: Unit, order: Order, members: Mapping[Key, Object]) -> None:
+        self._postponed.add(unit, order, members)
+        self._awake -= members.keys()
 
     # -- after a round -------------------------------------------------------------------------------------------------
 
@@ -312,15 +309,15 @@ class RestingObjects:
                 refused[unit] = answers
                 self._exceeded.pop(unit, None)
             elif unit.key.kind == CLAIM:
-                unsettled.add(_namespace(unit))
-        by_solver = {_namespace(unit) for unit, answers in refused.items() if not _is_kept_out(answers)}
+                unsettled.add(unit.namespace)
+        by_solver = {unit.namespace for unit, answers in refused.items() if not _is_kept_out(answers)}
         documents = (
             {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM} if refused else {}
         )
         for unit, answers in refused.items():
             keys = units[unit]
             kept_out = _is_kept_out(answers)
-            if kept_out and (_namespace(unit) in unsettled or _namespace(unit) in by_solver):
+            if kept_out and (unit.namespace in unsettled or unit.namespace in by_solver):
                 continue  # what these leave of a quota may be for it
             if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
                 self._enter(unit, keys, active, done.written, by_admission=kept_out)
@@ -374,9 +371,9 @@ class RestingObjects:
     ) -> None:
         self._members[unit] = frozenset(keys)
         if by_admission:
-            self._by_admission.setdefault(_namespace(unit), set()).add(unit)
+            self._by_admission.setdefault(unit.namespace, set()).add(unit)
         if unit.group:
-            self._groups[_namespace(unit), unit.group] = unit
+            self._groups[unit.namespace, unit.group] = unit
         for key in keys:
             self._unit_of[key] = unit
             if key.kind == MACHINE:
@@ -399,10 +396,6 @@ def _unit_of(key: Key, obj: Object) -> Unit:
 
 def _group_key(claim: Object, group: str) -> tuple[str, str]:
     return ClaimView(claim).key[0], group
-
-
-def _namespace(unit: Unit) -> str:
-    return unit.key.namespace or "default"
 
 
 def _waits(obj: Object) -> bool:

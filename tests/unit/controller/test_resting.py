@@ -12,7 +12,8 @@ import pytest
 from devalloc.controller.reconcile import device_claims, resting
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.resting import RestingObjects, Unit
+from devalloc.controller.reconcile.postponed import PostponedUnits, Unit
+from devalloc.controller.reconcile.resting import RestingObjects
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
@@ -169,7 +170,7 @@ def test_what_rests_costs_a_round_nothing_and_what_changed_is_looked_at_in_order
     first = rests.look(objects, {}, claims.keys())
     for key in first:
         rests._enter(Unit(key), [key], first, {}, by_admission=True)
-    rests._awake = set()  # as if the others rested as well
+    rests._awake, rests._postponed = set(), PostponedUnits()  # as if the others rested as well
     assert rests.look(objects, objects, ()) == {}
 
     new = Key("DeviceClaim", "a", "a"), Key("DeviceClaim", "a", "z"), next(iter(first))
