@@ -119,6 +119,21 @@ def is_node(doc: Object) -> bool:
     return doc.get("kind") == NODE_KIND and doc.get("apiVersion") == "v1"
 
 
+def is_readable_node(node: Object) -> bool:
+    """Whether what counts of a Node can be read: one of a file may have any content."""
+    parts = [node.get(name) or {} for name in ("metadata", "spec", "status")]
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    metadata, spec, status = parts
+    rows = [spec.get("taints") or [], status.get("conditions") or []]
+    return (
+        isinstance(metadata.get("name"), str)
+        and isinstance(metadata.get("annotations") or {}, dict)
+        and all(isinstance(each, str) for each in (metadata.get("annotations") or {}).values())
+        and all(isinstance(row, list) and all(isinstance(one, dict) for one in row) for row in rows)
+    )
+
+
 def has_out_of_service_taint(node: Object) -> bool:
     """Whether an admin states that the machine of a Node is off: as in Kubernetes, whatever value and effect it has."""
     taints = (node.get("spec") or {}).get("taints") or ()
@@ -241,7 +256,7 @@ def apply_all_cordons(
     documents = list(documents)
     unschedulable = unschedulable_nodes(documents)
     return [
-        change(doc, unschedulable.get(pool_node(doc) or "")) if doc["kind"] == "DevicePool" else doc
+        change(doc, unschedulable.get(pool_node(doc) or "")) if doc.get("kind") == "DevicePool" else doc
         for doc in documents
     ]
 

@@ -34,12 +34,14 @@ _MAX_NAMES = 3
 
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
+    from devalloc.api.cordon import NODE_KIND
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     contents = [document.content for document in documents]
     named: set[tuple[str, str]] | None = None
     is_dra = any(api_group_of(content) == RESOURCE_CLAIMS for content in contents)
+    has_pools = any(content["kind"] == "DevicePool" for content in contents)
     names: dict[tuple[str, str], list[str]] = {}
     for content in contents:
         names.setdefault((content["apiVersion"], content["kind"]), []).append(content["metadata"]["name"])
@@ -56,6 +58,8 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
             continue
         if _is_read(api_version, kind) or (verb != "apply" and is_dra and not group):
             continue  # Nodes and Pods go with ResourceClaims
+        if (api_version, kind) == ("v1", NODE_KIND) and verb != "apply" and has_pools:
+            continue  # they say which pools give nothing new
         if named is None:
             named = {*_configs([*contents, *stored])}
         if (api_version, kind) in named:

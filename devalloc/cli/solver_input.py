@@ -119,7 +119,7 @@ def load_solver_input(
     if with_store is None:
         with_store = _uses_store(place, given)
     if not with_store:
-        return SolverInput(given, documents, is_of_store=False)
+        return SolverInput(_with_nodes(given), documents, is_of_store=False)
     readable = {document.source for document in documents.good}
     stored, admin, warnings = _objects_of_target(place)
     for line in warnings:
@@ -133,6 +133,15 @@ def load_solver_input(
         print_note(f"warning: {key} {why}; the answer is for the claim as it is")
     seen = solver_documents(objects, with_nodes=place.is_cluster)
     return SolverInput([*seen, *rest], documents, is_of_store=True, admin_namespaces=admin)
+
+
+def _with_nodes(given: Sequence[Any]) -> list[Any]:
+    """Manifests with what is cordoned made unavailable in their pools, also by Nodes among them, as on a cluster."""
+    from devalloc.api.cordon import apply_all_cordons, is_node, is_readable_node
+
+    readable = [one for one in given if isinstance(one, dict) and (not is_node(one) or is_readable_node(one))]
+    changed = {id(before): after for before, after in zip(readable, apply_all_cordons(readable), strict=True)}
+    return [changed.get(id(one), one) for one in given]
 
 
 def _claim_name_hint(files: tuple[str, ...]) -> str:

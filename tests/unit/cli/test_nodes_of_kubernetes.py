@@ -1,4 +1,5 @@
-"""Nodes of Kubernetes count on a cluster and nowhere else: all verbs agree with `devalloc up` on that."""
+"""Nodes of Kubernetes count on a cluster, and among the manifests of a whole fleet, such as a dump of a cluster; not in
+an embedded store. All verbs agree with `devalloc up` on that."""
 
 from __future__ import annotations
 
@@ -84,6 +85,26 @@ def test_a_node_that_is_tried_out_in_an_embedded_store_does_not_count_either(dev
     cordoned = node("node-a", spec={"unschedulable": True})
 
     assert devalloc("solve", "-f", "-", stdin=text(cordoned, claim())).code == 0
+
+
+class TestInManifestsOfAFleet:
+    @pytest.mark.parametrize("state", STATES[1:])
+    def test_what_is_asked_agrees_with_the_controller_of_that_cluster(self, devalloc: Shell, state: Object) -> None:
+        dump = text(pool(), device_class(), claim(), node("node-a", **state))
+
+        solved = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=dump)
+        assert solved.code == 1
+        assert "it fits once node node-a" in solved.json["claims"][0]["message"]
+        assert solved.err == ""
+        assert devalloc("capacity", "train", "--no-store", "-f", "-", stdin=dump).out.startswith("0 more")
+
+    @pytest.mark.parametrize(
+        "wrong", [{"metadata": {"name": "node-a", "annotations": ["x"]}}, {"spec": ["x"]}, {"spec": {"taints": 3}}]
+    )
+    def test_a_node_that_cannot_be_read_holds_up_nobody(self, devalloc: Shell, wrong: Object) -> None:
+        dump = text(pool(), device_class(), claim(), {**node("node-a"), **wrong})
+
+        assert devalloc("solve", "--no-store", "-f", "-", stdin=dump).code == 0
 
 
 class TestOnACluster:
