@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import click
 
 from devalloc.cli.command import _RECURSIVE, SettingOption, parse_duration, parse_interval
 from devalloc.cli.render.output import FORMATS
-from devalloc.settings import Setting, build, settings_of, settings_with_classes
+from devalloc.settings import Setting, build, declared, settings_of, settings_with_classes
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -130,13 +131,18 @@ PLACEMENT = Setting(
     type=click.Choice(["pack", "spread"]),
     default="pack",
 )
-placement_option = option(PLACEMENT)
-"""--placement, passed as ``placement: str``."""
 CEL_CHECK = Setting(
     "If two evaluators disagree about an expression of a DeviceClaim: refuse its answer (CheckFailed), or only warn.",
     flag="--cel-check",
     type=click.Choice(["refuse", "warn"]),
     default="refuse",
+)
+ANSWER_DEADLINE = Setting(
+    "Answer within this time, such as 10s, with the best solution found by then.",
+    flag="--deadline",
+    type=parse_duration,
+    metavar="DURATION",
+    unset="no limit",
 )
 BATCH_DEADLINE = Setting(
     "Time limit of the solver for one batch of claims; then the best answer so far counts.",
@@ -264,11 +270,18 @@ def manifests_option(*, required: bool) -> Decorator:
     return decorate
 
 
-def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--deadline, passed as ``deadline: float | None`` in seconds."""
-    return click.option(
-        "--deadline",
-        type=parse_duration,
-        metavar="DURATION",
-        help="Answer within this time, such as 10s, with the best solution found by then [default: no limit].",
-    )(function)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveOptions:
+    """How the solver answers."""
+
+    placement: str = declared(PLACEMENT)
+    deadline: float | None = declared(ANSWER_DEADLINE)
+    cel_check: str = declared(CEL_CHECK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOptions:
+    """How the solver counts."""
+
+    deadline: float | None = declared(ANSWER_DEADLINE)
+    cel_check: str = declared(CEL_CHECK)

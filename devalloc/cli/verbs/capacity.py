@@ -4,7 +4,7 @@ like this one fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,14 @@ from click.core import ParameterSource
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
-from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
+from devalloc.cli.options.common import (
+    EXISTING_FOLDER,
+    CountOptions,
+    files_option,
+    namespace_option,
+    output_option,
+    settings_options,
+)
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
@@ -108,6 +115,7 @@ class HostOptions:
 @output_option("table", "json", "yaml")
 @with_store_option
 @target_options
+@settings_options(CountOptions, "options")
 @settings_options(HostOptions, "host")
 def capacity(
     name: str | None,
@@ -116,6 +124,7 @@ def capacity(
     output: str,
     with_store: bool | None,
     place: StoreTarget,
+    options: CountOptions,
     host: HostOptions,
 ) -> int:
     """Count how many more claims like this one fit beside all allocated claims. Pending claims do not count.
@@ -161,7 +170,7 @@ def capacity(
             return code  # the claim's problems were already shown
         claim = _chosen(claims, name, namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
-        counted = count(documents, claim)
+        counted = count(documents, claim, **asdict(options))
     if missing:
         counted = replace(counted, reason=Reason.NO_MATCHING_DEVICES.value, message=missing)
     if output in ("json", "yaml"):

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import (
-    deadline_option,
+    SolveOptions,
     files_option,
     manifests_option,
     namespace_option,
     output_option,
-    placement_option,
+    settings_options,
 )
 from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
@@ -43,16 +43,14 @@ from devalloc.store.errors import Key
 @verb("solve")
 @manifests_option(required=False)
 @namespace_option
-@placement_option
-@deadline_option
+@settings_options(SolveOptions, "options")
 @output_option("table", "wide", "json", "yaml")
 @with_store_option
 @target_options
 def solve(
     files: tuple[str, ...],
     namespace: str,
-    placement: str,
-    deadline: float | None,
+    options: SolveOptions,
     output: str,
     with_store: bool | None,
     place: StoreTarget,
@@ -78,7 +76,7 @@ def solve(
     question = load_solver_input(files, namespace, place, with_store)
     with show_spinner("solving"):
         answer: dict[str, Any] = solve_with_machines(
-            question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
+            question.all, **asdict(options), admin_namespaces=question.admin_namespaces
         )
     print_answer_problems(answer, question.documents)
     answer = question.of_files(answer)
@@ -117,8 +115,7 @@ MIGRATION = "VirtualMachineMigration"
 )
 @files_option(required=False, help="Explain a claim of these manifests, on top of the store or alone (see --no-store).")
 @namespace_option
-@placement_option
-@deadline_option
+@settings_options(SolveOptions, "options")
 @output_option("table", "json", "yaml")
 @with_store_option
 @target_options
@@ -126,8 +123,7 @@ def explain(
     words: tuple[str, ...],
     files: tuple[str, ...],
     namespace: str,
-    placement: str,
-    deadline: float | None,
+    options: SolveOptions,
     output: str,
     with_store: bool | None,
     place: StoreTarget,
@@ -159,14 +155,12 @@ def explain(
         return 0
     word, _, bare = "/".join(words).rstrip("/").rpartition("/")
     if not files and (stored := resource_kind(word)) is not None:
-        return _explain_resource_claim(place, Key(stored, namespace, bare), placement, deadline, output)
+        return _explain_resource_claim(place, Key(stored, namespace, bare), options, output)
     given = load_solver_input(files, namespace, place, with_store)
     question, kind, name = _question_about(words, given, namespace, place)
     waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
     with show_spinner("solving"):
-        answer = solve_with_machines(
-            question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
-        )
+        answer = solve_with_machines(question.all, **asdict(options), admin_namespaces=question.admin_namespaces)
     print_answer_problems(answer, question.documents)
     if kind == MIGRATION:
         return _explain_migration(question, answer, namespace, name, output)
@@ -231,7 +225,7 @@ def _question_about(
     return question, RESOURCE_CLAIM, name
 
 
-def _explain_resource_claim(place: StoreTarget, key: Key, placement: str, deadline: float | None, output: str) -> int:
+def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions, output: str) -> int:
     """Show whether a ResourceClaim of a cluster or store, or one of a template, gets devices beside those that have
     any."""
     from devalloc.cli.object_names import similar_names_hint
@@ -245,7 +239,9 @@ def _explain_resource_claim(place: StoreTarget, key: Key, placement: str, deadli
         raise CommandFailed(f"there is no {key.kind} {key.namespace}/{key.name}{similar_names_hint(key.name, there)}")
     claim = as_claim(content)
     with show_spinner("solving"):
-        answer = solve_manifests([*documents_about(claim, objects), claim], placement=placement, deadline=deadline)
+        answer = solve_manifests(
+            [*documents_about(claim, objects), claim], placement=options.placement, deadline=options.deadline
+        )
     (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
     missing = "" if one["allocated"] else none_set_aside(claim, objects)
     if missing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import click
 
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.options.common import (
-    deadline_option,
+    SolveOptions,
     files_option,
     namespace_option,
     node_state_option,
-    placement_option,
+    settings_options,
     store_option,
 )
 from devalloc.cli.render.output import show_spinner
@@ -119,16 +120,14 @@ FORMAT = 1
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH")
 @files_option(required=False, help="Include these manifests, on top of the store or alone (see --no-store).")
 @namespace_option
-@placement_option
-@deadline_option
+@settings_options(SolveOptions, "options")
 @with_store_option
 @target_options
 def snapshot(
     path: Path,
     files: tuple[str, ...],
     namespace: str,
-    placement: str,
-    deadline: float | None,
+    options: SolveOptions,
     with_store: bool | None,
     place: StoreTarget,
 ) -> int:
@@ -143,11 +142,11 @@ def snapshot(
 
     question = load_solver_input(files, namespace, place, with_store)
     with show_spinner("solving"):
-        answer = solve_manifests(question.all, placement=placement, deadline=deadline)
+        answer = solve_manifests(question.all, **asdict(options))
     content: dict[str, Any] = {
         "format": FORMAT,
         "devalloc": VERSION,
-        "options": {"placement": placement, "deadline": deadline},
+        "options": {"placement": options.placement, "deadline": options.deadline, "celCheck": options.cel_check},
         "documents": question.all,
         "answer": answer,
     }
@@ -182,13 +181,18 @@ def replay(path: Path) -> int:
     from devalloc_solver import solve_manifests
 
     content = _read(path)
-    options = content["options"]
+    recorded = content["options"]
+    options = {
+        "placement": recorded["placement"],
+        "deadline": recorded["deadline"],
+        "cel_check": recorded.get("celCheck", "refuse"),  # versions before 0.2.0 do not record it
+    }
     try:
-        solve_manifests([], placement=options["placement"], deadline=options["deadline"])  # checks the options
+        solve_manifests([], **options)  # checks the options
     except (TypeError, ValueError) as error:
         raise BadInput(f"{path} is not a snapshot: its options are damaged: {error}") from error
     with show_spinner("solving"):
-        answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
+        answer = solve_manifests(content["documents"], **options)
     before, now = _without_times(content["answer"]), _without_times(answer)
     if json.dumps(before) == json.dumps(now):
         print_line(f"{path}: the same answer for {len(answer['claims'])} claims")

@@ -24,6 +24,7 @@ from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, r
 from devalloc_solver.check.cel_results import CEL_CHECKS, CelResults, check_cel_check
 from devalloc_solver.check.claim import check_new_claim
 from devalloc_solver.check.classes import ClassCatalogue
+from devalloc_solver.check.disputed_devices import DisputedDevices
 from devalloc_solver.check.group import group_violations
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.check.objective import GoalValues, PriorityLevel, goal_values
@@ -40,6 +41,7 @@ from devalloc_solver.check.usage import CheckedUse, UsageAccount, conflicts
 __all__ = [
     "CEL_CHECKS",
     "CelResults",
+    "DisputedDevices",
     "GoalValues",
     "IncrementalChecker",
     "PriorityLevel",

@@ -135,10 +135,12 @@ def solve(
     *,
     placement: str = "pack",
     deadline: float | None = None,
+    cel_check: str = "refuse",
 ) -> Solution:
     """The same for typed objects; see ``solve_manifests``. Raises TypeError for an object of another type."""
     started = time.monotonic()
-    return solve_input(read_objects(pools, classes, claims, configs), placement, deadline, started)
+    problem_input = read_objects(pools, classes, claims, configs)
+    return solve_input(problem_input, placement, deadline, started, cel_check=cel_check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, BudgetExceeded
+from devalloc_solver.check import DisputedDevices, check_cel_check
+from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time, seconds_left
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s import templates
@@ -16,10 +20,13 @@ from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
 from devalloc_solver.pipeline.decomposition import UnsolvedProblem
-from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.quota import copies_allowed
+from devalloc_solver.pipeline.strategy import search_parts
+from devalloc_solver.place import SearchTimeout
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import Demand, PlacementUnit
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot
 
 RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", templates.KIND
 MAX_PER_NODE = 4_096
@@ -40,7 +47,13 @@ class Capacity:
     message: str | None = None
 
 
-def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -> Capacity:
+def capacity(
+    documents: Iterable[Mapping[str, Any]],
+    claim: Mapping[str, Any],
+    *,
+    deadline: float | None = ALLOCATE_SECONDS,
+    cel_check: str = "refuse",
+) -> Capacity:
     """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
 
     ``claim`` is a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate, of which the claims of pods are made.
@@ -48,17 +61,25 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
     Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
     ResourceQuotas among the documents count: the reason is then ``QuotaExceeded``, and no node is named.
 
+    Args:
+        deadline: seconds after which what was counted so far is returned, which is then not ``proven``; None for no
+            limit. If not even one copy was placed by then, ``reason`` is ``SearchLimit``.
+        cel_check: as for ``solve_manifests``: with ``refuse``, devices that the check's evaluator judges differently
+            do not count, and a claim that would be refused for them has the reason ``CheckFailed``.
+
     Raises:
         TypeError: ``claim`` is not a dict.
         ValueError: ``claim`` is not the manifest of a claim or template with a name, or ``documents`` are one manifest
-            or text.
+            or text; ``deadline`` or ``cel_check`` is none.
     """
+    ends = end_time(deadline, time.monotonic())
+    check_cel_check(cel_check)
     documents = as_manifest_list(documents)
     wanted = _pending(claim)
     if wanted["kind"] == RESOURCE_CLAIM:
-        return _count_resource_claims(documents, wanted)
+        return _count_resource_claims(documents, wanted, ends)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
-    return _within_quotas(_count(others, wanted), others, wanted)
+    return _within_quotas(_count(others, wanted, ends, cel_check), others, wanted)
 
 
 def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str, Any]) -> Capacity:
@@ -70,14 +91,68 @@ def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str,
     return Capacity(left[0], True, {}, Reason.QUOTA_EXCEEDED, message)
 
 
-def _count(others: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
+def _count(others: Sequence[Any], wanted: dict[str, Any], ends: float | None, cel_check: str) -> Capacity:
+    started, key = time.monotonic(), _key_of(wanted)
     prepared = prepare(
-        read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted])
+        read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted]),
+        ends=ends,
+        started=started,
     )
-    return _count_copies(prepared, _key_of(wanted))
+    if cel_check == "refuse":
+        disputed = _disputed_devices(prepared)
+        if disputed and (messages := _disagreements_of_first(prepared, disputed, ends)):
+            return Capacity(0, True, {}, Reason.CHECK_FAILED, "; ".join(messages[:3]))
+        prepared = replace(prepared, units=tuple(_without(unit, disputed) for unit in prepared.units))
+    return _count_copies(prepared, key, ends)
 
 
-def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
+_Disputed = Mapping[tuple[str, int], list[str]]
+"""(label of a request, device) -> how the evaluators disagree about it"""
+
+
+def _disputed_devices(prepared: PreparedProblem) -> _Disputed:
+    """The candidates that the check's evaluator judges differently."""
+    problem_input, snapshot = prepared.problem_input, prepared.snapshot
+    judge = DisputedDevices(problem_input.pools, problem_input.classes.values())
+    disputed: dict[tuple[str, int], list[str]] = {}
+    for request in (request for unit in prepared.units for demand in unit.demands for request in demand.requests):
+        devices = {index: snapshot.devices[index] for index in request.candidates.accepted}
+        places = {
+            index: (snapshot.pools[device.pool].node, snapshot.pools[device.pool].name, device.name)
+            for index, device in devices.items()
+        }
+        try:
+            of_request = judge.find(request.spec, places)
+        except BudgetExceeded:
+            continue
+        disputed |= {(request.label, index): messages for index, messages in of_request.items()}
+    return disputed
+
+
+def _disagreements_of_first(prepared: PreparedProblem, disputed: _Disputed, ends: float | None) -> list[str]:
+    """How the evaluators disagree about the devices that one copy would get."""
+    outcome = search_parts(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=ends)
+    given = [(entry.request.label, entry.device.index) for placed in outcome.placements for entry in placed.entries]
+    return [*dict.fromkeys(message for one in given for message in disputed.get(one, ()))]
+
+
+def _without(unit: PlacementUnit, disputed: _Disputed) -> PlacementUnit:
+    """The same unit, to which disputed devices are not offered."""
+    if not disputed:
+        return unit
+
+    def left(request: Request) -> Request:
+        accepted = request.candidates.accepted
+        others = {index: name for index, name in accepted.items() if (request.label, index) not in disputed}
+        return replace(request, candidates=replace(request.candidates, accepted=others))
+
+    demands = (
+        replace(demand, details=tuple(tuple(map(left, detail)) for detail in demand.details)) for demand in unit.demands
+    )
+    return replace(unit, demands=tuple(demands))
+
+
+def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any], ends: float | None) -> Capacity:
     """The same for claims of Kubernetes. What the claims of pods may have is for the API server to bound."""
     from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES  # with their CEL runtime
     from devalloc_solver.dialects.resource_k8s.manifests import read_documents as read_objects
@@ -85,9 +160,8 @@ def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any]) -> 
 
     groups = (RESOURCE_CLAIMS, "v1", "")  # Nodes are of v1
     others = [d for d in documents if api_group_of(d) in groups and not is_admission_object(d) and not _is_waiting(d)]
-    return _count_copies(
-        prepare_cluster(read_objects([*others, wanted], DEFAULT_GATES), DEFAULT_GATES), _key_of(wanted)
-    )
+    started, problem_input = time.monotonic(), read_objects([*others, wanted], DEFAULT_GATES)
+    return _count_copies(prepare_cluster(problem_input, DEFAULT_GATES, ends, started), _key_of(wanted), ends)
 
 
 def _is_waiting(document: Mapping[str, Any]) -> bool:
@@ -109,28 +183,37 @@ class _Prepared(UnsolvedProblem, Protocol):
     def refused(self) -> Sequence[RejectedClaim]: ...
 
 
-def _count_copies(prepared: _Prepared, key: tuple[str, str]) -> Capacity:
+def _count_copies(prepared: _Prepared, key: tuple[str, str], ends: float | None) -> Capacity:
     for refused in prepared.refused:
         if refused.key == key:
-            return Capacity(0, True, {}, str(refused.reason), refused.message)
+            is_certain = refused.reason != Reason.SEARCH_LIMIT
+            return Capacity(0, is_certain, {}, str(refused.reason), refused.message)
     unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
     networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
     if networked or not prepared.snapshot.nodes:
-        count, proven = _max_copies(prepared, unit)
-        return Capacity(count, proven, {None: count} if count else {})
-    return _count_by_node(prepared, unit)
+        count, proven = _max_copies(prepared, unit, ends)
+        counted = Capacity(count, proven, {None: count} if count else {})
+    else:
+        counted = _count_by_node(prepared, unit, ends)
+    if counted.count or counted.proven or seconds_left(ends) != 0:
+        return counted
+    return replace(counted, reason=Reason.SEARCH_LIMIT, message=SEARCH_CUT_SHORT)
 
 
-def _count_by_node(prepared: _Prepared, unit: PlacementUnit) -> Capacity:
+def _count_by_node(prepared: _Prepared, unit: PlacementUnit, ends: float | None) -> Capacity:
     """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
     nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
+    usage = Usage.of(prepared.snapshot, prepared.allocations)
     by_signature: dict[object, tuple[int, bool]] = {}
     by_node: dict[str | None, int] = {}
     all_proven = True
     for node in nodes:
-        signature = _node_key(prepared, unit.demands[0], node)
+        if seconds_left(ends) == 0:
+            all_proven = False
+            break
+        signature = _node_key(prepared.snapshot, usage, unit.demands[0], node)
         if signature not in by_signature:
-            by_signature[signature] = _max_copies(prepared, replace(unit, pin=node))
+            by_signature[signature] = _max_copies(prepared, replace(unit, pin=node), ends)
         count, proven = by_signature[signature]
         all_proven &= proven
         if count:
@@ -138,22 +221,23 @@ def _count_by_node(prepared: _Prepared, unit: PlacementUnit) -> Capacity:
     return Capacity(sum(by_node.values()), all_proven, by_node)
 
 
-def _max_copies(prepared: _Prepared, unit: PlacementUnit) -> tuple[int, bool]:
-    """The most copies that fit at once: try ever more, until not all of them do."""
-    copies = 8
+def _max_copies(prepared: _Prepared, unit: PlacementUnit, ends: float | None) -> tuple[int, bool]:
+    """The most copies that fit at once, and whether that is proven: try ever more, until not all of them do."""
+    copies, most = 8, 0
     while True:
-        search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, [unit] * copies))
-        satisfied = search.model.satisfied
-        value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
+        try:
+            model = build_model(prepared.snapshot, prepared.allocations, [unit] * copies, ends=ends)
+        except SearchTimeout:
+            return most, False
+        value, bound = GoalSearch(model, ends).maximize([(1, literal) for literal in model.satisfied], best=copies)
+        most = max(most, value)
         if value < copies or copies >= MAX_PER_NODE:
-            return value, value == bound and value < copies
+            return most, value == bound and value < copies
         copies *= 4
 
 
-def _node_key(prepared: _Prepared, demand: Demand, node: str) -> object:
+def _node_key(snapshot: Snapshot, usage: Usage, demand: Demand, node: str) -> object:
     """What the claim sees of a node: equal for nodes that have room for equally many."""
-    snapshot = prepared.snapshot
-    usage = Usage.of(snapshot, prepared.allocations)
     match = sorted({name for request in demand.requests for name in request.match} | set(demand.match))
     values: dict[object, int] = {}
     seen: list[object] = []

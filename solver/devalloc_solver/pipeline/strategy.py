@@ -201,9 +201,14 @@ def _quick_outcome(
         outcome = _search_jointly(snapshot, allocations, part, placement, ends)
         if not outcome.unproven:
             return outcome
-    requested = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
+    return SearchOutcome([], _levels_before_search(part.units), [part], [part])
+
+
+def _levels_before_search(units: Sequence[PlacementUnit]) -> list[GoalLevel]:
+    """Of nothing placed, where all may fit."""
+    requested = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     levels = [GoalLevel("satisfied", 0, requested[priority], priority) for priority in sorted(requested, reverse=True)]
-    return SearchOutcome([], [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)], [part], [part])
+    return [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)]
 
 
 def _deadline_passed(ends: float | None) -> bool:
@@ -366,7 +371,10 @@ def _place_jointly(
 ) -> tuple[list[Placement], list[GoalLevel]]:
     if model_size(snapshot, Usage.of(snapshot, allocations), units, enough=EXACT_SIZE) > EXACT_SIZE:
         return _place_by_columns(snapshot, allocations, units, placement, ends)
-    model = build_model(snapshot, allocations, units, placement=placement)
+    try:
+        model = build_model(snapshot, allocations, units, placement=placement, ends=ends)
+    except SearchTimeout:
+        return [], _levels_before_search(units)
     search = GoalSearch(model, ends)
     start_search(search, allocations, placement=placement)
     _, levels = optimize_goals(model, placement=placement, ends=ends, search=search)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.pool import AttributeValue
-from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.cel import closures, device_claims
 from devalloc_solver.cel.device_claims import comparison, environment, program
 from devalloc_solver.cel.environment import Run
@@ -367,3 +367,43 @@ def test_others_get_the_devices_that_a_disputed_claim_cannot_have(monkeypatch: p
         by_name = {each["name"]: each for each in answers}
         assert by_name["other"]["allocated"], number
         assert {by_name[name]["reason"] for name in by_name if name != "other"} == {"CheckFailed"}
+
+
+ODD = claim("odd", {"deviceClass": "gpu", "constraints": "device.numa >= 0"})
+
+
+def odd_on(monkeypatch: pytest.MonkeyPatch, *numas: int) -> None:
+    """cel-python judges devices of these NUMA nodes differently."""
+    holds = celpy_engine.Expression.holds
+
+    def judge(self: celpy_engine.Expression, attributes: Any, work: Work) -> bool:
+        return holds(self, attributes, work) is not (attributes.get("numa") in numas)
+
+    monkeypatch.setattr(celpy_engine.Expression, "holds", judge)
+
+
+def cards_of(*numas: int) -> list[dict[str, Any]]:
+    cards = [device(f"d{number}", attributes={"numa": numa}) for number, numa in enumerate(numas)]
+    return [device_class("gpu", driver="gpu"), pool("cards", "n", "gpu", devices=cards)]
+
+
+def test_what_would_be_refused_does_not_count_as_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd_on(monkeypatch, 0, 1)
+    counted = capacity(cards_of(0, 0, 1), ODD)
+    assert (counted.count, counted.proven, counted.reason) == (0, True, "CheckFailed")
+    assert "the evaluators disagree on 'device.numa >= 0'" in str(counted.message)
+    assert capacity(cards_of(0, 0, 1), ODD, cel_check="warn").count == 3
+    assert capacity(cards_of(0, 0, 1), claim("even", {"deviceClass": "gpu"})).count == 3
+    with pytest.raises(ValueError, match="cel_check must be one of refuse, warn"):
+        capacity(cards_of(0), ODD, cel_check="never")
+
+
+def test_capacity_counts_the_devices_about_which_both_evaluators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd_on(monkeypatch, 1)
+    counted = capacity(cards_of(0, 0, 1), ODD)
+    assert (counted.count, counted.reason) == (2, None)
+    fleet = Fleet.from_manifests(cards_of(0, 0, 1))
+    answers = [fleet.allocate({**ODD, "metadata": {**ODD["metadata"], "name": f"c{number}"}}) for number in range(3)]
+    assert [answer["reason"] for answer in answers] == [None, None, "CheckFailed"]
+    first = capacity(cards_of(1, 0, 0), ODD)
+    assert Fleet.from_manifests(cards_of(1, 0, 0)).allocate(ODD)["reason"] == first.reason == "CheckFailed"

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from ortools.linear_solver import pywraplp
 
+from devalloc_solver import capacity
 from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.columns import allocate, patterns, remaining_units, state_space
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.exact.builder import ModelBuilder
+from devalloc_solver.pipeline import strategy
 from devalloc_solver.pipeline.decomposition import Subproblem
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.strategy import SearchOutcome, explain_in_time
@@ -201,3 +204,48 @@ def test_who_had_no_time_to_be_searched_is_not_explained_for_longer_than_a_momen
 
     answers = explain_in_time(outcome, [*unsure, certain], 90.0, explain, lambda _: ["late"])
     assert answers == ["explained"] * 3 + ["late"] * 2 + ["explained"]
+
+
+# -- models of CP-SAT ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_built_no_longer_than_there_is_time_and_all_that_has_room_is_placed(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    problem = ready([GPU, *unlike_pools(10), *(choosing(f"c{n}", n, 5) for n in range(30))])
+    monkeypatch.setattr(strategy, "EXACT_SIZE", 10**9)
+
+    def a_millisecond() -> None:
+        clock.now += 0.001
+
+    made = counted(monkeypatch, ModelBuilder, "spend", a_millisecond)
+    outcome = strategy.search_parts(
+        problem.snapshot, problem.allocations, problem.units, placement="pack", ends=clock.now + 6
+    )
+    assert 6_000 <= len(made) <= 6_001
+    assert len({placed.demand.key for placed in outcome.placements}) == 30
+    assert outcome.doubtful, "the search was cut short"
+
+
+def test_capacity_says_by_its_deadline_what_it_has_counted(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    documents = [GPU, *unlike_pools(20)]
+    pairs = {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["g"]}
+    most = capacity(documents, claim("c", pairs), deadline=None)
+    assert most.proven
+
+    def a_millisecond() -> None:
+        clock.now += 0.001
+
+    made = counted(monkeypatch, ModelBuilder, "spend", a_millisecond)
+    assert capacity(documents, claim("c", pairs), deadline=None) == most
+    all_made = len(made)
+    for share in (2, 4):
+        made.clear()
+        some = capacity(documents, claim("c", pairs), deadline=all_made / 1_000 / share)
+        assert not some.proven
+        assert 0 < some.count < most.count
+        assert len(made) < all_made / share + 5_000, "a model that is small is always built"
+    none = capacity(documents, claim("c", pairs), deadline=0)
+    assert (none.count, none.proven, none.reason) == (0, False, "SearchLimit")
+    with pytest.raises(TypeError, match="deadline must be"):
+        capacity(documents, claim("c", pairs), deadline="1")  # type: ignore[arg-type]

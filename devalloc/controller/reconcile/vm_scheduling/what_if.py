@@ -30,12 +30,13 @@ def solve_with_machines(
     placement: str = "pack",
     deadline: float | None = None,
     admin_namespaces: admission.AdminNamespaces = "all",
+    cel_check: str = "refuse",
 ) -> SolverAnswer:
     """The dict of ``solve_manifests``, with ``machines``, if there are any that are placed: an entry for each, of
     the form of those of claims; and with ``migrations`` in the same form, of those that have no target yet.
 
     ``documents`` may be anything: what is invalid is reported. ``admin_namespaces``: where claims may have admin
-    access, as in the settings of the allocator. Raises as ``solve_manifests`` does.
+    access, as in the settings of the allocator. ``cel_check``: see ``solve_manifests``. Raises as that does.
     """
     from devalloc_solver import solve_manifests  # takes a while to load
 
@@ -44,8 +45,8 @@ def solve_with_machines(
     placing = scheduling_input(apart.readable)
 
     def solve(requested: list[Object]) -> SolverAnswer:
-        written = [*map(apart.written, requested), *apart.rest]
-        return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=seconds_left(ends)))
+        written, left = [*map(apart.written, requested), *apart.rest], seconds_left(ends)
+        return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=left, cel_check=cel_check))
 
     answer = admission.solve_admitted(
         placing.documents, solve, admin_namespaces, unread=apart.rest, uncounted=placing.uncounted
