@@ -92,7 +92,7 @@ def schedulability_remedy(node: str, why: str) -> str:
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:
     """The Kubernetes Nodes among the documents that get no new claims and machines, with the reason."""
-    nodes = (doc for doc in documents if is_node(doc))
+    nodes = (doc for doc in documents if doc.get("kind") == NODE_KIND and is_node(doc))
     return {node["metadata"]["name"]: why for node in nodes if (why := _unschedulable_reason(node)) is not None}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.cordon import has_out_of_service_taint, is_node, pool_node
+from devalloc.api.cordon import NODE_KIND, has_out_of_service_taint, is_node, pool_node
 from devalloc.api.views import ObjectView, as_mapping, as_mappings
 
 Object = dict[str, Any]
@@ -33,6 +33,10 @@ def _has_ready(node: Object | None, status: str) -> bool:
     return any(one.get("type") == "Ready" and one.get("status") == status for one in conditions)
 
 
+_STATING_KINDS = (NODE_KIND, "DevicePool")
+"""Kinds that say whether a node is off."""
+
+
 def fence_statements(documents: Iterable[Object]) -> dict[str, str]:
     """The nodes that are stated to be off, with who states it: by their pools and Nodes among the documents."""
     statements: dict[str, str] = {}
@@ -49,7 +53,7 @@ def fence_statements(documents: Iterable[Object]) -> dict[str, str]:
 def fenced_nodes(documents: Iterable[Object]) -> dict[str, str]:
     """The nodes whose machines and claims may go to other nodes, with who states that they are off. A Node that is
     Ready is none of them, as in Kubernetes."""
-    documents = list(documents)
+    documents = [doc for doc in documents if doc.get("kind") in _STATING_KINDS]
     ready = {doc["metadata"]["name"] for doc in documents if is_node(doc) and is_ready(doc)}
     return {node: why for node, why in fence_statements(documents).items() if node not in ready}
 

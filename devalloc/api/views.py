@@ -35,7 +35,7 @@ def as_mappings(value: object) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen, which would double the time that it takes to make one
 class ObjectView:
     """What every object has."""
 

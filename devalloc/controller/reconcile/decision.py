@@ -105,11 +105,10 @@ def decide_claims(
     admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
     claims = device_claims_in(documents)
-    without = [view for view in map(ClaimView, claims) if not view.entries]
-    blocked = {(view.key[0], view.group) for view in without if view.is_held}
+    views = [*map(ClaimView, claims)]
+    blocked = {(view.key[0], view.group) for view in views if not view.entries and view.is_held}
     units = []
-    for claim in claims:
-        view = ClaimView(claim)
+    for claim, view in zip(claims, views, strict=True):
         key = view.key
         verdict = answers.get(key)
         if verdict is None or verdict.get(STILL_SEARCHING):

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, Protocol
 
-from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
+from devalloc.api.cordon import NODE_KIND, apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
 from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
@@ -348,7 +348,8 @@ class DeviceClaimAllocator:
 
         own = [obj for obj in objects if not is_foreign(obj)]
         with_cordons = apply_all_cordons(own, cordoned)
-        return [obj for obj in with_cordons if not is_node(obj)] if any(map(is_node, own)) else with_cordons
+        has_nodes = any(obj["kind"] == NODE_KIND for obj in own)
+        return [obj for obj in with_cordons if not is_node(obj)] if has_nodes else with_cordons
 
     def _ends(self) -> float | None:
         """When the solver is to have answered, in however many calls."""

@@ -81,6 +81,8 @@ class RestingObjects:
     """What waits and was left to a later round."""
     _order: list[Key] = field(default_factory=list)
     """The objects of the last look in order."""
+    _busy: dict[Key, Object] = field(default_factory=dict)
+    """Objects that wait for nothing, as rounds have seen them; and some that are gone."""
     _written: dict[Key, str] = field(default_factory=dict)
     """The same for those that were written in the last round: their versions."""
     _machines: set[Key] = field(default_factory=set)
@@ -135,6 +137,7 @@ class RestingObjects:
             fresh.update(self._postponed.withdraw(key))
             if new is None:
                 self._awake.discard(key)
+                self._busy.pop(key, None)
                 self._written.pop(key, None)
             elif new["metadata"].get("resourceVersion") == self._written.get(key, ()):
                 self._asleep[key] = new
@@ -279,16 +282,8 @@ class RestingObjects:
     def settle(self, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> None:
         """Let the units rest that were refused in a round, and whose refusals stand on them."""
         bound = {Key(CLAIM, *claim) for claim in (*solver_input.owners, *solver_input.kept_back)}
-        units: dict[Unit, list[Key]] = defaultdict(list)
+        units = self._waiting_units(active)
         unsettled: set[str] = set()
-        for key, obj in active.items():
-            if not _waits(obj):
-                if self._exceeded:
-                    self._forget_exceeded(key, obj)
-                if key.kind == CLAIM and key in self._unit_of:
-                    self._wake([self._unit_of[key]])
-                continue
-            units[_unit_of(key, obj)].append(key)
         refused: dict[Unit, list[Answer]] = {}
         for unit, keys in units.items():
             if unit in self._members:
@@ -321,6 +316,22 @@ class RestingObjects:
                 continue  # what these leave of a quota may be for it
             if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
                 self._enter(unit, keys, active, done.written, by_admission=kept_out)
+
+    def _waiting_units(self, active: Mapping[Key, Object]) -> dict[Unit, list[Key]]:
+        """What waits, by unit. What waits no more is noted once: a round costs little however much holds devices."""
+        units: dict[Unit, list[Key]] = defaultdict(list)
+        for key, obj in active.items():
+            if self._busy.get(key) is obj:
+                continue
+            if _waits(obj):
+                units[_unit_of(key, obj)].append(key)
+                continue
+            self._busy[key] = obj
+            if self._exceeded:
+                self._forget_exceeded(key, obj)
+            if key.kind == CLAIM and key in self._unit_of:
+                self._wake([self._unit_of[key]])
+        return units
 
     @staticmethod
     def _has_no_host(key: Key, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> bool:

@@ -114,9 +114,12 @@ def relevant_content(doc: Object) -> Any:
     return (bounds, quota.quota_status(doc)) if (bounds := quota.bounds_of(doc)) else None
 
 
+_KINDS = frozenset(("Namespace", quota.KIND))
+
+
 def is_admission_object(doc: Mapping[str, Any]) -> bool:
     """Whether it is of a kind that only this module reads."""
-    return _is_namespace(doc) or quota.is_quota(doc)
+    return doc.get("kind") in _KINDS and doc.get("apiVersion") == "v1"
 
 
 def _is_namespace(doc: Mapping[str, Any]) -> bool:
