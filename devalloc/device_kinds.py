@@ -9,8 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-_NVIDIA, _AMD, _INTEL, _MOORE_THREADS = 0x10DE, 0x1002, 0x8086, 0x1ED5
-_GPU_VENDORS = frozenset({_NVIDIA, _AMD, _INTEL, _MOORE_THREADS})
+_NVIDIA, _AMD, _INTEL, _MOORE_THREADS, _HYGON, _METAX = 0x10DE, 0x1002, 0x8086, 0x1ED5, 0x1D94, 0x9999
+_GPU_VENDORS = frozenset({_NVIDIA, _AMD, _INTEL, _MOORE_THREADS, _HYGON, _METAX})
+_WITHOUT_CONSOLE = frozenset({0x0302, 0x0380})
+"""Classes of displays that the VGA of a BMC never has."""
 
 
 _BRIDGE = 0x06
@@ -90,7 +92,7 @@ DEVICE_KINDS = {
             {
                 "0300": frozenset({_NVIDIA, _AMD, _INTEL}),  # VGA: not that of a BMC or an emulator
                 "0302": _GPU_VENDORS,  # 3D controller
-                "0380": _GPU_VENDORS,  # other display controller
+                "0380": _GPU_VENDORS,  # other display controller: not that of an emulator
                 "1200": _GPU_VENDORS - {_INTEL},  # processing accelerator; of Intel these are NPUs and FPGAs
             },
             "PCI classes 0302, 0380, 1200 of GPU vendors (1200 not of Intel); class 0300 of NVIDIA, AMD, Intel",
@@ -130,11 +132,12 @@ def find_kind(subclass: int, vendor: int, device: int | None, added: Collection[
     """The kind of a PCI function (see ``DeviceKind.matches``); None: devalloc does not publish it.
 
     ``added``: kinds of the admin's (``read_added_kinds``). The models that they name come before the classes of the
-    table, and their classes after. What the host may need, and what holds data, stays what it is.
+    table, and their classes after. What the host may need (a VGA, a bridge), and what holds data, stays what it is.
     """
     built_in = next((kind for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor, device)), None)
     own = None if built_in is None else built_in.name
-    if subclass >> 8 == _BRIDGE or (built_in is not None and (built_in.needs_erasing or not built_in.is_offered)):
+    is_needed = built_in is not None and not built_in.is_offered and subclass not in _WITHOUT_CONSOLE
+    if subclass >> 8 == _BRIDGE or is_needed or (built_in is not None and built_in.needs_erasing):
         return own
     named = (kind.name for kind in added if kind.device_ids and (vendor, device) in kind.device_ids)
     return next(named, own) or next((kind.name for kind in added if kind.has_class(subclass, vendor)), None)

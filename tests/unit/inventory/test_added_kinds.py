@@ -184,6 +184,23 @@ def test_what_the_table_says_of_data_and_of_the_host_stays(host: FakeHost) -> No
     assert {str(pools.attributes(device)["kind"]) for device in pools.devices} == {"storage", "display"}
 
 
+def test_a_display_that_no_bmc_has_can_be_named_by_its_model(host: FakeHost) -> None:
+    """GPUs of vendors that devalloc does not know. What the host shows its screen on stays reserved."""
+    kinds = read_added_kinds(["gpgpu=1ee0:0104"])
+    for bus, pci_class in (("21", 0x038000), ("22", 0x030200), ("23", 0x038000), ("24", 0x030000)):
+        card = Function(f"0000:{bus}:00.0", 0x1EE0, 0x0104, pci_class, native="gpgpu", drm=f"card{bus}")
+        host.add(replace(card, files={"boot_display": "1\n"} if bus == "23" else {}))
+    pools = seen(host, device_kinds=kinds)
+    assert {device: (pools.attributes(device)["kind"], pools.unavailable(device)) for device in pools.devices} == {
+        "0000-21-00-0": ("gpgpu", None),
+        "0000-22-00-0": ("gpgpu", None),
+        "0000-23-00-0": ("gpgpu", "reserved: boot display"),
+        "0000-24-00-0": ("display", "reserved: display of the host"),
+    }
+    hand = BindingRunner.on(host, device_kinds=kinds, allowed=frozenset({"gpgpu"}))
+    assert hand.prepare("0000-21-00-0").functions == ("0000:21:00.0",)
+
+
 def test_vfs_of_an_added_kind_need_the_admins_word(host: FakeHost) -> None:
     sriov = Sriov(2, offset=1, stride=1, vf_device=0x00E7, vf_driver="mpt3sas")
     host.add(Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas", sriov=sriov))

@@ -8,6 +8,7 @@ from devalloc.device_kinds import ALLOWABLE, DEVICE_KINDS, DeviceKind, check_nam
 from tests.support.repository import REPO
 
 NVIDIA, AMD, INTEL, MOORE_THREADS, ASPEED = 0x10DE, 0x1002, 0x8086, 0x1ED5, 0x1A03
+HYGON, METAX, VIRTIO, QXL = 0x1D94, 0x9999, 0x1AF4, 0x1B36
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,11 @@ NVIDIA, AMD, INTEL, MOORE_THREADS, ASPEED = 0x10DE, 0x1002, 0x8086, 0x1ED5, 0x1A
         (0x0302, MOORE_THREADS, "gpu"),
         (0x0380, AMD, "gpu"),
         (0x0380, ASPEED, "display"),
+        (0x0380, VIRTIO, "display"),
+        (0x0380, QXL, "display"),
+        (0x0380, HYGON, "gpu"),
+        (0x0380, METAX, "gpu"),
+        (0x0302, VIRTIO, "display"),
         (0x1200, NVIDIA, "gpu"),
         (0x1200, AMD, "gpu"),
         (0x1200, MOORE_THREADS, "gpu"),
