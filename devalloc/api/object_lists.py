@@ -14,7 +14,7 @@ _LIST = "List"
 
 def is_object_list(content: object) -> bool:
     """Whether a manifest is a list of objects."""
-    if not isinstance(content, Mapping) or not isinstance(content.get("items"), list):
+    if not (type(content) is dict or isinstance(content, Mapping)) or not isinstance(content.get("items"), list):
         return False
     kind = content.get("kind")
     return kind is None or (isinstance(kind, str) and kind.endswith(_LIST))
@@ -35,6 +35,9 @@ def flatten_lists(document: Any) -> Iterator[Any]:
 
     Raises ValueError for a list that contains itself.
     """
+    if not is_object_list(document):
+        yield document
+        return
     waiting: list[tuple[Iterator[Any], int]] = [(iter((document,)), id(document))]
     """What is left of the lists that are being read, from the outermost on, and the identities of their items."""
     around = {id(document)}

@@ -73,7 +73,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         try:
             answer = self._place(read)
             if answer["allocated"]:
-                self._assume((answer["namespace"], answer["name"]))
+                self._assumed.add((self._claim_kind, answer["namespace"], answer["name"]))
             return answer
         except OutOfTime as error:
             index.forget()

@@ -456,18 +456,12 @@ def _changed_kinds(one: NodeRecord | None, other: NodeRecord | None) -> set[int]
 
 
 def _is_as_before(before: NodeRecord, old: Pool, after: NodeRecord, new: Pool) -> bool:
-    if old is new and before.pools[old.index] is after.pools[new.index]:
-        return True
-    return (
-        old.resources == new.resources
-        and len(old.devices) == len(new.devices)
-        and all(
-            one.name == other.name
-            and before.kinds[one.index] is after.kinds[other.index]
-            and one.attributes == other.attributes
-            for one, other in zip(old.devices, new.devices, strict=True)
-        )
-    )
+    if before.pools[old.index] is not after.pools[new.index]:
+        return False  # of other kinds of devices, or with other resources
+    for one, other in zip(old.devices, new.devices, strict=True) if old is not new else ():
+        if one.name != other.name or one.attributes != other.attributes:
+            return False
+    return True
 
 
 NameT = TypeVar("NameT")

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.device_records import DeviceRecord, counters_digest, read_records, write_records
+from devalloc.api.device_records import (
+    DeviceRecord,
+    counters_digest,
+    read_records,
+    records_of_manifest,
+    write_records,
+)
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.check import check
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.manifests import with_defaults
 from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
 from tests.support import dra_builders
 from tests.support.dra_builders import counter_slice, slice_
@@ -322,6 +331,22 @@ def test_slices_that_lost_a_counter_give_nothing_beside_what_drew_on_it(solve: A
     assert not answer["allocated"]
     assert "default/held" in answer["message"]
     assert solve(published)["allocated"]
+
+
+def test_the_check_refuses_what_is_given_of_slices_that_lost_a_counter() -> None:
+    without = [dra_device("h1", None), dra_device("h2", None)]
+    published = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("s1", without, generation=2, count=1)}
+    ]
+    answer, held = dra_cold(published), dra_recorded(dra_device("whole", 4))
+    checker = ClusterChecker(read_gates(None))
+    checker.classes = {"any": ANY_CLASS}
+    checker.set_pool((dra_builders.DRIVER, "p"), published)
+    given = ("default", "waiter"), with_defaults(resource_claim("waiter", 2)), answer["allocations"]
+    assert checker.wrong(answer["node"], [given]) == []
+    checker.hold(("default", "held"), held["status"]["allocation"], records_of_manifest(held))
+    (wrong,) = checker.wrong(answer["node"], [given])
+    assert "the pool lacks counters that claims recorded" in wrong
 
 
 @DRA_WAYS

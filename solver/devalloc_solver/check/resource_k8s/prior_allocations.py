@@ -26,6 +26,8 @@ class PriorUsage:
         self.consumed: dict[DeviceId, dict[str, int]] = {}
         self._of_pools: dict[tuple[str, str], dict[DeviceId, list[DeviceRecord | None]]] = {}
         """pool -> device -> of each claim that has it, what it recorded of it"""
+        self._drawing: dict[tuple[str, str], int] = {}
+        """pool -> devices of which a claim recorded that they draw something"""
         for one in allocated.get("devices") or ():
             _add_count(self.whole, _device_id(one), 1)
         for one in allocated.get("shares") or ():
@@ -43,36 +45,50 @@ class PriorUsage:
         """The devices in use of a pool, with what those recorded that have them."""
         return self._of_pools.get((driver, pool), {})
 
+    def has_draws(self, driver: str, pool: str) -> bool:
+        """Whether claims recorded of any device of a pool that it draws something."""
+        return (driver, pool) in self._drawing
+
     def add(self, allocation: Manifest, records: Records) -> None:
         """A claim has an allocation, and recorded this of its devices."""
-        for key in self._change(allocation, 1):
-            self._record(key, records.get((f"{key[0]}/{key[1]}", key[2])) if records else None)
+        for one in _results_with_device(allocation):
+            if one.get("adminAccess") is not True:
+                key = self._count(one, 1)
+                record = _record_of(key, records) if records else None
+                of_pool = self._of_pools.get(key[:2])
+                if of_pool is None:
+                    of_pool = self._of_pools[key[:2]] = {}
+                if key in of_pool:
+                    of_pool[key].append(record)
+                else:
+                    of_pool[key] = [record]
+                if record is not None and record.draws:
+                    _add_count(self._drawing, key[:2], 1)
 
     def remove(self, allocation: Manifest, records: Records) -> None:
         """It has it no more."""
-        for key in self._change(allocation, -1):
-            held = self._of_pools[key[:2]]
-            held[key].remove(records.get((f"{key[0]}/{key[1]}", key[2])) if records else None)
-            if not held[key]:
-                del held[key]
-                if not held:
-                    del self._of_pools[key[:2]]
-
-    def _record(self, key: DeviceId, record: DeviceRecord | None) -> None:
-        self._of_pools.setdefault(key[:2], {}).setdefault(key, []).append(record)
-
-    def _change(self, allocation: Manifest, sign: int) -> Iterator[DeviceId]:
-        """Count what an allocation holds; the devices of which it holds something, once for each result."""
         for one in _results_with_device(allocation):
-            if one.get("adminAccess") is True:
-                continue
-            share, key = one.get("shareID"), _device_id(one)
-            if isinstance(share, str) and share:
-                self._share(one, sign)
-                _add_count(self.share_ids, (key, share), sign)
-            else:
-                _add_count(self.whole, key, sign)
-            yield key
+            if one.get("adminAccess") is not True:
+                key = self._count(one, -1)
+                record = _record_of(key, records) if records else None
+                of_pool = self._of_pools[key[:2]]
+                of_pool[key].remove(record)
+                if not of_pool[key]:
+                    del of_pool[key]
+                    if not of_pool:
+                        del self._of_pools[key[:2]]
+                if record is not None and record.draws:
+                    _add_count(self._drawing, key[:2], -1)
+
+    def _count(self, one: Manifest, sign: int) -> DeviceId:
+        """Count what a result holds; its device."""
+        share, key = one.get("shareID"), _device_id(one)
+        if isinstance(share, str) and share:
+            self._share(one, sign)
+            _add_count(self.share_ids, (key, share), sign)
+        else:
+            _add_count(self.whole, key, sign)
+        return key
 
     def _share(self, one: Manifest, sign: int) -> None:
         """A share of an amount that is negative or cannot be read is as good as the whole device."""
@@ -86,6 +102,11 @@ class PriorUsage:
             _add_count(consumed, name, sign * amount)
         if not consumed:
             del self.consumed[_device_id(one)]
+
+
+def _record_of(device: DeviceId, records: Records) -> DeviceRecord | None:
+    driver, pool, name = device
+    return records.get((f"{driver}/{pool}", name))
 
 
 def copy_allocation(allocation: Manifest) -> Manifest:

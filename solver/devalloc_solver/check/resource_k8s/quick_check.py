@@ -70,12 +70,12 @@ class PlainAnswers:
         given: dict[DeviceId, tuple[str, NodeDevice]] = {}
         drawing: dict[DeviceId, NodeDevice] = {}
         whole, shared, matches = held.whole, held.shared, self._verdicts.matches
-        pool_id, pool = ("", ""), None
+        pool_id, pool, has_draws = ("", ""), None, False
         for entry in entries:
             name = entry["request"]
             if pool_id != (entry["driver"], entry["pool"]):
                 pool_id = entry["driver"], entry["pool"]
-                pool = offer.pool(*pool_id)
+                pool, has_draws = offer.pool(*pool_id), held.has_draws(*pool_id)
             device = None if pool is None or pool.problem is not None else pool.devices.get(entry["device"])
             if device is None or name not in left or entry.keys() != _ENTRY_FIELDS:
                 return False
@@ -87,7 +87,7 @@ class PlainAnswers:
                     return False
             left[name] -= 1
             given[key] = name, device
-            if "consumesCounters" in device.manifest:
+            if has_draws or "consumesCounters" in device.manifest:
                 drawing[key] = device
         if any(left.values()) or not 0 < len(given) <= MAX_DEVICES:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from devalloc.api.device_records import DeviceRecord, Draws, counters_digest
+from devalloc.api.device_records import DeviceRecord, counters_digest
 from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
 from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, NodePool, PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
@@ -23,7 +23,7 @@ def use_violations(
     if not _are_free(answered, held):
         violations = _owner_violations(answered, ordinary, devices, held, shareable)
     if "DRAPartitionableDevices" in features:
-        violations += [*_closed_violations(devices, offer, held), *counter_violations(devices, offer, held)]
+        violations += counter_violations(devices, offer, held)
     return violations
 
 
@@ -105,76 +105,82 @@ def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) 
                 yield f"{'/'.join(key)}: {amounts[name]} of {total} {name} are consumed (nano units)"
 
 
-def _closed_violations(devices: Iterable[DeviceId], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
-    """Nothing but shares of what is in use is given of a pool that lacks counters which claims recorded."""
-    for driver, name in sorted({key[:2] for key in devices if key not in held}):
-        pool, records = offer.pool(driver, name), held.of_pool(driver, name)
-        if records and pool is not None and _lacks_counters(pool, offer, records):
-            yield f"{driver}/{name}: devices are given although the pool lacks counters that claims recorded (S18)"
-
-
 def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
-    """A device draws once, however many shares of it there are, and wherever it is reached from."""
-    new = {key: device for key, device in devices.items() if key not in held and device.draws}
+    """A device draws once, however many shares of it there are, and wherever it is reached from. Nothing but shares of
+    what is in use is given of a pool that lacks counters which claims recorded."""
+    new = {key: device for key, device in devices.items() if key not in held}
     for driver, name in sorted({key[:2] for key in new}):
+        drawing = [device for key, device in new.items() if device.draws and key[:2] == (driver, name)]
+        if not drawing and not held.has_draws(driver, name):
+            continue
         pool = offer.pool(driver, name)
         if pool is None:
             continue
-        drawn: dict[CounterId, int] = defaultdict(int)
-        for device in new.values():
-            if device.id[:2] == (driver, name):
-                for counter, amount in device.draws:
-                    if amount:  # who takes nothing of a counter is not kept off by what is in use of it
-                        drawn[counter] += amount
-        for counter, amount in _recorded_draws(pool, offer, held.of_pool(driver, name)):
-            if counter in drawn:
+        others = _unlike_published(pool, offer, held.of_pool(driver, name))
+        if others and _lacks_counters(pool, others):
+            yield f"{driver}/{name}: devices are given although the pool lacks counters that claims recorded (S18)"
+        if drawing:
+            yield from _overdrawn(pool, drawing, others, held)
+
+
+def _overdrawn(
+    pool: NodePool, devices: Iterable[NodeDevice], others: Sequence[RecordedDevice], held: PriorUsage
+) -> Iterator[str]:
+    """The counters of a pool of which these devices draw more than is left."""
+    drawn: dict[CounterId, int] = defaultdict(int)
+    for device in devices:
+        for counter, amount in device.draws:
+            if amount:  # who takes nothing of a counter is not kept off by what is in use of it
                 drawn[counter] += amount
-        for counter_set in {counter[2] for counter in drawn}:
-            drawing = pool.drawing.get(counter_set, {})
-            for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
-                for counter, amount in (draw for device in drawing[key] for draw in device.draws):
-                    if counter[2] == counter_set and counter in drawn:
-                        drawn[counter] += amount
-        for counter in sorted(drawn):
-            if drawn[counter] > pool.counters.get(counter, 0):
-                yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"
+    for counter, amount in _recorded_draws(pool, others) if others else ():
+        if counter in drawn:
+            drawn[counter] += amount
+    for counter_set in {counter[2] for counter in drawn}:
+        drawing = pool.drawing.get(counter_set, {})
+        for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
+            for counter, amount in (draw for device in drawing[key] for draw in device.draws):
+                if counter[2] == counter_set and counter in drawn:
+                    drawn[counter] += amount
+    for counter in sorted(drawn):
+        if drawn[counter] > pool.counters.get(counter, 0):
+            yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"
 
 
-def _held_in(
+RecordedDevice = tuple[NodeDevice | None, Sequence[DeviceRecord | None]]
+"""A device in use, or None of one that no slice has any more; and what the claims recorded of it that have it."""
+
+
+def _unlike_published(
     pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
-) -> Iterator[tuple[NodeDevice | None, Sequence[DeviceRecord | None]]]:
-    """The devices in use that a pool has, or had: None for one that no slice has any more."""
-    if not held:
-        return
+) -> list[RecordedDevice]:
+    """The devices in use that a pool has no more, or that it publishes with other draws than claims recorded."""
+    others: list[RecordedDevice] = []
+    lacking: list[DeviceId] = []
     published = pool.published
-    lacking = [key for key in held if key not in published]
-    everywhere = offer.device_names(*lacking[0][:2]) if lacking else None
-    missing = {key for key in lacking if everywhere is not None and key[2] not in everywhere}
     for key, records in held.items():
-        if key in published or key in missing:
-            yield published.get(key), records
+        device = published.get(key)
+        if device is None:
+            lacking.append(key)
+            continue
+        for record in records:  # mostly they recorded what the slice says, or nothing
+            if record is not None and record.draws is not None and record.draws != pool.draws_to_record(device):
+                others.append((device, records))
+                break
+    if lacking:
+        everywhere = offer.device_names(*lacking[0][:2])
+        others += [(None, held[key]) for key in lacking if everywhere is not None and key[2] not in everywhere]
+    return others
 
 
-def _lacks_counters(
-    pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
-) -> bool:
+def _lacks_counters(pool: NodePool, others: Iterable[RecordedDevice]) -> bool:
     """Whether claims recorded counters of a pool that it does not have any more: no one knows who draws on them."""
     names = {"/".join(counter[2:]) for counter in pool.counters}
-    recorded = (record for _, records in _held_in(pool, offer, held) for record in records)
+    recorded = (record for _, records in others for record in records)
     return any(record is not None and not dict(record.draws or ()).keys() <= names for record in recorded)
 
 
-def _recorded_draws(
-    pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
-) -> Iterator[tuple[CounterId, int]]:
+def _recorded_draws(pool: NodePool, others: Iterable[RecordedDevice]) -> Iterator[tuple[CounterId, int]]:
     """What devices in use draw beyond what the slices say: as recorded, or all there is if that is not known."""
-    others = [
-        (device, records)
-        for device, records in _held_in(pool, offer, held)
-        if device is None or not _are_as_published(records, pool.draws_to_record(device))
-    ]
-    if not others:
-        return
     names = {"/".join(counter[2:]): counter for counter in pool.counters}
     digest = counters_digest(frozenset(names))
     for device, records in others:
@@ -193,10 +199,3 @@ def _recorded_draws(
             for name, amount in draws.items():
                 counted[names[name]] = max(amount, counted.get(names[name], 0))
         yield from ((counter, amount - own[counter]) for counter, amount in counted.items() if amount > own[counter])
-
-
-def _are_as_published(records: Sequence[DeviceRecord | None], published: Draws | None) -> bool:
-    """Whether claims that have a device recorded of it what its slice says, or nothing."""
-    return published is not None and all(
-        record is None or record.draws is None or record.draws == published for record in records
-    )

@@ -14,7 +14,7 @@ from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, Resource
 from devalloc_solver.dialects.resource_k8s.decode import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
 from devalloc_solver.dialects.resource_k8s.manifests import Key
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, records_of_devices
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, record_of_device
 from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.placement import PlacedDevice, Placement
@@ -175,11 +175,7 @@ def allocated_answer(
 ) -> dict[str, Any]:
     """The answer for a claim that has an allocation; ``allocations`` is its AllocationResult. ``lost``: devices of it
     that no longer exist."""
-    gone = {
-        "warnings": [loss_message(one) for one in lost],
-        "lost": [dict(zip(("driver", "pool", "device"), one, strict=True)) for one in lost],
-    }
-    return {
+    answer = {
         "namespace": key[0],
         "name": key[1],
         "allocated": True,
@@ -188,8 +184,11 @@ def allocated_answer(
         "oneOf": None,
         "reason": None,
         "message": None,
-        **(gone if lost else {}),
     }
+    if lost:
+        answer["warnings"] = [loss_message(one) for one in lost]
+        answer["lost"] = [dict(zip(("driver", "pool", "device"), one, strict=True)) for one in lost]
+    return answer
 
 
 def loss_message(device: DeviceId) -> str:
@@ -199,8 +198,9 @@ def loss_message(device: DeviceId) -> str:
 
 def records_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
     """What is to be recorded of the devices of an answer: what they draw, if that matters."""
-    held = [one.offer for one in given if one.offer.pool.counters and not one.subrequest.admin]
-    return records_of_devices(held, gates) if held else {}
+    held = [one.offer for one in given if not one.subrequest.admin]
+    records = [(offer, record_of_device(offer, gates)) for offer in held]
+    return {(offer.pool.title, offer.device.name): record for offer, record in records if record is not None}
 
 
 def annotations_of(records: Mapping[PoolDevice, DeviceRecord]) -> dict[str, str]:

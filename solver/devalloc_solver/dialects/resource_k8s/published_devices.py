@@ -62,13 +62,6 @@ class DeviceUsage:
     records: dict[DeviceId, list[DeviceRecord | None]] = field(default_factory=lambda: defaultdict(list))
     """of each claim that has the device, what it recorded of it"""
 
-    def add(self, other: DeviceUsage) -> None:
-        """Devices that others have, besides; of shares, only which devices they are of."""
-        self.whole |= other.whole
-        self.shared |= other.shared
-        for device, records in other.records.items():
-            self.records[device] += records
-
     def is_used(self, device: DeviceId) -> bool:
         return device in self.whole or device in self.shared
 
@@ -239,6 +232,8 @@ class RecordedUse:
 
 def recorded_use(usage: DeviceUsage, book: SliceBook, pools: Iterable[ResourcePool]) -> RecordedUse:
     """What is in use of pools that have counters, or had some."""
+    if not usage.records:
+        return NOTHING_RECORDED
     drawn = {one[:2] for one, records in usage.records.items() if any(map(has_draws, records))}
     counted = [pool for pool in pools if pool.counters or pool.id in drawn]
     held: dict[PoolId, set[str]] = {pool.id: set() for pool in counted}
@@ -513,6 +508,8 @@ def resources_of(offer: PublishedDevice) -> Mapping[str, core.Resource]:
 
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
+    if not (offer.device.consumes or offer.drawn or offer.lost):
+        return ()
     own = _own_draws(offer, gates)
     return tuple(sorted((*own, *offer.lost))) if offer.lost else own
 
@@ -524,15 +521,12 @@ def _own_draws(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     return _draws(offer.device.consumes) if counts else ()
 
 
-def records_of_devices(offers: Iterable[PublishedDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
-    """What is to be recorded of devices that a claim gets, as long as it has them: of pools with counters."""
-    return {
-        (offer.pool.title, offer.device.name): DeviceRecord.shared(
-            _own_draws(offer, gates), _digest_of(tuple(offer.pool.counters)), None
-        )
-        for offer in offers
-        if offer.pool.counters and _may_have_counters(offer.pool, gates)
-    }
+def record_of_device(offer: PublishedDevice, gates: frozenset[str]) -> DeviceRecord | None:
+    """What is to be recorded of a device that a claim gets, as long as it has it; None if its pool has no counters."""
+    pool = offer.pool
+    if not pool.counters or not _may_have_counters(pool, gates):
+        return None
+    return DeviceRecord.shared(_own_draws(offer, gates), _digest_of(tuple(pool.counters)), None)
 
 
 @lru_cache(maxsize=1024)

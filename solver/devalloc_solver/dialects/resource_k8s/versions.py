@@ -27,9 +27,11 @@ def as_v1(content: Any) -> Any:
 
     Fields that no version has stay where they were, so that reading the object reports them.
     """
-    if not isinstance(content, Mapping):
+    if not (type(content) is dict or isinstance(content, Mapping)):
         return content
     version = content.get("apiVersion")
+    if version == API_VERSION:
+        return content
     if version == V1BETA2 or (content.get("kind") == "DeviceTaintRule" and version in TAINT_RULE_VERSIONS):
         return {**content, "apiVersion": API_VERSION}
     if version != V1BETA1 or misplaced_field(content) is not None:
@@ -96,11 +98,12 @@ def _misplaced_in_requests(requests: list[Any], path: str, *, is_old: bool) -> t
 
 def _misplaced_in_devices(devices: list[Any], path: str, *, is_old: bool) -> tuple[str, str] | None:
     for number, device in enumerate(devices):
-        if not isinstance(device, Mapping):
+        if not (type(device) is dict or isinstance(device, Mapping)):
             continue
-        if not is_old and "basic" in device:
-            return f"{path}[{number}].basic", "is a field of v1beta1: move what is below it up to the device"
-        flat = [str(name) for name in device if name not in ("name", "basic")]
-        if is_old and flat:
+        if not is_old:
+            if "basic" in device:
+                return f"{path}[{number}].basic", "is a field of v1beta1: move what is below it up to the device"
+            continue
+        if flat := [str(name) for name in device if name not in ("name", "basic")]:
             return f"{path}[{number}].{flat[0]}", f"is below `basic` in v1beta1: write apiVersion: {API_VERSION}"
     return None

@@ -25,7 +25,6 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     devices_of_placement,
     make_result,
     placed_answer,
-    records_of,
     rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
@@ -41,8 +40,10 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    NO_RECORDS,
     PublishedDevice,
     lost_devices,
+    record_of_device,
     records_of_claim,
 )
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
@@ -67,6 +68,7 @@ from devalloc_solver.pipeline.resource_k8s import (
     usage_of_claims,
 )
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.snapshot import Pool
 
 
 class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
@@ -171,13 +173,10 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             key = claim.key
             given = by_key.get(key) if claim.allocation is None else None
             if given is not None and given["allocated"]:
-                self._keep(
-                    ReadResourceClaim(claim, problem_input.manifests[key], None),
-                    claim,
-                    _deep_copy(given["allocations"]),
-                    None,
-                    given.get("annotations", {}),
-                )
+                read = ReadResourceClaim(claim, problem_input.manifests[key], None)
+                annotations = given.get("annotations", {})
+                result = _deep_copy(given["allocations"])
+                self._keep(read, claim, result, None, annotations, records_of_claim(annotations))
                 self._assume(key)
         return answer
 
@@ -220,9 +219,11 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return _name(document)
 
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
-        document = as_v1(document)
+        document, state = as_v1(document), self._state
         self._change(name, [document])
-        problem_input = read_documents([document], self._gates)
+        resource_slice = None if name in state.tainted else state.slices.get(name)
+        read = {} if resource_slice is None else {id(document): resource_slice}
+        problem_input = read_documents([document], self._gates, read, state.checked)
         return (*problem_input.problems, *usage_of_claims(problem_input)[2])
 
     def _remove(self, name: Name) -> bool:
@@ -261,26 +262,29 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
         given: list[AllocatedRequestDevice] = []
-        held: list[tuple[PublishedDevice, tuple[tuple[str, int], ...] | None]] = []
+        entries: list[HeldDevice] = []
+        records: dict[PoolDevice, DeviceRecord] = {}
         items: list[HeldItem] = []
         chosen: dict[int, int | None] = {}
         in_order = spot.given if len(spot.given) == 1 else sorted(spot.given, key=_by_request)
-        for request, _, device, _, amounts in in_order:
+        for request, pool, device, _, amounts in in_order:
             offer, subrequest = published_device(device), request.spec.subrequest
             takes, taken = (self._takes(subrequest, offer), amounts) if offer.is_shareable else (None, None)
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             chosen[request.detail] = request.alternative
             if not subrequest.admin:
-                held.append((offer, taken))
+                record = self._record(pool, offer) if pool.resources else None
+                if record is not None:
+                    records[pool.name, device.name] = record
+                entries.append(HeldDevice(offer.pool.id, device.name, taken, record))
                 items.append((spot.node, device.index, taken))
         warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        records = records_of(given, self._gates)
-        annotations = annotations_of(records)
-        entries = tuple([_held_device(offer, taken, records) for offer, taken in held])
-        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, entries), items), annotations)
+        annotations = annotations_of(records) if records else {}
+        granted = HeldDevices(priority_of(claim), None, tuple(entries)), items
+        self._keep(read, claim, result, granted, annotations, records if annotations else NO_RECORDS)
         answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
         answer["oneOf"] = chosen_alternatives(claim, chosen.items())
         if annotations:
@@ -288,6 +292,13 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         if warnings:
             answer["warnings"] = [*warnings]
         return answer
+
+    def _record(self, pool: Pool, offer: PublishedDevice) -> DeviceRecord | None:
+        """What is to be recorded of a device of the index."""
+        record = pool.records.get(offer.device.name)
+        if record is None and (record := record_of_device(offer, self._gates)) is not None:
+            pool.records[offer.device.name] = record
+        return record
 
     def _takes(self, subrequest: SubRequest, offer: PublishedDevice) -> Mapping[str, Amount]:
         """What a share takes of a device that was accepted. Raises AllocationError."""
@@ -309,15 +320,15 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         result: Manifest,
         granted: tuple[HeldDevices, list[HeldItem]] | None,
         annotations: Mapping[str, str],
+        records: Mapping[PoolDevice, DeviceRecord],
     ) -> None:
         """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index.
-        ``annotations``: what its answer writes on it besides."""
+        ``annotations``: what its answer writes on it besides, and ``records``: what these record of its devices."""
         state, key, manifest = self._state, claim.key, _annotated(read.manifest, annotations)
         status = manifest.get("status")
         before = status if status is not None and isinstance(status, Mapping) else {}
         new_status = {**before, "allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
-        records = records_of_claim(annotations)
         if granted is None:
             state.hold(key, priority_of(claim), result, records)
         else:
@@ -350,26 +361,20 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         answer = placed_answer(placement, _deep_copy(result), devices.offers, self._gates)
-        self._keep(read, claim, result, None, answer.get("annotations", {}))
+        annotations = answer.get("annotations", {})
+        self._keep(read, claim, result, None, annotations, records_of_claim(annotations))
         return answer
 
 
 def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
     """A claim with what its answer writes on it, in place of what an earlier one wrote."""
     metadata = manifest.get("metadata")
-    own = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-    before = own if isinstance(own, Mapping) else {}
+    own = metadata.get("annotations") if type(metadata) is dict or isinstance(metadata, Mapping) else None
+    before = own if own is not None and isinstance(own, Mapping) else {}
     if not annotations and DEVICE_RECORDS not in before:
         return manifest
     others = {name: text for name, text in before.items() if name != DEVICE_RECORDS}
     return {**manifest, "metadata": {**(metadata or {}), "annotations": {**others, **annotations}}}
-
-
-def _held_device(
-    offer: PublishedDevice, taken: tuple[tuple[str, int], ...] | None, records: Mapping[PoolDevice, DeviceRecord]
-) -> HeldDevice:
-    record = records.get((offer.pool.title, offer.device.name)) if records else None
-    return HeldDevice(offer.pool.id, offer.device.name, taken, record)
 
 
 def _by_request(given: ChosenDevice) -> tuple[int, int]:

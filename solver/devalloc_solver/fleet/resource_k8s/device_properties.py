@@ -103,7 +103,7 @@ def local_snapshot(
                     frozenset() if offer.is_ghost else None,
                     traits,
                     offer,
-                    ghost_of(offer, gates),
+                    ghost_of(offer, gates) if offer.is_ghost else None,
                 )
             )
         counters = counters_with_lost(pool, by_pool.get(id(pool), ()))

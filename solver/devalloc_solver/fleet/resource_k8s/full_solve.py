@@ -53,9 +53,7 @@ class FullCluster:
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
         """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
-        usage = DeviceUsage()
-        for tenant in state.allocations.values():
-            usage.add(usage_of(tenant))
+        usage = usage_of(*state.allocations.values())
         devices = ClusterDevices.of(state.all_slices(), state.nodes, usage, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
         full_cluster = cls(state.classes, devices, state.placement, shared_selectors, state.left_out)

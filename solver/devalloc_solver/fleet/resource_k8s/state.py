@@ -41,15 +41,17 @@ from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedD
 from devalloc_solver.problem.snapshot import Snapshot
 
 
-def usage_of(held: HeldDevices) -> DeviceUsage:
-    """What a claim holds, as a usage."""
+def usage_of(*claims: HeldDevices) -> DeviceUsage:
+    """What claims hold, as a usage."""
     usage = DeviceUsage()
-    for (driver, pool), device, amounts, record in held.entries:
-        if amounts is None:
-            usage.whole.add((driver, pool, device))
-        else:
-            usage.add_share((driver, pool, device), None, dict(amounts))
-        usage.records[driver, pool, device].append(record)
+    for held in claims:
+        for pool, name, amounts, record in held.entries:
+            device = *pool, name
+            if amounts is None:
+                usage.whole.add(device)
+            else:
+                usage.add_share(device, None, dict(amounts))
+            usage.records[device].append(record)
     return usage
 
 
@@ -94,6 +96,8 @@ class ClusterState:
     """pool -> the node that it is of; None for one of the commons"""
     _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
     """node (None: the commons) -> its pools"""
+    _with_recorded: set[str] = field(default_factory=set)
+    """nodes of which devices in use draw more than is published"""
 
     def __post_init__(self) -> None:
         self.index = NodeIndex(self.placement)
@@ -177,14 +181,13 @@ class ClusterState:
         keys = keys | self.holders.on_nodes(places)
         for key in keys:
             self.holders.lift(key)
-        usage = DeviceUsage()
-        for key in keys:
-            usage.add(usage_of(self.allocations[key]))
+        usage = usage_of(*[self.allocations[key] for key in keys])
         for node in sorted(place for place in places if place is not None):
             if node in self._own:
                 self.index.put(node, self._snapshot(node, usage))
             else:
                 self.index.drop(node)
+                self._with_recorded.discard(node)
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
 
@@ -315,7 +318,12 @@ class ClusterState:
         book = self.book(self._own[node])
         pools = book.pools(ClusterNode(node))
         recorded = NOTHING_RECORDED if usage is None else recorded_use(usage, book, pools)
-        return local_snapshot(node, pools, self.gates, self._properties, recorded)
+        snapshot = local_snapshot(node, pools, self.gates, self._properties, recorded)
+        if recorded.records and any(published_device(one).drawn is not None for one in snapshot.devices):
+            self._with_recorded.add(node)
+        else:
+            self._with_recorded.discard(node)
+        return snapshot
 
     @property
     def common_holders(self) -> set[Key]:
@@ -411,8 +419,10 @@ class ClusterState:
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        items = self.index.held.get(key, ())
-        places = {node for node, device, _ in items if node is not None and self._is_recorded(node, device)}
+        places = set()
+        if self._with_recorded:
+            items = self.index.held.get(key, ())
+            places = {node for node, device, _ in items if node is not None and self._is_recorded(node, device)}
         if self.holders.leave(key) is None:
             return
         if places:
