@@ -20,6 +20,9 @@ _RANGES = "iomem"
 _RANGE = re.compile(r"(?P<indent> *)[0-9a-f]+-[0-9a-f]+ : (?P<name>\S.*)", re.ASCII)
 _DRIVERS = frozenset({"efidrm", "efifb", "simpledrm", "simplefb", "vesadrm", "vesafb"})
 """Drivers for a framebuffer of the firmware."""
+_FIRMWARE = "BOOTFB"
+"""That framebuffer itself, also without a driver: it keeps the memory until a native driver comes, and from VFIO."""
+_OF_FIRMWARE = f"boot display, in whose memory the firmware's framebuffer ({_FIRMWARE}) still is"
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class BootDisplay:
         if self._drivers is None:
             self._drivers = _framebuffer_drivers(self.tree)
         if (driver := self._drivers.get(function.address)) is not None:
-            return f"boot display, which {driver} draws on"
+            return f"boot display, which {driver} draws on" if driver != _FIRMWARE else _OF_FIRMWARE
         unread = first_unreadable(self.tree, {_RANGES})
         return f"{unread} cannot be read" if unread is not None else None
 
@@ -59,7 +62,7 @@ def _framebuffer_drivers(tree: Tree) -> dict[Address, str]:
         depth, name = len(match["indent"]), match["name"]
         while above and above[-1][0] >= depth:
             above.pop()
-        if name in _DRIVERS:
+        if name in {*_DRIVERS, _FIRMWARE}:
             drivers |= {address: name for _, address in above if address is not None}
         above.append((depth, Address.parse(name)))
     return drivers

@@ -23,6 +23,7 @@ _VENDORS = {
     0x1077: "qlogic", 0x1425: "chelsio", 0x1924: "solarflare", 0x10EC: "realtek", 0x177D: "cavium", 0x11AB: "marvell",
     0x1B4B: "marvell", 0x1DD8: "pensando", 0x19EE: "netronome", 0x1D6A: "aquantia", 0x1FC9: "tehuti",
     0x10EE: "xilinx", 0x1172: "altera", 0x1DA3: "habana", 0x1E52: "tenstorrent", 0x1BCF: "nec", 0x1ED5: "moore-threads",
+    0x9999: "metax",
     0x1AE0: "google", 0x1D0F: "amazon", 0x1414: "microsoft", 0x15AD: "vmware", 0x19E5: "huawei", 0x1D94: "hygon",
     0x1AF4: "virtio", 0x1B36: "qemu", 0x1234: "qemu", 0x1A03: "aspeed", 0x102B: "matrox",
     0x144D: "samsung", 0x1344: "micron", 0xC0A9: "micron", 0x1E0F: "kioxia", 0x1179: "toshiba", 0x15B7: "sandisk",

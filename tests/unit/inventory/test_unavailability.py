@@ -322,6 +322,9 @@ class TestWhatTheHostNeeds:
         host.proc("iomem", "\n".join((*ranges, "  2800000000-2fffffffff : 0000:c3:00.0", *drawn, *other)))
         assert reason(host, "0000-c3-00-0") == f"reserved: boot display, which {driver} draws on"
         assert reason(host, "0000-c5-00-0") is None
+        host.proc("iomem", "\n".join((*ranges, "  2800000000-2fffffffff : 0000:c3:00.0", drawn[0], *other)))
+        why = "in whose memory the firmware's framebuffer (BOOTFB) still is"
+        assert reason(host, "0000-c3-00-0") == f"reserved: boot display, {why}"
 
     def test_the_console(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())
