@@ -28,6 +28,7 @@ from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
     apply_relaxations,
+    ask_for_the_same,
     drop_unneeded,
     first_sufficient,
     unmatched_requests,
@@ -184,6 +185,10 @@ class Explainer(ABC):
 
         Members of its group but ``key``, the claim that gets the message, may be left out; None: none may.
         """
+
+    @abstractmethod
+    def members(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        """Leaving out each claim of a unit, in the order of its claims."""
 
     @abstractmethod
     def drivers_of_class(self, request: Request) -> frozenset[str] | None:
@@ -517,17 +522,32 @@ class Explainer(ABC):
         return findings
 
     def _all_apart(self, unit: PlacementUnit, keys: Sequence[Key]) -> dict[Key, Finding]:
-        """The same for all members: rules that come before leaving out members are the same for each of them."""
+        """The same for all members: rules that come before leaving out members are the same for each of them. If all
+        ask for the same, each is to leave out as many as the first one, at the same places among its others."""
         first, *others = keys
-        finding = self._apart(unit, first)
-        if finding.edits and all(edit.kind in _COMMON_TO_MEMBERS for edit in finding.edits):
-            return dict.fromkeys(keys, finding)
-        return {first: finding} | {key: self._apart(unit, key) for key in others}
+        reason, edits = self._why_apart(unit, first)
+        findings = {first: self._apart(unit, reason, edits)}
+        named = findings[first].edits
+        if named and all(edit.kind in _COMMON_TO_MEMBERS for edit in named):
+            return dict.fromkeys(keys, findings[first])
+        if ask_for_the_same(unit) and all(edit.kind == "member" for edit in edits):
+            offers = dict(zip((demand.key for demand in unit.demands), self.members(unit), strict=True))
+            names = [edit.entry for key, edit in offers.items() if key != first]
+            places = [names.index(edit.entry) for edit in edits]
+            for key in others:
+                around = [edit for other, edit in offers.items() if other != key]
+                findings[key] = self._apart(unit, reason, [around[place] for place in places])
+            return findings
+        return findings | {key: self._apart(unit, *self._why_apart(unit, key)) for key in others}
 
-    def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
-        """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
+    def _why_apart(self, unit: PlacementUnit, key: Key) -> tuple[Reason, list[Relaxation]]:
+        """Why no node has room for all, and which rules or other members to leave out, as the member ``key`` sees it:
+        each fits some node."""
         question = self.question(unit, ())
-        reason, edits = self.why_impossible(question, self.relaxations(question, key))
+        return self.why_impossible(question, self.relaxations(question, key))
+
+    def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Finding:
+        """The finding that a member reports of that."""
         message = f"group {unit.group} is all-or-nothing and shares a node"
         if lack := self.lack(unit, reason, edits):
             message += f": {lack}"

@@ -327,6 +327,21 @@ class UnitRelaxations(ABC):
         return Relaxation(entry, words, apply, alike=(key, detail_key(detail)))
 
 
+def ask_for_the_same(unit: PlacementUnit) -> bool:
+    """Whether each claim of a unit is as good as any other of it."""
+    first = unit.demands[0]
+    specs = [request.spec for request in first.requests]
+    kinds = {
+        (
+            (*map(detail_key, demand.details),),
+            (demand.match, demand.shared, demand.relations, demand.most, demand.once),
+            (demand.claim.priority, demand.key in unit.pinned_by),
+        )
+        for demand in unit.demands
+    }
+    return len(kinds) == 1 and all([request.spec for request in one.requests] == specs for one in unit.demands)
+
+
 def detail_key(requests: Sequence[Request]) -> object:
     """Equal for details of a claim that ask for the same."""
     return tuple(

@@ -9,6 +9,8 @@ import pytest
 from devalloc.api.cordon import apply_all_cordons
 from devalloc.api.meta import CORDONED_NODE, UNAVAILABLE
 from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.explain import explainer
+from devalloc_solver.explain.explainer import Explainer
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -365,3 +367,23 @@ def test_a_warm_fleet_explains_a_cordon_in_the_same_words_and_lists_no_other_nod
     assert "once node n1 is uncordoned" in cold["message"] or count == 9
     assert (warm["reason"], warm["message"]) == (cold["reason"], cold["message"])
     assert warm["blockers"] == [{k: v for k, v in one.items() if k != "otherNodes"} for one in cold["blockers"]]
+
+
+@pytest.mark.parametrize("counts", [[3] * 6, [1, 2] * 3, [4] * 2, [3] * 5 + [4]])
+def test_equal_members_of_a_group_report_what_a_search_for_each_would_find(
+    counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = {"devalloc.io/group": "vm"}
+    members = [
+        claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": count}}, annotations=vm)
+        for number, count in enumerate(counts)
+    ]
+    searched: list[object] = []
+    search = Explainer.why_impossible
+    monkeypatch.setattr(Explainer, "why_impossible", lambda *args: (searched.append(args), search(*args))[1])
+    documents = [GPU, gpus(7), gpus(5, "n2"), *members]
+    reported = solve_manifests(documents)["claims"]
+    assert len(searched) == (1 if len({*counts}) == 1 else len(counts))
+    monkeypatch.setattr(explainer, "ask_for_the_same", lambda unit: False)
+    assert reported == solve_manifests(documents)["claims"]
+    assert {one["reason"] for one in reported} == {"GroupUnsatisfiable"}

@@ -92,6 +92,9 @@ class DeviceClaimExplainer(Explainer):
         offers = self._offers(question.unit)
         return offers.in_order(question, self.finder, () if key is None else offers.members(key))
 
+    def members(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        return self._offers(unit).members(None)
+
     def schedulability_edits(self, unit: PlacementUnit) -> Sequence[Relaxation]:
         return [*self._offers(unit).schedulability_edits(self.snapshot).values()]
 

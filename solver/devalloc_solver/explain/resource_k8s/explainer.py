@@ -136,6 +136,9 @@ class ResourceClaimExplainer(Explainer):
         relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)
         return relaxations.in_order(self.shared_limits(), () if key is None else relaxations.members(key)[::-1])
 
+    def members(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        return ResourceClaimRelaxations(unit, self.explained or unit).members(None)
+
     def shared_limits(self) -> Sequence[Relaxation]:
         if self._counters is None:
             has_counters = any(is_counter(name) for pool in self.snapshot.pools for name in pool.resources)
