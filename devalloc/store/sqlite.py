@@ -61,8 +61,9 @@ _BUFFER_BYTES = 1 << 16
 class FileWatch:
     """Writes to one file by processes of this host. Not thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = _open_inotify(path)
+    def __init__(self, path: Path | None) -> None:
+        """``path`` None: nothing is waited for."""
+        self._fd = -1 if path is None else _open_inotify(path)
 
     @property
     def is_supported(self) -> bool:
@@ -155,7 +156,8 @@ class SQLiteStore:
         wanted, version = _kinds(kinds), parse_version(since)
         until = None if timeout is None else time.monotonic() + timeout
         connection, file = self._reader()
-        with closing(connection), closing(FileWatch(wal_path(self.path))) as writes:
+        is_look = timeout is not None and timeout <= 0  # the kernel takes 10 ms to end the watch of a file
+        with closing(connection), closing(FileWatch(None if is_look else wal_path(self.path))) as writes:
             rows, seen = SqlStatements(connection), None
             active_until = time.monotonic() + ACTIVE_SECONDS
             while stop is None or not stop.is_set():

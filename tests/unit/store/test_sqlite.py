@@ -819,3 +819,13 @@ def test_a_user_without_a_home_folder_hears_what_to_set(monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(Unusable, match="no home folder for the store: set HOME or DEVALLOC_STORE"):
         default_path({}, 12345)
+
+
+def test_a_look_at_what_has_changed_watches_no_file(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Path] = []
+    monkeypatch.setattr(sqlite_store, "_open_inotify", lambda path: (watched.append(path), -1)[1])
+    store.create(claim("c"))
+    assert [event.object["metadata"]["name"] for event in store.watch(timeout=0)] == ["c"]
+    assert watched == []
+    assert [*store.watch(since=store.list().resource_version, timeout=0.01)] == []
+    assert watched, "it waits"
