@@ -256,6 +256,10 @@ class BackgroundSearches:
         with self._lock:
             return dict(self._usage.total)
 
+    def is_late(self, claims: Iterable[Object]) -> bool:
+        """Whether the expressions of one of these claims are evaluated in turns, round after round."""
+        return any(_key(claim) in self._late_rounds for claim in claims)
+
     def solve(
         self,
         fleet: SearchableFleet,

@@ -277,7 +277,11 @@ class IncrementalSolver(_WaitingFleet):
                 if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                     return None
                 previous_round.answers[name[2], name[3]] = answer
-        given: list[Any] = [fleet.allocate(claim, deadline) for claim in waiting]
+        if self._searches.is_late(waiting):
+            return None
+        is_quick = self._searches.is_open
+        share = min(deadline or QUICK_SECONDS, QUICK_SECONDS) if is_quick else deadline
+        given: list[Any] = [fleet.allocate(claim, share, is_quick=is_quick) for claim in waiting]
         _withdraw(fleet, waiting, given)
         if not all(each["allocated"] for each in given):
             return None
@@ -493,7 +497,7 @@ class IncrementalResourceSolver(_WaitingFleet):
         fleet = self._warm.take()
         by_key = {ClaimView(claim).key: claim for claim in claims}
         self._is_proven = True
-        answers = self._one_by_one(fleet, claims, ends)
+        answers = [] if self._searches.is_late(claims) else self._one_by_one(fleet, claims, ends)
         _withdraw(fleet, claims, answers)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
         if not is_answered and (len(claims) > 1 or not answers or self._is_left(answers[0])):
@@ -509,7 +513,7 @@ class IncrementalResourceSolver(_WaitingFleet):
         """The answers up to the first refusal; none if there is a group, which is answered as a whole.
 
         Of several claims each has its share of a quarter of the time: what takes longer is answered with the others,
-        and what takes longer than a round has beside the loop. Expressions of a single claim have all of the time.
+        and what takes longer than a round has beside the loop, or in turns if it is expressions.
         """
         answers: list[Any] = []
         if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
@@ -518,18 +522,18 @@ class IncrementalResourceSolver(_WaitingFleet):
         for number, claim in enumerate(sorted(claims, key=order_of)):
             left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and several else left
-            if self._searches.is_open:
+            is_quick = self._searches.is_open
+            if is_quick:
                 share = QUICK_SECONDS if share is None else min(share, QUICK_SECONDS)
-            answers.append(fleet.allocate(claim, share))
-            if not several and answers[-1].get("exceeded") == "time":
-                answers = [fleet.allocate(claim, seconds_left(ends))]
+            answers.append(fleet.allocate(claim, share, is_quick=is_quick))
             if not answers[-1]["allocated"]:
                 break
         return answers
 
     def _is_left(self, answer: _Answer) -> bool:
-        """Whether a single claim is to be searched for beside the loop."""
-        return self._searches.is_open and answer["reason"] == Reason.SEARCH_LIMIT and "exceeded" not in answer
+        """Whether a single claim is to be searched for beside the loop, or its expressions evaluated in turns."""
+        is_unknown = answer["reason"] == Reason.SEARCH_LIMIT and answer.get("exceeded") in (None, "time")
+        return self._searches.is_open and is_unknown
 
 
 def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:

@@ -349,6 +349,11 @@ class Costs:
         """The expression has cost nothing: what it cost before was for other devices, or is to be found out again."""
         self._costs.pop(expression, None)
 
+    def take_over(self, expression: str, others: Costs) -> None:
+        """The expression has cost what it has cost there."""
+        if (cost := others._costs.get(expression)) is not None:
+            self._costs[expression] = cost
+
     @property
     def total(self) -> int:
         """The steps that all have cost beyond what is FREE."""

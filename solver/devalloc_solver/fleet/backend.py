@@ -57,11 +57,11 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> Answer:
-        """Place one claim, have the answer checked, and keep what it got."""
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS, *, is_quick: bool = False) -> Answer:
+        """Place one claim, have the answer checked, and keep what it got. ``is_quick``: see ``Allowance.begin``."""
         started = time.monotonic()
         index = self._state.index
-        index.allowance.begin(end_time(deadline, started), started, started)
+        index.allowance.begin(end_time(deadline, started), started, started, is_quick=is_quick)
         read = self._read(claim)
         answer = self._settled(read)
         if answer is not None:

@@ -108,7 +108,9 @@ class Fleet:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> ClaimAnswerDict:
+    def allocate(
+        self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS, *, is_quick: bool = False
+    ) -> ClaimAnswerDict:
         """Place one claim, have the answer checked, and keep what it got.
 
         Args:
@@ -116,6 +118,7 @@ class Fleet:
                 "name": …}}`` will do. One that holds devices already is answered with these.
             deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
                 for as long as it takes.
+            is_quick: expressions have no time beyond a short deadline. Further calls go on where this one ended.
 
         Returns:
             The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits; for a
@@ -126,7 +129,7 @@ class Fleet:
             ValueError: if it is not the manifest of a claim, or ``deadline`` is invalid.
             KeyError: when only the name is given and no such claim is kept.
         """
-        return cast(ClaimAnswerDict, self._backend(claim).allocate(claim, deadline))
+        return cast(ClaimAnswerDict, self._backend(claim).allocate(claim, deadline, is_quick=is_quick))
 
     @gc_paused()
     def allocate_all(

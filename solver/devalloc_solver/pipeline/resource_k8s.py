@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from devalloc.api.problems import Problem
 from devalloc_solver.answer_types import ResourceSolutionDict
-from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, Allowance, SearchCutShort
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list
 from devalloc_solver.dialects.resource_k8s.answers import (
@@ -81,6 +81,7 @@ class PreparedCluster:
     problems: tuple[Problem, ...]
     lost: Mapping[Key, Sequence[DeviceId]]
     """devices of allocated claims that no longer exist"""
+    allowance: Allowance
 
 
 @gc_paused()
@@ -129,9 +130,10 @@ def solve(
     """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``;
     then the search has ``deadline`` for itself. ``cache``: see ``prepare``."""
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
-    prepared = prepare(problem_input, gates, ends, started, cache)
+    prepared = prepare(problem_input, gates, ends, started, cache, is_quick=is_quick)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
+        prepared.allowance.prolong(ends)
     outcome = search_parts(
         prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
@@ -156,13 +158,15 @@ def prepare(
     ends: float | None = None,
     started: float | None = None,
     cache: ClusterCache | None = None,
+    *,
+    is_quick: bool = False,
 ) -> PreparedCluster:
     """All stages before the search of a call that began at ``started`` and has to answer at ``ends``. ``cache``: what
-    the caller keeps from one call to the next."""
+    the caller keeps from one call to the next. ``is_quick``: see ``Allowance.begin``."""
     usage, holders, problems = usage_of_claims(problem_input)
     devices, judge = (cache or ClusterCache()).take(problem_input, gates, usage)
     allowance = judge.selectors.allowance
-    allowance.begin(ends, started)
+    allowance.begin(ends, started, is_quick=is_quick)
     units, refused = build_units(problem_input, judge)
     allowance.begin_search()
     used = devices.used
@@ -191,6 +195,7 @@ def prepare(
             *loss_problems(lost),
         ),
         lost=lost,
+        allowance=allowance,
     )
 
 

@@ -12,10 +12,18 @@ import pytest
 
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile import searches as searches_module
-from devalloc.controller.reconcile.searches import OTHER_NAMESPACES, BackgroundSearches, search_with_new_fleet
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.searches import (
+    MAX_EVALUATION_ROUNDS,
+    OTHER_NAMESPACES,
+    BackgroundSearches,
+    search_with_new_fleet,
+)
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, IncrementalSolver
 from devalloc_solver.cel import budget
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
+from tests.support.dra_builders import ANY, request, slice_
+from tests.support.dra_builders import claim as resource_claim
+from tests.support.dra_builders import device as gpu
 from tests.support.manifests import claim, device, device_class, pool
 from tests.support.waiting import until
 
@@ -429,3 +437,64 @@ def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end
             reasons = {one["reason"] for one in answer["claims"] if not one.get(STILL_SEARCHING)}
             assert reasons <= {"ExpressionTooExpensive"}
             assert reasons or answer["again"] or answer["searching"], "another round follows"
+
+
+# -- ResourceClaims whose expressions take long ------------------------------------------------------------------------
+
+
+def of_kubernetes(kind: str, content: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+    manifest = {"apiVersion": "resource.k8s.io/v1", "kind": kind, **content}
+    return {**manifest, "metadata": {**manifest["metadata"], **({"namespace": namespace} if namespace else {})}}
+
+
+def slow_selector(number: int) -> str:
+    numbers = f"[{','.join(map(str, range(60)))}]"
+    return f"{numbers}.all(x, {numbers}.all(y, x + y + device.attributes['gpu.io'].i != {1_000_000 + number}))"
+
+
+def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_device_claims_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rounds between are for the others, and what was evaluated is not evaluated again until all are refused."""
+    evaluated: list[str] = []
+    evaluate = budget.Costs.evaluate
+
+    def note(self: budget.Costs, expression: str, *rest: Any, **options: Any) -> Any:
+        evaluated.append(expression)
+        return evaluate(self, expression, *rest, **options)
+
+    monkeypatch.setattr(budget.Costs, "evaluate", note)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 1_500_000)
+    monkeypatch.setattr(searches_module, "QUICK_SECONDS", 0.1)
+    monkeypatch.setattr(searches_module, "LATE_SECONDS", 0.02)
+    cluster = [
+        of_kubernetes("DeviceClass", ANY),
+        of_kubernetes("ResourceSlice", slice_("s", [gpu(f"g{number}", {"i": number}) for number in range(120)])),
+    ]
+    slow = {f"slow{number}": slow_selector(number) for number in range(2)}
+    waiting = [
+        of_kubernetes("ResourceClaim", resource_claim(request("r", 1, slow[name]), name=name), name) for name in slow
+    ]
+    quick = of_kubernetes("ResourceClaim", resource_claim(request("r"), name="quick"), "other")
+    searches = BackgroundSearches(search_with_new_fleet("pack"))
+    solver = IncrementalResourceSolver(searches=searches)
+    named = {(one["apiVersion"], one["kind"], "default", one["metadata"]["name"]): one for one in cluster}
+    reasons: dict[str, str] = {}
+    was_given = True
+    with searches.in_thread():
+        solver.update(named)
+        assert [one.get(STILL_SEARCHING) for one in solver.solve(waiting[:1], 30.0)] == [True]
+        solver.solve(waiting, 30.0)
+        for _ in range(2 * MAX_EVALUATION_ROUNDS):
+            evaluated.clear()
+            solver.update(named)
+            answers = {one["name"]: one for one in solver.solve([*waiting, quick], 30.0)}
+            assert len({*evaluated} & {*slow.values()}) <= 1, "one has its turn"
+            if answers["quick"]["allocated"]:
+                assert not {*evaluated} & {*slow.values()}, "whom nobody has to wait for"
+            assert answers["quick"]["allocated"] or was_given, "in each second round"
+            was_given = answers["quick"]["allocated"]
+            reasons = {name: answers[name]["reason"] for name in slow if not answers[name].get(STILL_SEARCHING)}
+            if len(reasons) == len(slow):
+                break
+    assert reasons == dict.fromkeys(slow, "ExpressionTooExpensive")

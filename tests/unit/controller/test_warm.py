@@ -78,7 +78,7 @@ def test_a_claim_without_a_spec_is_refused_and_stops_no_other() -> None:
         assert warm(documents, placement="pack", deadline=None)["claims"] == solve_manifests(documents)["claims"]
 
 
-def _refusing(self: Fleet, claims: object, deadline: float | None = None) -> dict[str, Any]:
+def _refusing(self: Fleet, claims: object, deadline: float | None = None, **_: Any) -> dict[str, Any]:
     raise AnswerRefused("no")
 
 

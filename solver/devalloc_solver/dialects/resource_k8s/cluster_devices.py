@@ -116,6 +116,8 @@ class ClusterCache:
             devices = self._devices = ClusterDevices.of(book, problem_input.nodes, usage, gates)
             self._slices, self._nodes = slices, problem_input.nodes
         selectors = SelectorJudge(gates) if judge is None else judge.selectors.renewed()
+        if judge is not None and judge.offers is not devices.offers:
+            selectors.forget_cuts()
         if (
             judge is None
             or judge.offers is not devices.offers

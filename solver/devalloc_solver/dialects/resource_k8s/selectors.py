@@ -18,6 +18,7 @@ from devalloc_solver.cel.budget import (
     BudgetExceeded,
     CommonBudgetExceeded,
     Costs,
+    OutOfTime,
     check_deadline,
 )
 from devalloc_solver.cel.free_evaluations import evaluate_free
@@ -65,6 +66,8 @@ class SelectorJudge:
         """expressions whose budget is spent"""
         self._anew: dict[str, int] = {}
         """expression -> number of the call in which all was forgotten about it"""
+        self._cut: set[str] = set()
+        """expressions that a call had no time for: the next one goes on from there, and what they cost adds up"""
         self._of_classes: set[str] = set()
         """expressions that no claim pays for"""
         self.is_spent = False
@@ -75,8 +78,26 @@ class SelectorJudge:
         return len(self._programs)
 
     def renewed(self) -> SelectorJudge:
-        """Itself, or one that remembers nothing where verdicts depend on what was asked before, or are too many."""
-        return SelectorJudge(self._gates, self.allowance) if self.is_spent or len(self) > MAX_EXPRESSIONS else self
+        """Itself, or one that remembers nothing of expressions of which verdicts depend on what was asked before, and
+        nothing at all if they are too many."""
+        if not self.is_spent and len(self) <= MAX_EXPRESSIONS:
+            return self
+        judge = SelectorJudge(self._gates, self.allowance)
+        for expression, program in self._programs.items() if len(self) <= MAX_EXPRESSIONS else ():
+            if self.is_exhausting(expression):
+                continue
+            judge._programs[expression] = program
+            judge._operands[expression] = self._operands[expression]
+            judge._exhausted[expression] = 0
+            judge._costs.take_over(expression, self._costs)
+            judge._anew[expression] = self._anew[expression]
+            judge._cut |= self._cut & {expression}
+            judge._of_classes |= self._of_classes & {expression}
+        return judge
+
+    def forget_cuts(self) -> None:
+        """The devices are others now: what expressions have cost was for those before."""
+        self._cut.clear()
 
     def check(self, expression: str, where: str, *, is_of_class: bool = False) -> None:
         """Raises AllocationError for an expression that does not compile, OutOfTime where there is no time for that."""
@@ -234,7 +255,7 @@ class SelectorJudge:
 
     def _begin_anew(self, expression: str) -> bool:
         """Forget what an expression cost in earlier calls, on devices that may be gone; False where this is done."""
-        if self._anew.get(expression) == self.allowance.serial:
+        if self._anew.get(expression) == self.allowance.serial or expression in self._cut:
             return False
         self._forget_verdicts(expression)
         self._exhausted[expression] = 0
@@ -284,6 +305,9 @@ class SelectorJudge:
                 self.is_spent = True
                 if is_common:
                     self.allowance.charge(expression, self._costs.of(expression))
+            raise
+        except OutOfTime:
+            self._cut.add(expression)
             raise
         except ExhaustedError as error:
             self._exhausted[expression] += 1
