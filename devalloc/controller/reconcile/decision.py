@@ -104,7 +104,11 @@ def decide_claims(
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
-    claims = device_claims_in(documents)
+    claims = [
+        claim
+        for claim in device_claims_in(documents)
+        if not memo.is_none("kept", claim, answers.get(_key(claim["metadata"])))  # it says all already
+    ]
     views = [*map(ClaimView, claims)]
     blocked = {(view.key[0], view.group) for view in views if not view.entries and view.is_held}
     units = []
@@ -139,6 +143,10 @@ def decide_claims(
         else:
             units.append(WriteUnit((change,), granted, transient=is_transient))
     return units + [WriteUnit(tuple(changes), granted=True) for changes in groups.values()]
+
+
+def _key(metadata: Mapping[str, Any]) -> ClaimKey:
+    return metadata.get("namespace") or "default", metadata["name"]
 
 
 _STILL_PREPARED = (

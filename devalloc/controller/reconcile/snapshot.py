@@ -120,6 +120,17 @@ class Memo:
         """What was not asked for since the last turn is forgotten."""
         self._before, self._now = self._now, {}
 
+    def is_none(self, what: str, obj: Object, given: Any = None) -> bool:
+        """Whether the result of ``of`` for these is in the cache and None, which costs less than to ask for it."""
+        place = what, id(obj)
+        cached = self._now.get(place) or self._before.get(place)
+        if cached is None or cached[2] is not None or cached[0] is not obj:
+            return False
+        if cached[1] is not given and cached[1] != given:
+            return False
+        self._now[place] = cached
+        return True
+
     def of(self, what: str, obj: Object, make: Callable[[], T], given: Any = None) -> T:
         """The result of ``make``, which depends on the object and on what is equal to ``given`` only."""
         place = what, id(obj)
