@@ -150,7 +150,8 @@ def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iter
     kinds = kinds_by_name(own[0].folder.tree.kinds)
     takes_all = kind in kinds and kinds[kind].takes_whole_slot
     for function in slot:
-        if function in own or takes_all or function.iommu_group in groups:
+        is_part = takes_all and any(one.has_companion(function) for one in own)
+        if function in own or is_part or function.iommu_group in groups:
             yield function
 
 

@@ -170,6 +170,13 @@ class PciFunction:
         """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
         return is_vfio_driver(self.driver)
 
+    def has_companion(self, other: PciFunction) -> bool:
+        """Whether another function of its slot is a part of its device, such as the audio function of a GPU.
+
+        The GPU of a processor shares its slot with parts of the processor (USB, PSP), which have another vendor.
+        """
+        return other.vendor == self.vendor or (other.iommu_group is not None and other.iommu_group == self.iommu_group)
+
     @property
     def leaves_group(self) -> bool:
         """True when VFIO can give the IOMMU group of the function to a machine: no driver of the host does DMA."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 
 NO_RESET = "no reset"
 """How the reason of a device begins that has none."""
@@ -85,9 +85,21 @@ def hot_reset(function: PciFunction) -> tuple[Address, ...]:
     if bridge is None or function.physfn is not None:
         return ()
     below = tuple(address for address in map(Address.parse, names) if address is not None)
-    if not all(address.card == function.address.card for address in below):
+    if not _is_one_device(function, below):
         return ()
     return below if any("bus" in _methods_of(function, address) for address in below) else ()
+
+
+def _is_one_device(function: PciFunction, below: tuple[Address, ...]) -> bool:
+    """Whether all functions below a bridge go with this one: not those of another slot, nor, beside the GPU of a
+    processor, other parts of the processor."""
+    system = function.folder.tree.sys
+    for address in below:
+        place = system.folder("bus", "pci", "devices", str(address)) if system is not None else None
+        other = read_pci_function(address, place) if place is not None else None
+        if address.card != function.address.card or (other is not None and not function.has_companion(other)):
+            return False
+    return True
 
 
 def _methods_of(function: PciFunction, other: Address) -> list[str]:
@@ -102,10 +114,10 @@ def reset_problem(function: PciFunction) -> str | None:
     if has_own_reset(function) or "remove" not in function.entries:
         return None
     slot = slot_reset(function)
-    if slot is not None and all(address.card == function.address.card for address in slot.below):
+    if slot is not None and _is_one_device(function, slot.below):
         return None
     if hot_reset(function):
         return None
-    shared = "" if slot is None else f", and other slots share its bridge {slot.bridge}"
+    shared = "" if slot is None else f", and other devices share its bridge {slot.bridge}"
     only = f" but that of its bus ({', '.join(methods(function))}), which others are on" if methods(function) else ""
     return f"the kernel has no reset method for {function.address}{only}{shared}"

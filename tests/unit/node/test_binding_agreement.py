@@ -249,3 +249,34 @@ def test_a_display_that_has_a_gpu_open_keeps_only_that_one(host: FakeHost, node:
     display_of_nvidia(host, node)
     pools = DiscoveredPools.on(host.root, NODE)
     assert (pools.unavailable(GPU), pools.unavailable("0000-02-00-0")) == (None, "in use: kwin_wayland 900")
+
+
+APU = (
+    Function("0000:c3:00.0", 0x1002, 0x1586, 0x038000, native="amdgpu", drm="card1"),
+    Function("0000:c3:00.1", 0x1002, 0x1640, 0x040300, native="snd_hda_intel"),
+    Function("0000:c3:00.2", 0x1022, 0x17E0, 0x108000, native="ccp"),
+    Function("0000:c3:00.4", 0x1022, 0x158B, 0x0C0330, native="xhci_hcd"),
+)
+
+
+def test_parts_of_a_processor_beside_its_gpu_stay_with_the_host(host: FakeHost) -> None:
+    """Its PSP and its USB controllers have groups of their own, and another vendor."""
+    for function in APU:
+        host.add(function)
+    assert DiscoveredPools.on(host.root, NODE).unavailable("0000-c3-00-0") is None
+    assert BindingRunner.on(host).prepare("0000-c3-00-0").functions == ("0000:c3:00.0", "0000:c3:00.1")
+    assert [host.driver_of(function.address) for function in APU[2:]] == ["ccp", "xhci_hcd"]
+
+
+def test_parts_of_a_processor_go_along_if_the_iommu_cannot_keep_them_apart(host: FakeHost) -> None:
+    for function in APU:
+        host.add(replace(function, iommu_group=9))
+    assert BindingRunner.on(host).prepare("0000-c3-00-0").functions == tuple(each.address for each in APU)
+
+
+def test_a_gpu_that_can_be_reset_only_with_other_parts_of_the_processor_has_no_reset(host: FakeHost) -> None:
+    for function in APU:
+        host.add(replace(function, files={"reset_method": "bus" if function == APU[0] else ""}))
+    assert str(DiscoveredPools.on(host.root, NODE).unavailable("0000-c3-00-0")).startswith("no reset:")
+    with pytest.raises(NodeError, match="so the next owner would get it as the last one left it"):
+        BindingRunner.on(host).prepare("0000-c3-00-0")
