@@ -25,10 +25,7 @@ _BEHIND = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/pci[0-9a-
 def vfio_refusal(function: PciFunction) -> str | None:
     """Why VFIO does not take a function; None if nothing shows that it does not."""
     if (behind := _BEHIND.search(function.folder.path)) is not None:
-        return (
-            f"it is behind {behind[1]} (Intel VMD), which does its DMA, so it cannot be passed through alone; switch "
-            "VMD off for its slot in the firmware"
-        )
+        return f"it is behind {behind[1]} (Intel VMD), which does its DMA; switch VMD off for its slot in the firmware"
     return _model_refusal(function.folder.tree, function.vendor, function.device)
 
 

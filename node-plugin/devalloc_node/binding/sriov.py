@@ -124,10 +124,7 @@ def _refusals(pf: Folder | None) -> dict[int, str]:
         f"its driver {driver or '(none)'} cannot make VFs; bind one that can, or publish none of its VFs (--max-vfs 0)"
     )
     in_card = "the card has too few resources for so many VFs; lower --max-vfs"
-    too_many = (
-        f"its driver {driver or '(none)'} does not make so many VFs; lower --max-vfs, or enable SR-IOV in the card's "
-        "own firmware"
-    )
+    too_many = f"{driver or 'its driver'} makes fewer; lower --max-vfs, or allow more in its firmware"
     return {errno.ENOMEM: no_room, errno.ENOSPC: in_card, errno.ERANGE: too_many} | dict.fromkeys(
         (errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV), no_driver
     )

@@ -345,8 +345,7 @@ class Claims:
         if not granted.admin and (what := unseen(granted.identity, identity)) is not None:
             raise Denied(
                 "IdentityUnseen",
-                f"cannot check that {granted.name} is the drive that was allocated: its {what} does not show now; bind "
-                "it to the host's driver (nvme) until the claim is prepared",
+                f"cannot identify {granted.name}: its {what} does not show; bind it to nvme until it is prepared",
             )
         drive = None if granted.admin else drive_of(identity)
         owner = drives_of_claims(self.journal).get(drive) if drive is not None else None

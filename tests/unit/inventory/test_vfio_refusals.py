@@ -138,4 +138,7 @@ def test_a_drive_behind_vmd_cannot_be_passed_through(host: FakeHost, place: str)
     shown = reason(host, DRIVE, erase_policy=True)
     assert ("behind 0000:64:00.5 (Intel VMD)" in str(shown)) is is_refused
     if is_refused:
-        assert refusal(host, DRIVE, erase_policy=True).code == "VfioRefused"
+        error = refusal(host, DRIVE, erase_policy=True)
+        assert error.code == "VfioRefused"
+        assert str(shown).endswith("which does its DMA; switch VMD off for its slot in the firmware")
+        assert len(str(shown)) <= 120

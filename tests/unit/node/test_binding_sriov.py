@@ -275,7 +275,7 @@ class TestSettings:
             (errno.ENOENT, "its driver igb cannot make VFs; bind one that can"),
             (errno.ENOSYS, "its driver igb cannot make VFs; bind one that can"),
             (errno.EINVAL, "as the card is set up now; set its link up, or lower --max-vfs"),
-            (errno.ERANGE, "its driver igb does not make so many VFs; lower --max-vfs, or enable SR-IOV in"),
+            (errno.ERANGE, "igb makes fewer; lower --max-vfs, or allow more in its firmware"),
             (errno.ENODEV, "its driver igb cannot make VFs; bind one that can"),
             (errno.EPERM, "its driver or the kernel makes no VFs as the card is set up now"),
             (errno.EBUSY, "(EBUSY): its driver or another program is at work on the card; it is tried again"),
