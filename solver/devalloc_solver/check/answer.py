@@ -72,7 +72,7 @@ def read_answer(content: object) -> Answer:
     if not isinstance(grants, list):
         raise MalformedAnswer(f"{where}: allocations is not a list")
     annotations = content.get("annotations") or {}
-    if not isinstance(annotations, Mapping):
+    if type(annotations) is not dict and not isinstance(annotations, Mapping):
         raise MalformedAnswer(f"{where}: annotations is not a map of strings")
     for value in annotations.values():
         if not isinstance(value, str):

@@ -38,16 +38,16 @@ class UsageAccount:
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            pooled = use.pooled
+            pooled, counted = use.pooled, use.counted
             pool = self._pools.setdefault(pooled.pool_key, {})
             users = pool.get(pooled)
-            if use.counted.is_alone:
+            if counted.is_alone:
                 self._closed[pooled.pool_key] = self._closed.get(pooled.pool_key, 0) + 1
             if users is None:
                 pool[pooled] = users = [use]
-                if pooled.draws or use.counted.blocks:
+                if pooled.draws or counted.blocks:
                     self._draw(pooled, users, 1)
-            elif use.counted.blocks:
+            elif counted.blocks:
                 self._draw(pooled, users, -1)
                 users.append(use)
                 self._draw(pooled, users, 1)
@@ -56,19 +56,19 @@ class UsageAccount:
 
     def remove(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            pooled = use.pooled
+            pooled, counted = use.pooled, use.counted
             pool = self._pools[pooled.pool_key]
             users = pool[pooled]
-            if use.counted.is_alone:
+            if counted.is_alone:
                 self._closed[pooled.pool_key] -= 1
             if len(users) == 1:
-                if pooled.draws or use.counted.blocks:
+                if pooled.draws or counted.blocks:
                     self._draw(pooled, users, -1)
                 del pool[pooled]
                 if not pool:
                     del self._pools[pooled.pool_key]
                     self._drawn.pop(pooled.pool_key, None)
-            elif use.counted.blocks:
+            elif counted.blocks:
                 self._draw(pooled, users, -1)
                 users.remove(use)
                 self._draw(pooled, users, 1)

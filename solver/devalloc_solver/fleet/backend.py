@@ -52,7 +52,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     def __init__(self, state: StateT) -> None:
         self._state = state
-        self._assumed: set[Name] = set()
+        self._assumed: set[Key] = set()
         """claims that were given devices here, and of which no state with these has come in yet"""
 
     # -- claims --------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         try:
             answer = self._place(read)
             if answer["allocated"]:
-                self._assumed.add((self._claim_kind, answer["namespace"], answer["name"]))
+                self._assumed.add((answer["namespace"], answer["name"]))
             return answer
         except OutOfTime as error:
             index.forget()
@@ -97,8 +97,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Take its devices from a claim; the claim itself is kept as pending."""
         if not self.holds(namespace, name):
             raise KeyError(f"no claim {namespace}/{name} holds devices")
-        self._assumed.discard((self._claim_kind, namespace, name))
-        self._release((namespace, name))
+        key = namespace, name
+        self._assumed.discard(key)
+        self._release(key)
 
     @abstractmethod
     def holds(self, namespace: str, name: str) -> bool:
@@ -155,15 +156,11 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Take in an object that is new or has changed; what is wrong with it. Nothing of a claim in an older state
         than the one that counts, unless the caller says that this is the one."""
         name = self._checked_name(document)
-        is_claim = name[0] == self._claim_kind and self.holds(*name[1:])
-        if is_claim and not is_current and self._is_older(name, document):
-            return []
-        self._assumed.discard(name)
+        if name[0] == self._claim_kind:
+            if not is_current and self.holds(*name[1:]) and self._is_older(name, document):
+                return []
+            self._assumed.discard(name[1:])
         return [problem.to_dict() for problem in self._replace(name, document)]
-
-    def _assume(self, key: Key) -> None:
-        """A claim was given devices here."""
-        self._assumed.add((self._claim_kind, *key))
 
     def _is_older(self, name: Name, document: Manifest) -> bool:
         """Whether this state of a claim that has devices is from before it got them, or from before the last one."""
@@ -175,12 +172,13 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         is_known = len(versions) == 2 and all(text.isdecimal() and len(text) < _MAX_VERSION for text in versions)
         if is_known and int(versions[1]) < int(versions[0]):
             return True
-        return name in self._assumed and not self._is_allocated(document)
+        return name[1:] in self._assumed and not self._is_allocated(document)
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds."""
         name = self._checked_name(document)
-        self._assumed.discard(name)
+        if name[0] == self._claim_kind:
+            self._assumed.discard(name[1:])
         if not self._remove(name):
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
 

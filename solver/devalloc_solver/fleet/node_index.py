@@ -540,7 +540,7 @@ class Holders:
 
     def _hold(self, key: Key, items: Sequence[HeldItem]) -> None:
         self._index.hold(key, items)
-        nodes = {item[0] for item in items}
+        nodes = {items[0][0]} if len(items) == 1 else {item[0] for item in items}
         for node in nodes:
             _add(self.on_node, node, key)
         if len(nodes) > 1:
@@ -551,9 +551,12 @@ class Holders:
         self._lift(key, for_good=False)
 
     def _lift(self, key: Key, *, for_good: bool) -> None:
-        for node in {item[0] for item in self._index.held.get(key, ())}:
+        items = self._index.held.get(key, ())
+        nodes = {items[0][0]} if len(items) == 1 else {item[0] for item in items}
+        for node in nodes:
             _discard(self.on_node, node, key)
-        self.scattered.discard(key)
+        if len(nodes) > 1:
+            self.scattered.discard(key)
         self._index.free(key, for_good=for_good)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:

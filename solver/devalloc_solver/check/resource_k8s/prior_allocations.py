@@ -70,13 +70,16 @@ class PriorUsage:
         for one in _results_with_device(allocation):
             if one.get("adminAccess") is not True:
                 key = self._count(one, -1)
-                record = _record_of(key, records) if records else None
                 of_pool = self._of_pools[key[:2]]
-                of_pool[key].remove(record)
-                if not of_pool[key]:
+                held = of_pool[key]
+                if len(held) == 1:
+                    (record,) = held
                     del of_pool[key]
                     if not of_pool:
                         del self._of_pools[key[:2]]
+                else:
+                    record = _record_of(key, records) if records else None
+                    held.remove(record)
                 if record is not None and record.draws:
                     _add_count(self._drawing, key[:2], -1)
 
@@ -117,7 +120,7 @@ def copy_allocation(allocation: Manifest) -> Manifest:
 def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
     """The results that name a device."""
     devices = allocation.get("devices")
-    results = devices.get("results") if isinstance(devices, Mapping) else None
+    results = devices.get("results") if type(devices) is dict or isinstance(devices, Mapping) else None
     for one in results if isinstance(results, list) else ():
         if type(one) is dict or isinstance(one, Mapping):
             driver, pool, device = one.get("driver"), one.get("pool"), one.get("device")

@@ -255,7 +255,7 @@ def _kind(content: Manifest) -> str:
 def key_of(content: Manifest) -> Key:
     """(namespace, name), as well as they can be told."""
     metadata = content.get("metadata")
-    fields = metadata if isinstance(metadata, Mapping) else {}
+    fields = metadata if type(metadata) is dict or isinstance(metadata, Mapping) else {}
     namespace = short_text(fields.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
     return namespace, short_text(fields.get("name") or "")
 

@@ -89,7 +89,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     # -- one claim -----------------------------------------------------------------------------------------------------
 
     def _read(self, claim: Manifest) -> ReadDeviceClaim:
-        if not isinstance(claim, Mapping) or claim.get("kind") != "DeviceClaim":
+        if not (type(claim) is dict or isinstance(claim, Mapping)) or claim.get("kind") != "DeviceClaim":
             raise ValueError("claim must be the manifest of a DeviceClaim")
         if "spec" not in claim:
             stored = self._state.documents.by_name.get(name_of(claim), ())
@@ -204,7 +204,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
-                self._assume(answer.key)
+                self._assumed.add(answer.key)
         return solution.to_dict()
 
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedProblem:

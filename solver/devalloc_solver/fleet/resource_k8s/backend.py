@@ -177,7 +177,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                 annotations = given.get("annotations", {})
                 result = _deep_copy(given["allocations"])
                 self._keep(read, claim, result, None, annotations, records_of_claim(annotations))
-                self._assume(key)
+                self._assumed.add(key)
         return answer
 
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedCluster:
@@ -244,7 +244,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                 full_cluster.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
-        if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
+        if not (type(claim) is dict or isinstance(claim, Mapping)) or claim.get("kind") != "ResourceClaim":
             raise ValueError("claim must be the manifest of a ResourceClaim")
         claim = as_v1(claim)
         stored = self._state.objects.get(_name(claim), [])

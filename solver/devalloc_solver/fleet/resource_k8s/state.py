@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -480,5 +481,6 @@ def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:
 
 def is_allocated(document: Manifest) -> bool:
     """Whether a document is a claim that has an allocation."""
-    status = document.get("status")
-    return document.get("kind") == "ResourceClaim" and isinstance(status, Mapping) and bool(status.get("allocation"))
+    status: Any = document.get("status")
+    is_readable = type(status) is dict or isinstance(status, Mapping)
+    return document.get("kind") == "ResourceClaim" and is_readable and bool(status.get("allocation"))
