@@ -1,13 +1,15 @@
 """`python -m benchmarks.compare CHECKOUT NAME...`: run benchmarks of another checkout and of this one in turns.
 
-The other checkout is an older or newer state of this repository, with its own `.venv` (`make setup`). Each round runs
-a benchmark first there, then here, in a process each. The page `results/compare.md` has a line for each row that both
+The other checkout is an older or newer state of this repository (`git worktree add ../before COMMIT`). It has its own
+`.venv` (`make setup`), or is run with the packages of this one. Each round runs a benchmark first there, then here, in
+a process each. The page `results/compare.md` has a line for each row that both
 print; a row's time is the smallest of all runs, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import subprocess
@@ -20,6 +22,8 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, machine
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = (".", "solver", "node-plugin")
+"""Folders of a checkout that packages are imported from."""
 TIMES = ("median", "min", "max")
 SLOWER = 1.10
 """Above this ratio, a row counts as slower."""
@@ -57,9 +61,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="times that each benchmark runs in each (default: 2)")
     parser.add_argument("--runs", type=int, default=5, help="measured runs of a row in each round (default: 5)")
     options = parser.parse_args()
-    python = options.checkout / ".venv" / "bin" / "python"
-    if not python.exists():
-        parser.error(f"{python} does not exist: run make setup in {options.checkout}")
+    if not (options.checkout / "benchmarks" / "__main__.py").exists():
+        parser.error(f"{options.checkout} is no checkout of this repository: it has no benchmarks")
     comparisons = [
         comparison
         for name in options.names
@@ -75,16 +78,26 @@ def compare(name: str, checkout: Path, rounds: int, runs: int) -> list[Compariso
     before: dict[str, list[float]] = {}
     after: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for tree, python, times in (
-            (checkout, str(checkout / ".venv" / "bin" / "python"), before),
-            (ROOT, sys.executable, after),
-        ):
+        for tree, times in ((checkout, before), (ROOT, after)):
             print(f"-- {name} in {tree}", file=sys.stderr, flush=True)
-            command = [python, "-m", "benchmarks", name, "--runs", str(runs)]
-            output = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True, check=True).stdout
+            command = [interpreter(tree), "-m", "benchmarks", name, "--runs", str(runs)]
+            output = subprocess.run(
+                command, cwd=tree, env=environment(tree), stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
             for row, shortest in read_table(output):
                 times.setdefault(row, []).append(shortest)
     return [Comparison(name, row, min(before[row]), min(after[row])) for row in after if row in before]
+
+
+def interpreter(tree: Path) -> str:
+    """The Python of a checkout; this one if it has none."""
+    own = tree / ".venv" / "bin" / "python"
+    return str(own) if tree != ROOT and own.exists() else sys.executable
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """What makes a Python import the packages of this checkout, whatever is installed."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / part) for part in PACKAGES)}
 
 
 def read_table(output: str) -> Iterator[tuple[str, float]]:

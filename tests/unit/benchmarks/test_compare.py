@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.compare import Comparison, read_table
+import subprocess
+from pathlib import Path
+
+from benchmarks.compare import Comparison, environment, interpreter, read_table
 
 PAGE = """\
 # A title
@@ -28,3 +31,15 @@ def test_a_row_is_slower_by_ratio_and_by_more_than_noise() -> None:
     assert not Comparison("fleet", "load", 500.0, 549.0).is_slower
     assert not Comparison("fleet", "release", 0.033, 0.045).is_slower
     assert not Comparison("fleet", "load", 560.0, 500.0).is_slower
+
+
+def test_a_checkout_without_packages_of_its_own_is_run_with_its_own_code(tmp_path: Path) -> None:
+    for folder, package in ((".", "devalloc"), ("solver", "devalloc_solver"), ("node-plugin", "devalloc_node")):
+        (tmp_path / folder / package).mkdir(parents=True)
+        (tmp_path / folder / package / "__init__.py").touch()
+    code = "import devalloc as a, devalloc_solver as b, devalloc_node as c; print(a.__file__, b.__file__, c.__file__)"
+    command = [interpreter(tmp_path), "-c", code]
+    output = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert all(Path(name).is_relative_to(tmp_path) for name in output.split())
