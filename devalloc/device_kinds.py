@@ -41,7 +41,7 @@ class DeviceKind:
     is_offered: bool = True
     """False: the host itself needs these devices, always."""
     takes_whole_slot: bool = False
-    """All functions of the slot go with such a device, such as the audio function of a GPU."""
+    """The other functions of the slot go with such a device, such as the audio function of a GPU."""
     shares_with_host: bool = False
     """Its virtual functions are usable while the host uses the card (T4)."""
     needs_erasing: bool = False
