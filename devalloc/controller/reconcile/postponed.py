@@ -1,15 +1,17 @@
 """Units that wait and were left to later rounds, in the order in which rounds look at them.
 
-Each round takes the first of each namespace, and nothing before what is more urgent. A call costs what comes and goes,
-not what waits.
+The most urgent come first; among equally urgent ones those of the namespace for which rounds have looked at least
+lately, then the oldest. This account is apart from that of searches (``searches``): it decides when a unit is looked
+at, never what is searched. A call costs what comes and goes, and a little for each namespace; not what waits.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from devalloc.api.views import Order
@@ -18,6 +20,8 @@ from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
 from devalloc.store import Key, Object
 
 CLAIM = "DeviceClaim"
+FORGOTTEN = 1 / 64
+"""What is left of a namespace's share of the rounds when it counts no more: seven rounds after one object."""
 
 
 class Unit(NamedTuple):
@@ -48,6 +52,8 @@ class PostponedUnits:
     _queues: dict[str, list[_Postponed]] = field(default_factory=dict)
     """Namespace -> units in order."""
     _by_key: dict[Key, _Postponed] = field(default_factory=dict)
+    _shares: dict[str, float] = field(default_factory=dict)
+    """Namespace -> objects that rounds have looked at; each round halves them."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -82,17 +88,39 @@ class PostponedUnits:
         return entry.keys
 
     def take(self, most: int) -> list[Key]:
-        """Postpone the first units no more: so many of each namespace, and none that is less urgent than one that
-        stays; their objects."""
-        urgent = min((queue[most].order[0] for queue in self._queues.values() if len(queue) > most), default=None)
+        """Postpone the first units no more: so many, each counted for its namespace before the next is chosen; their
+        objects."""
+        heads = [(*self._turn(queue[0]), namespace, 0) for namespace, queue in self._queues.items()]
+        heapify(heads)
         taken: list[_Postponed] = []
-        for namespace in [*self._queues]:
+        while heads and len(taken) < most:
+            *_, namespace, place = heads[0]
             queue = self._queues[namespace]
-            first = [*takewhile(lambda entry: urgent is None or entry.order[0] <= urgent, queue[:most])]
-            del queue[: len(first)]
-            taken += first
+            taken.append(queue[place])
+            self._count(namespace, len(queue[place].keys))
+            if place + 1 < len(queue):
+                heapreplace(heads, (*self._turn(queue[place + 1]), namespace, place + 1))
+            else:
+                heappop(heads)
+        for namespace, number in Counter(entry.unit.namespace for entry in taken).items():
+            del self._queues[namespace][:number]
         self._forget(taken)
         return [key for entry in taken for key in entry.keys]
+
+    def charge(self, keys: Iterable[Key]) -> None:
+        """Count objects for their namespaces that a round looks at without having postponed them."""
+        for key in keys:
+            self._count(Unit(key).namespace, 1)
+
+    def begin_round(self) -> None:
+        """Let what rounds have looked at so far count half as much."""
+        self._shares = {name: half for name, share in self._shares.items() if (half := share / 2) > FORGOTTEN}
+
+    def _count(self, namespace: str, objects: int) -> None:
+        self._shares[namespace] = self._shares.get(namespace, 0.0) + objects
+
+    def _turn(self, entry: _Postponed) -> tuple[int, float, Order]:
+        return entry.order[0], self._shares.get(entry.unit.namespace, 0.0), entry.order
 
     def _forget(self, entries: Iterable[_Postponed]) -> None:
         for entry in entries:

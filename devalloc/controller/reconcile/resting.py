@@ -7,7 +7,7 @@ A unit (a claim, the members of a group, or a machine) rests once its refusal st
   gives something back.
 
 It also wakes if it changes itself, or something that belongs to it. What rests costs a round nothing, however much it
-is. Of a namespace with very many new claims, a round looks at the first.
+is. Of very many new units, a round looks at the first, in turns of namespaces (``postponed``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
 
 MAX_NEW = 100
-"""Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
+"""New units that are looked at in one round: so the most urgent, and those of all namespaces, are answered soon."""
 EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS = 60.0, 960.0
 """How long claims are left alone for whose expressions the time did not suffice, in however many rounds, or that two
 evaluators judge differently: the first time and at most. Doubled each time in between, until they change."""
@@ -253,10 +253,12 @@ class RestingObjects:
                 self._groups.pop((unit.namespace, unit.group), None)
 
     def _bound(self, fresh: Iterable[Key], objects: Mapping[Key, Object]) -> None:
-        """Postpone new units of namespaces that have too many of them; none goes before more urgent ones."""
+        """Postpone new units if there are too many for a round; none goes before more urgent ones."""
         new = {key: objects[key] for key in fresh if key in objects and _waits(objects[key])}
+        self._postponed.begin_round()
         if not self._postponed and len(new) <= MAX_NEW:
             self._awake |= new.keys()
+            self._postponed.charge(new)
             return
         for key, obj in [*new.items()]:
             own = [Key(CLAIM, *claim) for claim in claims_of(obj)] if key.kind == MACHINE else []

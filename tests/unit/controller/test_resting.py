@@ -194,6 +194,22 @@ def test_of_a_namespace_with_very_many_new_claims_a_round_looks_at_the_first(
     assert all(annotations(loop.store, claim["metadata"]["name"], "a")["reason"] for claim in claims)
 
 
+def test_a_round_looks_first_at_claims_of_namespaces_for_which_the_last_ones_did_less(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 4)
+    loop.settle()
+    fill(loop.store, *(gpu_claim(f"v{number}", 5, namespace="a") for number in range(4)))
+    loop.allocator.round()
+    names = [(namespace, f"w{number}") for namespace in "ab" for number in range(4)]
+    fill(loop.store, *(gpu_claim(name, 5, namespace=namespace) for namespace, name in names))
+    loop.allocator.round()
+    answered = [namespace for namespace, name in names if annotations(loop.store, name, namespace).get("reason")]
+    assert answered == ["a", "b", "b", "b"]
+    loop.settle()
+    assert all(annotations(loop.store, name, namespace)["reason"] for namespace, name in names)
+
+
 def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_at(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
