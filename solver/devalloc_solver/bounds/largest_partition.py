@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from devalloc_solver.problem.allocations import Usage
@@ -12,6 +12,11 @@ from devalloc_solver.problem.snapshot import Pool
 Draws = tuple[tuple[str, int], ...]
 Shapes = Sequence[tuple[int, Draws]]
 """(size in thousandths of the pool resources, draws), large ones first"""
+Parts = Sequence[tuple[frozenset[str], Shapes]]
+"""(what is drawn on, shapes) of each part of a pool that is drawn on apart from the others"""
+Losses = tuple[int, int, int]
+"""What the squares of the sizes of the largest devices of the parts fall by, added up; of how many sizes a part can no
+longer give any; of how many shapes. Compared in this order."""
 
 
 def partition_shapes(pool: Pool, usage: Usage) -> list[tuple[int, Draws]]:
@@ -42,47 +47,61 @@ def size_of(draws: Draws, capacity: Mapping[str, int]) -> int:
 
 def largest_free(shapes: Shapes, free: Mapping[str, int]) -> int:
     """The size of the largest that fits into what is free."""
-    return next((size for size, draws in shapes if _fits(draws, free)), 0)
+    return next((size for size, _ in _fit(shapes, free)), 0)
 
 
-def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> int:
-    """What a pool loses by giving away devices that draw so much.
+def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Sequence[Draws]) -> int:
+    """What a pool loses of its largest devices by giving away devices that draw so much; see ``losses``."""
+    drawn = {name for draws in taken for name, _ in draws}
+    near = [part for part in _split(tuple(shapes)) if not part[0].isdisjoint(drawn)]
+    return losses(_fitting(near, free), free, taken)[0]
 
-    Of each part of the pool that is drawn on apart from the others, such as one card, it is what the square of the
-    size of its largest device falls by: a pool of two cards loses something when one of them is broken up.
+
+def fitting_parts(shapes: Shapes, free: Mapping[str, int]) -> Parts:
+    """What fits into what is free, in each part of a pool that is drawn on apart from the others, such as one card."""
+    return _fitting(_split(tuple(shapes)), free)
+
+
+def losses(fitting: Parts, free: Mapping[str, int], taken: Iterable[Draws]) -> Losses:
+    """What a pool loses by giving away devices that draw so much: a pool of two cards loses something when one of them
+    is broken up.
+
+    ``fitting`` is what ``fitting_parts`` finds with the same blocks free.
     """
-    parts = _parts_of(shapes, free, taken)
-    return sum(largest_free(near, free) ** 2 - largest_free(near, left) ** 2 for near, left in parts)
-
-
-def ruled_out(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> tuple[int, int]:
-    """How much devices that draw so much rule out, in the same parts: sizes of which none can be had there any more,
-    and shapes."""
-    sizes = total = 0
-    for near, left in _parts_of(shapes, free, taken):
-        before, after = ([shape for shape in near if _fits(shape[1], room)] for room in (free, left))
-        sizes += len({size for size, _ in before} - {size for size, _ in after})
-        total += len(before) - len(after)
-    return sizes, total
-
-
-def _parts_of(
-    shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]
-) -> Iterator[tuple[Shapes, Mapping[str, int]]]:
-    """The shapes of each part of a pool that devices are taken of, and what is left then."""
-    left = dict(free)
-    drawn: set[str] = set()
+    left: dict[str, int] = {}
     for draws in taken:
         for name, blocks in draws:
-            left[name] -= blocks
-            drawn.add(name)
-    for names, near in _split(tuple(shapes)):
-        if not names.isdisjoint(drawn):
-            yield near, left
+            left[name] = left.get(name, free[name]) - blocks
+    loss = sizes = total = 0
+    for names, before in fitting:
+        if names.isdisjoint(left):
+            continue
+        after = _fit(before, left)
+        if len(after) < len(before):
+            loss += before[0][0] ** 2 - (after[0][0] ** 2 if after else 0)
+            sizes += len({size for size, _ in before} - {size for size, _ in after})
+            total += len(before) - len(after)
+    return loss, sizes, total
+
+
+def _fitting(parts: Parts, free: Mapping[str, int]) -> Parts:
+    return [(names, _fit(near, free)) for names, near in parts]
+
+
+def _fit(shapes: Shapes, free: Mapping[str, int]) -> Shapes:
+    """Those that fit, as far as it is said what is free."""
+    fitting = []
+    for shape in shapes:
+        for name, blocks in shape[1]:
+            if name in free and free[name] < blocks:
+                break
+        else:
+            fitting.append(shape)
+    return fitting
 
 
 @lru_cache(maxsize=4096)
-def _split(shapes: tuple[tuple[int, Draws], ...]) -> list[tuple[frozenset[str], Shapes]]:
+def _split(shapes: tuple[tuple[int, Draws], ...]) -> Parts:
     """The shapes in parts of which none draws on what another one draws on, with what each draws on."""
     parts: list[tuple[frozenset[str], list[tuple[int, Draws]]]] = []
     for shape in shapes:
@@ -95,7 +114,3 @@ def _split(shapes: tuple[tuple[int, Draws], ...]) -> list[tuple[frozenset[str], 
                 names, near = names | part[0], [*part[1], *near]
         parts = [*apart, (names, near)]
     return [(names, sorted(near, reverse=True)) for names, near in parts]
-
-
-def _fits(draws: Draws, free: Mapping[str, int]) -> bool:
-    return all(blocks <= free[name] for name, blocks in draws)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from devalloc_solver.bounds.largest_partition import Losses
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartitionLosses, PartState, PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.placement_policy import growth
 
@@ -20,9 +21,7 @@ MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
 
 Values = tuple[object, ...]
-Loss = tuple[int, int, int]
-"""What is lost of the largest devices, and what else one device rules out (S17, goal 5)."""
-NO_LOSS: Loss = (0, 0, 0)
+NO_LOSSES: Losses = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +78,12 @@ class FastPath:
     _choices: dict[tuple[int, ...], dict[Values, RequestOption]] = field(default_factory=dict)
     """request, kind of node and states of the pools with candidates -> what the request can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
-    _parts: dict[tuple[int, PartState], dict[tuple[Values, Values], tuple[Loss, list[int], list[int]]]] = field(
+    _parts: dict[tuple[int, PartState], dict[tuple[Values, Values], tuple[Losses, list[int], list[int]]]] = field(
         default_factory=dict
     )
     """request and part of a pool -> what one device of it costs"""
     _loads: dict[tuple[int, int], int] = field(default_factory=dict)
     """request and kind of node, to spread -> how much each of its devices there is"""
-    _losses: PartitionLosses = field(default_factory=PartitionLosses)
 
     def __post_init__(self) -> None:
         self.combinations = list(product(*self.demand.details))
@@ -302,14 +300,14 @@ class FastPath:
             count, loss = sum([state.free[group] for group in groups]), 0
             if draws := state.kind.kinds[groups[0]].one.draws:  # all groups draw alike
                 count = min(count, *(state.left[name] // blocks for name, blocks in draws))
-                loss = 0 if self.spread else self._losses.of(state, groups[0], min(count, request.min_count))
+                loss = 0 if self.spread else state.partition_loss(groups[0], min(count, request.min_count))
             if count:
                 by_value.setdefault(common, {})[own] = PoolOption(count, tuple(groups), loss)
         return by_value
 
-    def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[Loss, list[int]]]:
+    def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[Losses, list[int]]]:
         """At each choice of values what one device costs at least, and the groups whose devices cost that."""
-        best: dict[tuple[Values, Values], tuple[Loss, list[int]]] = {}
+        best: dict[tuple[Values, Values], tuple[Losses, list[int]]] = {}
         sizes_differ = state.sizes_differ
         for number, part in enumerate(state.parts):
             options = self._parts.get((id(request), part))
@@ -317,7 +315,7 @@ class FastPath:
                 options = self._options_of_part(request, state.kind, number, part)
                 self._parts[id(request), part] = options
             for values, (least, cheapest, fitting) in options.items():
-                loss, groups = (least, cheapest) if sizes_differ else (NO_LOSS, fitting)
+                loss, groups = (least, cheapest) if sizes_differ else (NO_LOSSES, fitting)
                 before = best.get(values)
                 if before is None or loss < before[0]:
                     best[values] = loss, [*groups]
@@ -327,20 +325,20 @@ class FastPath:
 
     def _options_of_part(
         self, request: Request, kind: PoolKind, number: int, state: PartState
-    ) -> dict[tuple[Values, Values], tuple[Loss, list[int], list[int]]]:
+    ) -> dict[tuple[Values, Values], tuple[Losses, list[int], list[int]]]:
         """At each choice of values (least loss, the groups of that loss, all groups) of which a device can be had."""
-        gathered: dict[tuple[Values, Values], list[tuple[Loss, int]]] = {}
+        gathered: dict[tuple[Values, Values], list[tuple[Losses, int]]] = {}
         free = dict(zip(state.part.groups, state.free, strict=True))
         for group, common, own in self._groups_of(request, kind) or ():
             if kind.part_of[group] == number and free[group]:
                 draws = kind.kinds[group].one.draws
                 if all(state.left[name] >= blocks for name, blocks in draws):
-                    loss = NO_LOSS
+                    lost = NO_LOSSES
                     if draws and not self.spread:
-                        # Of several requests the search, which they share with others, looks at the largest only.
-                        rest = (0, 0) if self.several else self._losses.ruled_out(state, group)
-                        loss = (self._losses.of_part(state, group, 1), *rest)
-                    gathered.setdefault((common, own), []).append((loss, group))
+                        lost = state.losses(group)
+                        if self.several:  # the search, which they share with others, looks at the largest only
+                            lost = (lost[0], 0, 0)
+                    gathered.setdefault((common, own), []).append((lost, group))
         options = {}
         for values, costs in gathered.items():
             least = min(costs)[0]

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
 
-from devalloc_solver.bounds.largest_partition import Draws, Shapes, partition_loss, ruled_out, size_of
+from devalloc_solver.bounds.largest_partition import Losses, Parts, fitting_parts, losses, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.placement_policy import PoolScale, growth, scale_of
@@ -83,6 +83,24 @@ class PartState:
     """free blocks of each resource"""
     free_sizes: frozenset[int]
     """of the devices that are free"""
+
+    @cached_property
+    def _losses(self) -> dict[tuple[int, int], Losses]:
+        return {}
+
+    def losses(self, group: int, count: int = 1) -> Losses:
+        """What is lost by giving away so many free devices of a group."""
+        lost = self._losses.get((group, count))
+        if lost is None:
+            draws = self.part.draws[self.part.groups.index(group)]
+            lost = self._losses[group, count] = losses(self._fitting_parts, self.left, [draws] * count)
+        return lost
+
+    @cached_property
+    def _fitting_parts(self) -> Parts:
+        groups = zip(self.part.draws, self.part.sizes, self.free, strict=True)
+        sizes = {draws: size for draws, size, free in groups if free and size is not None}
+        return fitting_parts(sorted([(size, draws) for draws, size in sizes.items()], reverse=True), self.left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +228,21 @@ class PoolState:
     def sizes_differ(self) -> bool:
         """Whether free devices are of several sizes: else none is worth keeping more than another (S17, goal 5)."""
         return len(frozenset().union(*(part.free_sizes for part in self.parts))) > 1
+
+    def partition_loss(self, group: int, count: int) -> int:
+        """What is lost of the largest devices by giving away so many free ones of a group."""
+        return self.parts[self.kind.part_of[group]].losses(group, count)[0] if self.sizes_differ else 0
+
+    @cached_property
+    def least_partition_loss(self) -> int | None:
+        """The same for whichever free device takes the least; None when none is free."""
+        kinds = zip(self.kind.kinds, self.free, strict=True)
+        usable = [
+            group
+            for group, (kind, free) in enumerate(kinds)
+            if free and kind.one.undefined is None and kind.one.unavailable is None
+        ]
+        return min([self.partition_loss(group, 1) for group in usable], default=None)
 
     @cached_property
     def excluded(self) -> tuple[bool, ...]:
@@ -429,57 +462,3 @@ class NodeClasses:
             state = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)), in_use=bool(uses))
             self._pool_states[key] = state
         return state
-
-
-@dataclass(slots=True, eq=False)
-class PartitionLosses:
-    """Keeps what it finds out of parts of pools."""
-
-    _by_part: dict[tuple[PartState, int, int], int] = field(default_factory=dict)
-    """(part, group, devices taken) -> loss"""
-    _ruled_out: dict[tuple[PartState, int], tuple[int, int]] = field(default_factory=dict)
-    _least: dict[int, int | None] = field(default_factory=dict)
-
-    def of(self, state: PoolState, group: int, count: int) -> int:
-        """Of so many free devices of a group."""
-        return self.of_part(state.parts[state.kind.part_of[group]], group, count) if state.sizes_differ else 0
-
-    def of_part(self, part: PartState, group: int, count: int) -> int:
-        """The same, if free devices of the pool are of several sizes."""
-        loss = self._by_part.get((part, group, count))
-        if loss is None:
-            loss = self._by_part[part, group, count] = _loss(part, group, count)
-        return loss
-
-    def ruled_out(self, part: PartState, group: int) -> tuple[int, int]:
-        """What else one free device of a group rules out; see ``ruled_out``."""
-        lost = self._ruled_out.get((part, group))
-        if lost is None:
-            lost = self._ruled_out[part, group] = ruled_out(_shapes_of(part), part.left, [_draws_of(part, group)])
-        return lost
-
-    def least(self, state: PoolState) -> int | None:
-        """Of whichever free device takes the least; None when none is free."""
-        if state.index not in self._least:
-            kinds = zip(state.kind.kinds, state.free, strict=True)
-            usable = [
-                group
-                for group, (kind, free) in enumerate(kinds)
-                if free and kind.one.undefined is None and kind.one.unavailable is None
-            ]
-            self._least[state.index] = min((self.of(state, group, 1) for group in usable), default=None)
-        return self._least[state.index]
-
-
-def _loss(state: PartState, group: int, count: int) -> int:
-    return partition_loss(_shapes_of(state), state.left, [_draws_of(state, group)] * count)
-
-
-def _shapes_of(state: PartState) -> Shapes:
-    groups = zip(state.part.draws, state.part.sizes, state.free, strict=True)
-    sizes = {draws: size for draws, size, free in groups if free and size is not None}
-    return sorted(((size, draws) for draws, size in sizes.items()), reverse=True)
-
-
-def _draws_of(state: PartState, group: int) -> Draws:
-    return state.part.draws[state.part.groups.index(group)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PartitionLosses, PoolKind
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -86,7 +86,6 @@ class UniqueAttributeSearch:
     """(class of nodes, alternatives) -> the best score there may be"""
     _least: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
     """(kind of node, alternatives) -> how much of it comes into use at least, to spread"""
-    _losses: PartitionLosses = field(default_factory=PartitionLosses)
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -236,7 +235,7 @@ class UniqueAttributeSearch:
         least: int | None = None
         for state in node.states:
             if not side.shared and side.reaches(state.kind):
-                loss = self._losses.least(state)
+                loss = state.least_partition_loss
                 if loss is not None and (least is None or loss < least):
                     least = loss
         return least or 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from devalloc_solver.bounds.largest_partition import Draws, partition_loss, ruled_out
+from devalloc_solver.bounds.largest_partition import Draws, Losses, fitting_parts, losses
 from devalloc_solver.place.node_view import free_blocks, pool_allows
 from devalloc_solver.place.search_context import PlacementScore, SearchContext
 from devalloc_solver.problem.allocations import Usage
@@ -213,13 +213,10 @@ def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Devi
     if not shapes:
         return 0, first
     free = {name: context.usage.free_pool_blocks(pool.index, name) for name in pool.resources}
-    losses: dict[Draws, int] = {}
+    fitting = fitting_parts(shapes, free)
+    lost: dict[Draws, Losses] = {}
     for device in devices:
-        if device.draws not in losses:
-            losses[device.draws] = partition_loss(shapes, free, [device.draws])
-    least = min(losses.values())
-    others: dict[Draws, tuple[int, int]] = {}
-    for draws, loss in losses.items():
-        if loss == least:
-            others[draws] = ruled_out(shapes, free, [draws])
-    return least, min((device for device in devices if device.draws in others), key=lambda one: others[one.draws])
+        if device.draws not in lost:
+            lost[device.draws] = losses(fitting, free, [device.draws])
+    best = min(devices, key=lambda device: lost[device.draws])
+    return lost[best.draws][0], best

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.meta import UNAVAILABLE
-from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
+from devalloc_solver.bounds.largest_partition import fitting_parts, losses, shapes_of_draws
 from devalloc_solver.fleet.equal_devices import EqualDevices
-from devalloc_solver.fleet.pool_states import SOLE_USE, NodeClasses, PartitionLosses, PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import SOLE_USE, NodeClasses, PoolKind, PoolState
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, join_pools
 
 NAMES = [f"slice{number}" for number in range(6)]
@@ -38,7 +38,6 @@ def pool_kinds(draw: st.DrawFn) -> PoolKind:
 @given(st.data())
 def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None:
     kind = data.draw(pool_kinds())
-    losses = PartitionLosses()
     for index in range(6):
         free = tuple(data.draw(st.integers(0, size)) for size in kind.sizes)
         state = PoolState(index, kind, free, (), in_use=free != kind.sizes)
@@ -54,10 +53,12 @@ def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None
         for group in usable:
             draws = kind.kinds[group].one.draws
             for taken in (1, free[group]):
-                whole = partition_loss(shapes, state.left, [draws] * taken) if shapes else 0
-                assert losses.of(state, group, taken) == whole
-                by_group[group, taken] = whole
-        assert losses.least(state) == min((by_group[group, 1] for group in usable), default=None)
+                whole = losses(fitting_parts(shapes, state.left), state.left, [draws] * taken)
+                if shapes:
+                    assert state.parts[kind.part_of[group]].losses(group, taken) == whole
+                assert state.partition_loss(group, taken) == whole[0]
+                by_group[group, taken] = whole[0]
+        assert state.least_partition_loss == min((by_group[group, 1] for group in usable), default=None)
 
 
 @settings(max_examples=100)
