@@ -59,10 +59,12 @@ class DeviceKind:
     def has_class(self, subclass: int, vendor: int) -> bool:
         """True for a PCI function of one of its classes."""
         code = f"{subclass:04x}"
-        return any(
-            each in self.classes and ((vendors := self.classes[each]) is None or vendor in vendors)
-            for each in (code, code[:2])
-        )
+        for each in (code, code[:2]):
+            if each in self.classes:
+                vendors = self.classes[each]
+                if vendors is None or vendor in vendors:
+                    return True
+        return False
 
 
 NIC = DeviceKind(

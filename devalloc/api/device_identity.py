@@ -55,7 +55,9 @@ def drive_of(identity: Mapping[str, object]) -> str | None:
 def unseen(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
     """What identified a drive before and is not readable now, such as ``serial number``; None if it is, if nothing
     identified the drive, or if the device is not a drive and so keeps no data of its owner."""
+    if now.get(KIND) != STORAGE.name:
+        return None
     old, new = identity_of(before), identity_of(now)
-    if now.get(KIND) != STORAGE.name or any(name in old and old[name] == new.get(name) for name in _UNIT):
+    if any(name in old and old[name] == new.get(name) for name in _UNIT):
         return None
     return next((word for name, word in _UNIT.items() if name in old and name not in new), None)

@@ -8,7 +8,7 @@ So all folders below the function's count. Mediated devices do not: they are dev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -105,9 +105,10 @@ class ClassDevices:
             self._is_complete &= self.is_readable and self.folder.tree.fault_count == before
         return self._devices
 
-    def of_class(self, *subsystems: str) -> Iterator[ClassDevice]:
+    def of_class(self, *subsystems: str) -> Sequence[ClassDevice]:
         """Those of some classes."""
-        return (device for device in self.devices if device.subsystem in subsystems)
+        devices = self.devices
+        return [device for device in devices if device.subsystem in subsystems] if devices else ()
 
     @property
     def elsewhere(self) -> frozenset[str]:

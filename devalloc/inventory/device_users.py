@@ -49,17 +49,22 @@ def block_devices(function: PciFunction) -> list[Folder]:
     return [device.folder for device in (*function.below.of_class(BLOCK), *_disks_by_fibre_channel(function))]
 
 
-def _disks_by_fibre_channel(function: PciFunction) -> Iterator[ClassDevice]:
+def _disks_by_fibre_channel(function: PciFunction) -> list[ClassDevice]:
     """Disks of NVMe that an HBA reaches. Their controllers are virtual devices; each names the port that it goes by:
     ``traddr=nn-0x…:pn-0x…,host_traddr=nn-0x…:pn-0x100000109b3c1f2a``."""
-    ports = {name for host in function.below.of_class("fc_host") if (name := host.folder.text("port_name")) is not None}
+    hosts = function.below.of_class("fc_host")
+    if not hosts:
+        return []
+    ports = {name for host in hosts if (name := host.folder.text("port_name")) is not None}
+    disks: list[ClassDevice] = []
     system = function.folder.tree.sys
     listing = system.folder("class", "nvme") if ports and system is not None else None
     for name in listing.names() if listing is not None else ():
         controller = listing.folder(name) if listing is not None else None
         match = _HOST_PORT.search((controller.text("address") if controller is not None else None) or "")
         if controller is not None and match is not None and match[1] in ports:
-            yield from ClassDevices(controller).of_class(BLOCK)
+            disks += ClassDevices(controller).of_class(BLOCK)
+    return disks
 
 
 _INIT_NAMESPACE = "pid:[4026531836]"

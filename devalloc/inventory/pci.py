@@ -230,7 +230,7 @@ def read_pci_function(address: Address, folder: Folder, *, with_vfs: bool = True
     entries = frozenset(names if is_listed else filter(folder.has, _READ_ENTRIES))
     is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
     driver = _link(folder, "driver", entries)
-    sriov = _sriov(folder, entries, with_vfs=with_vfs)
+    sriov = _sriov(folder) if with_vfs and "sriov_totalvfs" in entries else None
     is_readable = folder.tree.fault_count == before
     root = _ROOT.search(folder.path)
     return PciFunction(
@@ -283,9 +283,7 @@ def _virtfns(folder: Folder, entries: Iterable[str]) -> Iterable[tuple[int, Addr
     return sorted(numbered)
 
 
-def _sriov(folder: Folder, entries: Collection[str], *, with_vfs: bool) -> Sriov | None:
-    if not with_vfs or "sriov_totalvfs" not in entries:
-        return None
+def _sriov(folder: Folder) -> Sriov | None:
     total = folder.number("sriov_totalvfs")
     if total is None or not 0 < total <= MAX_VFS:
         return None
