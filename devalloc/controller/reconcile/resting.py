@@ -98,6 +98,8 @@ class RestingObjects:
     _exceeded: dict[Unit, int] = field(default_factory=dict)
     """Units that were left alone for such a time, and how often in a row."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
+    _equals: set[Hashable] = field(default_factory=set)
+    """Units that ask for the same as one that a change could have helped, and that admission kept out."""
     has_woken: bool = False
     """The last ``look`` woke some."""
 
@@ -153,7 +155,8 @@ class RestingObjects:
         for key, old, new in changes if self._exceeded else ():
             self._forget_exceeded(key, new or old or {})
         awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
-        awake |= self._touched(changes)
+        awake |= self._touched(changes) | (self._members.keys() & self._equals)
+        self._equals.clear()
         self.has_woken = bool(awake)
         fresh.update(key for unit in awake for key in self._members.get(unit, ()))
         self._wake(awake)
@@ -230,7 +233,7 @@ class RestingObjects:
     @property
     def is_behind(self) -> bool:
         """Whether the next round is due at once."""
-        return bool(self._postponed) or self.solver.waiting.is_behind
+        return bool(self._postponed or self._equals) or self.solver.waiting.is_behind
 
     @property
     def is_due(self) -> bool:
@@ -288,13 +291,15 @@ class RestingObjects:
         unsettled: set[str] = set()
         refused: dict[Unit, list[Answer]] = {}
         for unit, keys in units.items():
+            answers = [one for key in keys if (one := self._answer(key, solver_input, done)) is not None]
             if unit in self._members:
+                if unit not in self._equals and _is_kept_out(answers):
+                    self._equals.update(self.solver.waiting.equals(unit))
                 self._wake([unit])
             if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, solver_input, done):
                 self._enter(unit, keys, active, done.written, by_admission=False)
                 self._by_hosts.add(unit)
                 continue
-            answers = [one for key in keys if (one := self._answer(key, solver_input, done)) is not None]
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
                 continue  # a round may have more to say of it
@@ -307,6 +312,7 @@ class RestingObjects:
                 self._exceeded.pop(unit, None)
             elif unit.key.kind == CLAIM:
                 unsettled.add(unit.namespace)
+        self._equals -= units.keys()
         by_solver = {unit.namespace for unit, answers in refused.items() if not _is_kept_out(answers)}
         documents = (
             {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM} if refused else {}

@@ -142,6 +142,11 @@ class WaitingBook:
         """All that wait, those too that are asked for now."""
         return self._class_of.keys()
 
+    def equals(self, unit: Hashable) -> list[Hashable]:
+        """All units that wait for the same as one of them; none if it does not wait."""
+        key = self._class_of.get(unit)
+        return [] if key is None else [one for _, one in self._classes[key].members]
+
     def refusal(self, fleet: Questioned, claim: Manifest) -> Answer | None:
         """The answer to a claim of which equals wait, if it holds still, without its names; None if it is to be asked
         for."""

@@ -137,6 +137,26 @@ def test_what_a_quota_keeps_out_is_looked_at_when_it_allows_more_or_something_is
     assert held(loop.store, "c")
 
 
+def test_once_a_full_quota_keeps_out_a_claim_that_devices_became_free_for_its_equals_are_looked_at_too(
+    loop: Loop,
+) -> None:
+    fill(loop.store, quota(3), of_model(gpu_claim("other", namespace="o"), "x"))
+    loop.settle()
+    names = [f"w{number:02}" for number in range(40)]
+    fill(loop.store, *(of_model(gpu_claim(name, 2), "x") for name in names))
+    loop.settle()
+    loop.store.create(of_model(gpu_claim("has", 2), "y"))
+    loop.settle()
+    assert {annotations(loop.store, name)["reason"] for name in names} == {"DevicesInUse"}
+    loop.store.delete("DeviceClaim", "o", "other")
+    for _ in range(2):
+        loop.allocator.round()
+    assert {annotations(loop.store, name)["reason"] for name in names} == {"QuotaExceeded"}
+    loop.store.delete("DeviceClaim", "default", "has")
+    loop.settle()
+    assert held(loop.store, "w00")
+
+
 def test_thousands_of_claims_that_are_given_back_at_once_cost_no_more_each_however_many_rest() -> None:
     costs = []
     for count in (1000, 4000):
