@@ -546,12 +546,14 @@ class Claims:
     def _with_identities(self, grant: Grant) -> Grant:
         """With what the devices were before a reboot, as far as the allocation does not say it."""
         before = (self.journal.record(ALLOCATED, grant.ref.uid) or {}).get("devices") or {}
+        if not before:
+            return grant
         noted = [before.get(device.key) or {} for device in grant.devices]
         devices = tuple(
             device if difference(was, device.identity) else replace(device, identity={**was, **device.identity})
             for device, was in zip(grant.devices, noted, strict=True)
         )
-        return replace(grant, devices=devices) if before else grant
+        return replace(grant, devices=devices)
 
     def _due(self, deadline: Deadline | None) -> Deadline:
         return Deadline.after(self.options.prepare_seconds) if deadline is None else deadline
