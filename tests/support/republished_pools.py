@@ -235,7 +235,9 @@ class History:
 
     def _lose_counters(self) -> None:
         one = self.random.choice(self.pools)
-        if one.has_counters and all(self._is_recorded(one, each) for each in one.devices):
+        # Whoever has a device of it recorded that, under the name that it had: else no one can know of the counters.
+        holders = [name for name, given in self.given.items() if any(each.pool == one.name for each in given)]
+        if one.has_counters and all("devalloc.io/device-records" in self._notes(name) for name in holders):
             one.has_counters = False
             self._publish(one)
 
@@ -325,7 +327,9 @@ class History:
             if self._is_of(other, one, each):  # a share of a device in use draws nothing more
                 return other
         # A pool without counters says of no device what it draws; beside one that drew something, the hardware counts.
-        is_beside = any(other.pool == pool_name and other.draws for of in self.given.values() for other in of)
+        is_beside = any(
+            other.pool == pool_name and any(other.draws.values()) for of in self.given.values() for other in of
+        )
         draws = one.published_draws(each) if one.has_counters or not is_beside else each.draws
         return Given(pool_name, name, dict(draws), each.group)
 

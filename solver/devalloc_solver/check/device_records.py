@@ -68,15 +68,18 @@ def record_violations(text: str, taken: Sequence[CheckedDevice]) -> Iterator[str
     records = read_records(text)
     for pooled in taken:
         record = records.get((pooled.pool.metadata.name, pooled.device.name))
-        if record is not None and record.draws is not None and not _covers(record, _record_of(pooled)):
+        if record is not None and record.draws is not None and not _covers(record, pooled):
             yield f"device {pooled} is recorded with other draws, or another group, than it has (S18)"
 
 
-def _covers(record: DeviceRecord, right: DeviceRecord) -> bool:
-    """Whether a record says as much as is right, or more: a share also records what those before it drew."""
-    more = dict(record.draws or ())
+def _covers(record: DeviceRecord, pooled: CheckedDevice) -> bool:
+    """Whether a record says as much as is right, or more: a share also records what those before it drew, of counters,
+    too, that the pool lacks now."""
+    right, more = _record_of(pooled), dict(record.draws or ())
     is_enough = all(more.get(name, 0) >= nano for name, nano in right.draws or ())
-    return is_enough and (record.counters, record.group) == (right.counters, right.group)
+    names = {each.name for each in pooled.pool.spec.resources}
+    counters = right.counters if more.keys() <= names else counters_digest(frozenset(names | more.keys()))
+    return is_enough and (record.counters, record.group) == (counters, right.group)
 
 
 def _record_of(pooled: CheckedDevice) -> DeviceRecord:

@@ -34,8 +34,8 @@ class Drawn(NamedTuple):
     """nano units of each counter"""
     is_certain: bool = True
     """False if it is not known, so that it counts for all there is"""
-    lost: tuple[str, ...] = ()
-    """resources that were recorded, and that the pool does not have any more"""
+    lost: tuple[tuple[str, int], ...] = ()
+    """(resource, nano units) that were recorded, and that the pool does not have any more"""
 
 
 def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | None, records: Records) -> Drawn:
@@ -44,9 +44,12 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
     ``counters``: nano units that the pool has of each. ``published``: what the pool says that the device draws; None if
     it does not publish the device.
     """
-    lost = {name for record in records if record is not None for name, _ in record.draws or () if name not in counters}
+    lost: dict[str, int] = {}
+    for name, nano in (draw for record in records if record is not None for draw in record.draws or ()):
+        if name not in counters:
+            lost[name] = max(nano, lost.get(name, 0))
     if lost:
-        return Drawn(counters, is_certain=False, lost=tuple(sorted(lost)))
+        return Drawn(counters, is_certain=False, lost=tuple(sorted(lost.items())))
     amounts = dict(published or {})
     for record in records:
         if record is None or record.draws is None:
@@ -99,16 +102,18 @@ def device_record(pool: Pool, device: Device) -> DeviceRecord:
 
 def _make_record(pool: Pool, device: Device) -> DeviceRecord:
     group, draws = device.compatibility, _nano(pool, device)
+    own_lost: Mapping[str, int] = {}
     for one in reversed(pool.devices):
         if one.ghost is None:
             break  # ghosts are the last ones
         if one.name == device.name:
-            more = dict(_nano(pool, one))
+            more, own_lost = dict(_nano(pool, one)), dict(one.ghost.lost)
             names = sorted(more.keys() | dict(draws).keys())
             draws = tuple((name, more.get(name, 0) + dict(draws).get(name, 0)) for name in names)
-    if lost := lost_resources(pool):
-        draws = tuple([draw for draw in draws if draw[0] not in lost])
-    counters = counters_digest(frozenset(pool.resources.keys() - lost))
+    lost = lost_resources(pool)
+    if lost:
+        draws = tuple(sorted([*(draw for draw in draws if draw[0] not in lost), *own_lost.items()]))
+    counters = counters_digest(frozenset(pool.resources.keys() - lost | own_lost.keys()))
     return DeviceRecord.shared(draws, counters, group if isinstance(group, str) else None)
 
 
@@ -177,7 +182,7 @@ def lost_resources(pool: Pool) -> frozenset[str]:
     for device in reversed(pool.devices):
         if device.ghost is None:
             break  # ghosts are the last ones
-        lost.update(device.ghost.lost)
+        lost.update(name for name, _ in device.ghost.lost)
     return frozenset(lost)
 
 
@@ -200,7 +205,7 @@ def _with_lost(pool: Pool, lost: Collection[str]) -> Pool:
 
 def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
     """The pool with its ghosts behind its devices; they have no numbers yet."""
-    lost = {name for ghost in ghosts.values() for name in ghost.lost}
+    lost = {name for ghost in ghosts.values() for name, _ in ghost.lost}
     if lost:
         pool = _with_lost(pool, sorted(lost))
     more = tuple(
@@ -210,7 +215,7 @@ def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
             name=name,
             attributes={} if ghost.group is None else {COMPATIBILITY_GROUP: ghost.group},
             resources={},
-            draws=(*ghost.draws, *((name, len(pool.devices)) for name in ghost.lost)),
+            draws=(*ghost.draws, *((name, len(pool.devices)) for name, _ in ghost.lost)),
             undefined=None,
             reach=_UNREACHABLE,
             ghost=ghost,

@@ -65,8 +65,9 @@ class Ghost:
     """the compatibility group that it carries"""
     is_certain: bool
     """False if it is not known what it draws, so that it counts for all there is"""
-    lost: tuple[str, ...] = ()
-    """resources that it drew and its pool lacks now: here the pool has them, and all of its devices draw some"""
+    lost: tuple[tuple[str, int], ...] = ()
+    """(resource, nano units) that it drew and its pool lacks now: here the pool has them, and all of its devices draw
+    some"""
 
 
 @immutable_record

@@ -140,16 +140,36 @@ def test_a_fleet_gives_again_when_the_counter_is_back_or_the_holder_is_gone() ->
     assert "annotations" not in answer or not read_records(answer["annotations"].get(DEVICE_RECORDS))
 
 
-def test_a_share_of_a_card_that_lost_a_counter_records_the_counters_that_it_has() -> None:
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_share_of_a_card_that_lost_a_counter_also_records_what_the_first_one_drew_of_it(is_warm: bool) -> None:
     shared = device("whole", requests={"slices": 4}, resources={"memory": 8})
     share = claim("held", request("any", requests={"memory": 2}))
     first = recorded({**share, "status": None}, shared)
+    second = claim("second", request("any", requests={"memory": 2}))
     now = card(device("whole", resources={"memory": 8}), NOW_WITHOUT[1], counters=("other",))
-    fleet = Fleet.from_manifests([device_class("any"), now, first])
-    answer = fleet.allocate(claim("second", request("any", requests={"memory": 2})))
+    answer = warm(now, first, second) if is_warm else cold(now, first, second)
     assert names(answer) == ["whole"]
     (record,) = read_records(answer["annotations"][DEVICE_RECORDS]).values()
-    assert (dict(record.draws or ()).keys(), record.counters) == ({"other"}, counters_digest(frozenset({"other"})))
+    draws = dict(record.draws or ())
+    assert draws.keys() == {"other", "slices"}
+    assert draws["slices"] == 4 * 10**9
+    assert record.counters == counters_digest(frozenset({"other", "slices"}))
+
+
+@WAYS
+@pytest.mark.parametrize("counters", [(), ("slices",)], ids=["still lost", "back"])
+def test_what_the_first_user_of_a_card_drew_of_a_lost_counter_counts_when_only_the_second_is_left(
+    solve: Any, counters: tuple[str, ...]
+) -> None:
+    shared = device("whole", requests={"slices": 4}, resources={"memory": 8})
+    share = claim("held", request("any", requests={"memory": 2}))
+    first = recorded({**share, "status": None}, shared)
+    second = claim("second", request("any", requests={"memory": 2}))
+    answer = warm(card(device("whole", resources={"memory": 8}), *NOW_WITHOUT[1:], counters=()), first, second)
+    held = {**second, "metadata": {**second["metadata"], "annotations": answer["annotations"]}}
+    held["status"] = {"allocations": answer["allocations"]}
+    published = card(*(HALVES if counters else NOW_WITHOUT[1:]), counters=counters)
+    assert not solve(published, held, claim("w", request("any")))["allocated"]
 
 
 def test_the_check_refuses_what_is_given_of_a_card_that_lost_a_counter() -> None:
@@ -331,6 +351,33 @@ def test_slices_that_lost_a_counter_give_nothing_beside_what_drew_on_it(solve: A
     assert not answer["allocated"]
     assert "default/held" in answer["message"]
     assert solve(published)["allocated"]
+
+
+@DRA_WAYS
+@pytest.mark.parametrize("is_back", [False, True], ids=["still lost", "back"])
+def test_what_the_first_user_of_slices_drew_of_a_lost_counter_counts_when_only_the_second_is_left(
+    solve: Any, is_back: bool
+) -> None:
+    def shared(draws: int | None) -> Object:
+        return {**dra_device("whole", draws), "allowMultipleAllocations": True, "capacity": {"m": {"value": "8"}}}
+
+    def share(name: str) -> Object:
+        new = dra_builders.claim(dra_builders.request("r", capacity={"requests": {"m": "2"}}), name=name)
+        return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
+
+    def written(new: Object, answer: Any) -> Object:
+        metadata = {**new["metadata"], "annotations": answer["annotations"]}
+        return {**new, "metadata": metadata, "status": {"allocation": answer["allocations"]}}
+
+    def without_counters(*devices: Object) -> list[Object]:
+        where = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        return [{**where, **slice_("s1", devices, generation=2, count=1)}]
+
+    first = written(share("held"), Fleet.from_manifests([ANY_CLASS, *slices(shared(4))]).allocate(share("held")))
+    now = without_counters(shared(None), dra_device("h1", None))
+    second = written(share("second"), Fleet.from_manifests([ANY_CLASS, *now, first]).allocate(share("second")))
+    later = slices(*DRA_HALVES, generation=3) if is_back else without_counters(*(dra_device(n, None) for n in "ab"))
+    assert not solve(later, second)["allocated"]
 
 
 def test_the_check_refuses_what_is_given_of_slices_that_lost_a_counter() -> None:

@@ -289,7 +289,7 @@ def list_published_devices(
                 )
                 if is_read and device_id in recorded.records:
                     offer = _with_recorded(offer, counters, recorded.records[device_id])
-                    lost.update(offer.drawn.lost if offer.drawn is not None else ())
+                    lost.update(dict(offer.drawn.lost) if offer.drawn is not None else ())
                 first = first_index.setdefault(device_id, offer.index)
                 merged = None if first == offer.index else merge_duplicate(offers[first], offer)
                 if merged is None:
@@ -298,7 +298,7 @@ def list_published_devices(
                     offers[first] = merged
         for name in recorded.gone.get(pool.id, ()) if is_read else ():
             drawn = drawn_in_use(counters, None, recorded.records[*pool.id, name])
-            lost.update(drawn.lost)
+            lost.update(dict(drawn.lost))
             owner = (*pool.slices, *pool.hidden)[0] if pool.slices or pool.hidden else None
             if owner is not None:
                 ghost = SliceDevice(name=name)
@@ -312,7 +312,7 @@ def list_published_devices(
 
 def _with_lost(offer: PublishedDevice, lost: Sequence[str], total: int) -> PublishedDevice:
     """A device of a pool without counters that claims recorded: each draws on them, and who recorded them all."""
-    own = offer.drawn.lost if offer.drawn is not None else ()
+    own = dict(offer.drawn.lost) if offer.drawn is not None else {}
     return replace(offer, lost=tuple((name, total if name in own else 1) for name in lost))
 
 
@@ -522,16 +522,24 @@ def _own_draws(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
 
 
 def record_of_device(offer: PublishedDevice, gates: frozenset[str]) -> DeviceRecord | None:
-    """What is to be recorded of a device that a claim gets, as long as it has it; None if its pool has no counters."""
-    pool = offer.pool
-    if not pool.counters or not _may_have_counters(pool, gates):
+    """What is to be recorded of a device that a claim gets, as long as it has it; None if its pool has no counters.
+
+    A share records, too, what those before it drew of counters that the pool lacks now.
+    """
+    pool, lost = offer.pool, offer.drawn.lost if offer.drawn is not None else ()
+    if not (pool.counters or lost) or not _may_have_counters(pool, gates):
         return None
-    return DeviceRecord.shared(_own_draws(offer, gates), _digest_of(tuple(pool.counters)), None)
+    draws = _own_draws(offer, gates)
+    return DeviceRecord.shared(
+        tuple(sorted((*draws, *lost))) if lost else draws,
+        _digest_of(tuple(pool.counters), tuple([name for name, _ in lost])),
+        None,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _digest_of(counters: tuple[tuple[str, str], ...]) -> str:
-    return counters_digest(frozenset(map("/".join, counters)))
+def _digest_of(counters: tuple[tuple[str, str], ...], lost: tuple[str, ...]) -> str:
+    return counters_digest(frozenset((*map("/".join, counters), *lost)))
 
 
 @lru_cache(maxsize=4096)
