@@ -193,9 +193,9 @@ class KnownPools:
         too much is safe, to give a device twice is not (S13).
         """
         if node is not None:
-            candidates = [self.find(node, pool_name, device_name)]
-        else:
-            candidates = [self._find(key, device_name) for key in self._by_name.get(pool_name, ())]
+            there = self.find(node, pool_name, device_name)
+            return [] if there is None else [there]
+        candidates = [self._find(key, device_name) for key in self._by_name.get(pool_name, ())]
         return [pooled for pooled in candidates if pooled is not None]
 
     def find_missing(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:

@@ -66,7 +66,7 @@ def rejected_claim_uses(claim: RejectedClaimView, fleet: KnownPools) -> list[Che
 def _amounts_in_use(amounts: Mapping[str, int]) -> Mapping[str, int]:
     """What recorded amounts are in use: all of the device if one is negative, because no claim can hold less than
     nothing (S13)."""
-    return {} if any(nano < 0 for nano in amounts.values()) else amounts
+    return {} if amounts and min(amounts.values()) < 0 else amounts
 
 
 def allocated_node(claim: DeviceClaim, fleet: KnownPools) -> str | None:

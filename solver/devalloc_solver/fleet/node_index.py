@@ -19,7 +19,7 @@ from devalloc_solver.fleet.equal_devices import (
     empty_snapshot,
 )
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeClassPlan
-from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord
+from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord, PoolKind
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
 from devalloc_solver.place import SearchDeadline
@@ -183,21 +183,22 @@ class NodeIndex:
         before = self.network if node is None else self.records.get(node)
         self._drop(node)
         if not snapshot.pools:
-            self.lost.update(_changed_kinds(before, None))
+            self.lost |= _changed_kinds(before, None)[0]
             return
         few = self.kinds.note(snapshot)
         self._add(node, snapshot, columns_of_node(snapshot))
         after = self.network if node is None else self.records[node]
         assert after is not None
-        self.gained.update(_changed_kinds(after, before))
-        self.lost.update(_changed_kinds(before, after))
+        lost, gained = _changed_kinds(before, after)
+        self.lost |= lost
+        self.gained |= gained
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
 
     def drop(self, node: str | None) -> None:
         """The node has no pools any more."""
-        self.lost.update(_changed_kinds(self.network if node is None else self.records.get(node), None))
+        self.lost |= _changed_kinds(self.network if node is None else self.records.get(node), None)[0]
         self._drop(node)
 
     def _drop(self, node: str | None) -> None:
@@ -442,25 +443,28 @@ class NodeIndex:
         self._sample = None
 
 
-def _changed_kinds(one: NodeRecord | None, other: NodeRecord | None) -> set[int]:
-    """The kinds of devices in those pools of a node that are not the same in the other state of it."""
-    if one is None:
-        return set()
-    old = {} if other is None else {(pool.driver, pool.name): (other, pool) for pool in other.snapshot.pools}
-    return {
-        kind.index
-        for pool in one.snapshot.pools
-        if (same := old.get((pool.driver, pool.name))) is None or not _is_as_before(*same, one, pool)
-        for kind in one.pools[pool.index].kinds
-    }
+def _changed_kinds(before: NodeRecord | None, after: NodeRecord | None) -> tuple[set[int], set[int]]:
+    """The kinds of devices in those pools of a node that are not the same in both states of it: before, and after."""
+    old, new = _pools_by_name(before), _pools_by_name(after)
+    for name in old.keys() & new.keys():
+        if _is_as_before(*old[name], *new[name]):
+            del old[name], new[name]
+    lost, gained = (set[int]().union(*[kind.numbers for kind, _ in pools.values()]) for pools in (old, new))
+    return lost, gained
 
 
-def _is_as_before(before: NodeRecord, old: Pool, after: NodeRecord, new: Pool) -> bool:
-    if before.pools[old.index] is not after.pools[new.index]:
+def _pools_by_name(record: NodeRecord | None) -> dict[tuple[str, str], tuple[PoolKind, Pool]]:
+    pools = () if record is None else zip(record.pools, record.snapshot.pools, strict=True)
+    return {(pool.driver, pool.name): (kind, pool) for kind, pool in pools}
+
+
+def _is_as_before(old_kind: PoolKind, old: Pool, new_kind: PoolKind, new: Pool) -> bool:
+    if old_kind is not new_kind:
         return False  # of other kinds of devices, or with other resources
-    for one, other in zip(old.devices, new.devices, strict=True) if old is not new else ():
-        if one.name != other.name or one.attributes != other.attributes:
-            return False
+    if old is not new:
+        for one, other in zip(old.devices, new.devices, strict=True):
+            if one.name != other.name or one.attributes != other.attributes:
+                return False
     return True
 
 

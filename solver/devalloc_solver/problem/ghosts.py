@@ -65,7 +65,12 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
 
 def has_limits(pool: Pool) -> bool:
     """Whether devices of a pool share anything, so that it matters what is in use of others."""
-    return bool(pool.resources) or any(one.compatibility is not None for one in pool.devices)
+    return bool(pool.resources) or _has_groups(pool)
+
+
+def _has_groups(pool: Pool) -> bool:
+    """Whether any of its devices is of a compatibility group."""
+    return any(device.attributes.get(COMPATIBILITY_GROUP) is not None for device in pool.devices)
 
 
 def has_draws(record: DeviceRecord | None) -> bool:
@@ -130,7 +135,7 @@ def is_as_recorded(pool: Pool, device: Device, record: DeviceRecord) -> bool:
 
 
 def _group_of_ghost(pool: Pool, device: Device | None, records: Records) -> str | None:
-    if all(one.compatibility is None for one in pool.devices):
+    if not _has_groups(pool):
         return None
     if device is None and not all(record is not None and record.draws is not None for record in records):
         return UNKNOWN_GROUP

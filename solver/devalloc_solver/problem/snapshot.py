@@ -270,11 +270,13 @@ def without_duplicate_pools(pools: list[DevicePool]) -> tuple[list[DevicePool], 
     distinct: list[DevicePool] = []
     problems: list[Problem] = []
     for name, same in by_name.items():
+        if len(same) == 1:
+            distinct += same
+            continue
         nodes = [pool.spec.node_name for pool in same]
         network = None in nodes
         for pool in same:
-            clashes = len(same) > 1 and (network or nodes.count(pool.spec.node_name) > 1)
-            if not clashes:
+            if not network and nodes.count(pool.spec.node_name) == 1:
                 distinct.append(pool)
                 continue
             where = f"node {pool.spec.node_name}" if pool.spec.node_name else "every node"

@@ -35,17 +35,17 @@ def is_part(device: Device) -> bool:
     return function in _PARTS or (function is None and PROFILE in device.attributes)
 
 
-def _count(pool: Pool) -> tuple[Pool, int, Sequence[Device]]:
-    """The pool, how many parts it has, and its devices that are offered whole."""
-    parts, wholes = 0, []
+def _look_at(pool: Pool) -> tuple[Pool, bool, Sequence[Device]]:
+    """The pool, whether it has parts, and its devices that are offered whole."""
+    has_parts, wholes = False, []
     for device in pool.devices:
         function = device.attributes.get(FUNCTION)
         if function in _WHOLE:
             if device.unavailable is None and device.undefined is None:
                 wholes.append(device)
-        elif function is not None or PROFILE in device.attributes:
-            parts += is_part(device)
-    return pool, parts, wholes
+        elif not has_parts and (function is not None or PROFILE in device.attributes):
+            has_parts = is_part(device)
+    return pool, has_parts, wholes
 
 
 def says_which(expressions: Iterable[str | None]) -> bool:
@@ -74,10 +74,10 @@ class WholeDevices:
     """another one whenever an answer of ``is_offered`` may be another one"""
     _wholes: dict[Driver, dict[Node, Sequence[Device]]] = field(default_factory=dict)
     _parts: Counter[Driver] = field(default_factory=Counter)
-    """driver -> parts"""
-    _parts_on: dict[Node, Counter[Driver]] = field(default_factory=dict)
-    _of_pool: dict[Node, dict[str, tuple[Pool, int, Sequence[Device]]]] = field(default_factory=dict)
-    """by the name of the pool, what ``_count`` says of it"""
+    """driver -> nodes where it has parts"""
+    _parts_on: dict[Node, set[Driver]] = field(default_factory=dict)
+    _of_pool: dict[Node, dict[str, tuple[Pool, bool, Sequence[Device]]]] = field(default_factory=dict)
+    """by the name of the pool, what ``_look_at`` says of it"""
     _read: set[str] | None = field(default_factory=set)
     """the attributes on which the answers so far depend; None for all"""
 
@@ -91,28 +91,30 @@ class WholeDevices:
 
     def put(self, node: Node, snapshot: Snapshot) -> bool:
         """These are all the pools of a node (None: the network). Whether ``edition`` changes."""
-        parts: Counter[Driver] = Counter()
+        parts: set[Driver] = set()
         by_driver: dict[Driver, list[Device]] = {}
         before_of_pool, of_pool = self._of_pool.pop(node, {}), {}
         for pool in snapshot.pools_by_node.get(node, ()):
-            counted = before_of_pool.get(pool.name)
-            if counted is None or counted[0] is not pool:
-                counted = _count(pool)
-            of_pool[pool.name] = counted
-            if counted[1]:
-                parts[pool.driver] += counted[1]
-            if counted[2]:
-                by_driver.setdefault(pool.driver, []).extend(counted[2])
+            seen = before_of_pool.get(pool.name)
+            if seen is None or seen[0] is not pool:
+                seen = _look_at(pool)
+            of_pool[pool.name] = seen
+            if seen[1]:
+                parts.add(pool.driver)
+            if seen[2]:
+                by_driver.setdefault(pool.driver, []).extend(seen[2])
         if of_pool:
             self._of_pool[node] = of_pool
-        self._parts.subtract(self._parts_on.pop(node, Counter[Driver]()))
-        self._parts += parts
+        for driver in self._parts_on.pop(node, ()):
+            self._parts[driver] -= 1
+        for driver in parts:
+            self._parts[driver] += 1
         if parts:
             self._parts_on[node] = parts
         before = {driver: nodes.pop(node) for driver, nodes in self._wholes.items() if node in nodes}
         for driver, devices in by_driver.items():
             self._wholes.setdefault(driver, {})[node] = devices
-        changed = self._seen(before) != self._seen(by_driver)
+        changed = bool(before or by_driver) and self._seen(before) != self._seen(by_driver)
         if changed:
             self.edition = object()
         return changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, check_annotations
@@ -111,7 +112,8 @@ class ManifestStore:
         return self.by_name.pop(name, None) is not None
 
     def of_kind(self, *kinds: str) -> Iterator[ManifestRecord]:
-        return (document for name, same in self.by_name.items() if name[0] in kinds for document in same)
+        wanted = [same for name, same in self.by_name.items() if name[0] in kinds]
+        return chain.from_iterable(wanted)
 
     def all_but_claims(self) -> list[ManifestRecord]:
         """What there is beside claims; of objects that no class or claim can name only those that are wrong."""
@@ -155,8 +157,8 @@ def invalid_pools(documents: Sequence[ManifestRecord]) -> dict[str, str]:
     """Of pools that are left out: driver -> the first one by name, and why."""
     described: dict[str, str] = {}
     for document in documents:
-        errors = [problem for problem in document.problems if problem.severity == "error"]
         if document.manifest is not None:
+            errors = [problem for problem in document.problems if problem.severity == "error"]
             record_invalid_pool(document.manifest, errors, described)
     record_clashing_pools(pools_of(documents), described)
     return described

@@ -218,14 +218,18 @@ class DeviceFleetState:
         """The pools of a node, with the ghosts of what claims have of them. ``read``: those that were read before."""
         snapshot = _read_pools(self.pools[node], read)
         records = HeldRecords()
-        by_name: dict[Hashable, dict[str, Device] | None] = {}
+        are_limited: dict[Hashable, bool] = {}
+        by_name: dict[Hashable, dict[str, Device]] = {}
         for entry in held:
-            (pool,) = snapshot.pools_by_name[entry.pool]
-            if by_name.get(entry.pool) is None:
-                is_limited = has_limits(pool) or has_draws(entry.record)
-                by_name[entry.pool] = {device.name: device for device in pool.devices} if is_limited else None
-            if (devices := by_name[entry.pool]) is not None:
-                records.add(pool, entry.device, devices.get(entry.device), entry.record)
+            name = entry.pool
+            (pool,) = snapshot.pools_by_name[name]
+            if name not in are_limited:
+                are_limited[name] = has_limits(pool)
+            if not are_limited[name] and not has_draws(entry.record):
+                continue
+            if name not in by_name:
+                by_name[name] = {device.name: device for device in pool.devices}
+            records.add(pool, entry.device, by_name[name].get(entry.device), entry.record)
         ghosts = records.ghosts()
         if not ghosts:
             self._with_ghosts.discard(node)
@@ -353,8 +357,9 @@ class DeviceFleetState:
             self.holders.lift(key)
         held: dict[str | None, list[HeldDevice]] = {node: [] for node in nodes}
         for key in keys:
-            for entry in self.allocations[key].entries:
-                for node in self._places_of(self.allocations[key].node, entry):
+            allocation = self.allocations[key]
+            for entry in allocation.entries:
+                for node in self._places_of(allocation.node, entry):
                     if node in held:
                         held[node].append(entry)
         for node in sorted(nodes, key=lambda n: n or ""):
@@ -472,7 +477,7 @@ class DeviceFleetState:
 
     def _places_of(self, node: str | None, entry: HeldDevice) -> Sequence[str | None]:
         """Where an entry counts: where its device is, or every place where it was, as far as that is known."""
-        places = [*self._nodes_of(node, entry.pool)]
+        places = self._nodes_of(node, entry.pool)
         if len(places) < 2:
             return places
         there = [n for n in places if any(one.name == entry.device for one in self.pools[n][entry.pool].spec.devices)]
@@ -490,10 +495,12 @@ class DeviceFleetState:
                     places.add(node)
         return places
 
-    def _nodes_of(self, node: str | None, pool: str) -> Iterable[str | None]:
+    def _nodes_of(self, node: str | None, pool: str) -> Sequence[str | None]:
         """Where the pool that an entry means is: every place it may be, where the node is not told (S2, S13)."""
         if node is not None:
-            return [n for n in (node, None) if pool in self.pools.get(n, ())][:1]
+            if pool in self.pools.get(node, ()):
+                return (node,)
+            return (None,) if pool in self.pools.get(None, ()) else ()
         same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
         return [p.spec.node_name for p in _valid_together(same)]
 
