@@ -1,8 +1,13 @@
-"""`python -m tools.power_cuts [ACT:FIRST-LAST ...]`: a power cut after every change that preparing and
-unpreparing a claim make, each followed by a boot, a row each. ACT: prepare or unprepare; default: all of both."""
+"""`python -m tools.power_cuts [ACT:FIRST-LAST ...]`: cut the power of a test host.
+
+After every change that preparing and unpreparing a claim make, each cut followed by a boot, a row each. ACT: prepare or
+unprepare.
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +17,8 @@ from pathlib import Path
 from tests.support import sriov_host, sriov_image
 from tests.support.power_cuts import ACTS, PowerCuts
 from tests.support.qemu import Machine
+
+_POINTS = re.compile(rf"(?:{'|'.join(ACTS)})(?::[0-9]+(?:-[0-9]+)?)?", re.ASCII)
 
 
 def asked_for(words: Sequence[str], calls: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int]]:
@@ -24,7 +31,17 @@ def asked_for(words: Sequence[str], calls: Mapping[str, Sequence[str]]) -> Itera
                 yield act, number
 
 
-def main(words: Sequence[str]) -> int:
+def points_of(word: str) -> str:
+    """The word, if it names points. Raises ArgumentTypeError."""
+    if not _POINTS.fullmatch(word):
+        raise argparse.ArgumentTypeError(f"{word!r} names no points; write prepare, prepare:7 or unprepare:3-9")
+    return word
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.power_cuts", description=__doc__.partition("\n")[2])
+    parser.add_argument("points", nargs="*", type=points_of, metavar="ACT:FIRST-LAST", help="default: all of both")
+    words: Sequence[str] = parser.parse_args().points
     image = sriov_image.image(lambda line: print(f"  {line}", flush=True))
     with tempfile.TemporaryDirectory(prefix="devalloc-cuts-") as name:
         folder = Path(name)
@@ -48,4 +65,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
