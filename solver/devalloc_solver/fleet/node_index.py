@@ -298,11 +298,12 @@ class NodeIndex:
         self.held[key] = items
         self._count(items, 1)
 
-    def free(self, key: Hashable, *, for_good: bool = True) -> None:
-        """Nothing is held under this name any more; not ``for_good``: until it is held again."""
-        items = self.held.pop(key, None)
-        if items is not None:
+    def free(self, key: Hashable, *, for_good: bool = True) -> Sequence[HeldItem]:
+        """Nothing is held under this name any more; not ``for_good``: until it is held again. What was."""
+        items = self.held.pop(key, ())
+        if items:
             self._count(items, -1, is_gain=for_good)
+        return items
 
     def _count(self, items: Iterable[HeldItem], sign: int, *, is_gain: bool = False) -> None:
         touched: dict[str | None, tuple[NodeRecord, set[int]]] = {}
@@ -544,7 +545,10 @@ class Holders:
 
     def _hold(self, key: Key, items: Sequence[HeldItem]) -> None:
         self._index.hold(key, items)
-        nodes = {items[0][0]} if len(items) == 1 else {item[0] for item in items}
+        if len(items) == 1:
+            _add(self.on_node, items[0][0], key)
+            return
+        nodes = {item[0] for item in items}
         for node in nodes:
             _add(self.on_node, node, key)
         if len(nodes) > 1:
@@ -555,13 +559,15 @@ class Holders:
         self._lift(key, for_good=False)
 
     def _lift(self, key: Key, *, for_good: bool) -> None:
-        items = self._index.held.get(key, ())
-        nodes = {items[0][0]} if len(items) == 1 else {item[0] for item in items}
+        items = self._index.free(key, for_good=for_good)
+        if len(items) == 1:
+            _discard(self.on_node, items[0][0], key)
+            return
+        nodes = {item[0] for item in items}
         for node in nodes:
             _discard(self.on_node, node, key)
         if len(nodes) > 1:
             self.scattered.discard(key)
-        self._index.free(key, for_good=for_good)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:
         """The claims that hold anything of these pools, except claims entered by ``grant``, which only

@@ -138,16 +138,17 @@ class NodePool:
 
     def draws_to_record(self, device: NodeDevice) -> Draws | None:
         """What a claim that gets a device records of its draws; None if some of the counters are not there."""
-        if device.id not in self._recorded:
-            total: dict[str, int] = {}
-            for counter, amount in device.draws:
-                name = "/".join(counter[2:])
-                total[name] = total.get(name, 0) + amount
-            is_there = all(counter in self.counters for counter, _ in device.draws)
-            self._recorded[device.id] = (
-                tuple((name, amount) for name, amount in sorted(total.items()) if amount > 0) if is_there else None
-            )
-        return self._recorded[device.id]
+        key = device.id
+        if key in self._recorded:
+            return self._recorded[key]
+        total: dict[str, int] = {}
+        for counter, amount in device.draws:
+            name = "/".join(counter[2:])
+            total[name] = total.get(name, 0) + amount
+        is_there = all(counter in self.counters for counter, _ in device.draws)
+        draws = tuple([(name, amount) for name, amount in sorted(total.items()) if amount > 0]) if is_there else None
+        self._recorded[key] = draws
+        return draws
 
 
 class PublishedPools:

@@ -138,9 +138,10 @@ def _overdrawn(
     for counter_set in {counter[2] for counter in drawn}:
         drawing = pool.drawing.get(counter_set, {})
         for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
-            for counter, amount in (draw for device in drawing[key] for draw in device.draws):
-                if counter[2] == counter_set and counter in drawn:
-                    drawn[counter] += amount
+            for device in drawing[key]:
+                for counter, amount in device.draws:
+                    if counter in drawn and counter[2] == counter_set:
+                        drawn[counter] += amount
     for counter in sorted(drawn):
         if drawn[counter] > pool.counters.get(counter, 0):
             yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"

@@ -508,8 +508,6 @@ def resources_of(offer: PublishedDevice) -> Mapping[str, core.Resource]:
 
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
-    if not (offer.device.consumes or offer.drawn or offer.lost):
-        return ()
     own = _own_draws(offer, gates)
     return tuple(sorted((*own, *offer.lost))) if offer.lost else own
 
@@ -517,8 +515,10 @@ def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
 def _own_draws(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     if offer.drawn is not None:
         return tuple(sorted((name, nano) for name, nano in offer.drawn.amounts.items() if nano > 0))
-    counts = offer.device.consumes and offer.pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
-    return _draws(offer.device.consumes) if counts else ()
+    consumes = offer.device.consumes
+    if not consumes or offer.pool.state is not PoolStatus.COMPLETE or gate.PARTITIONABLE_DEVICES not in gates:
+        return ()
+    return _draws(consumes)
 
 
 def record_of_device(offer: PublishedDevice, gates: frozenset[str]) -> DeviceRecord | None:

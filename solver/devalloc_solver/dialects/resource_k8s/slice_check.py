@@ -66,7 +66,7 @@ def check_slice(resource_slice: ResourceSlice) -> None:
     for number, own in enumerate(spec.counter_sets):
         _check_counters(own.counters, f"spec.sharedCounters[{number}].counters")
     for number, device in enumerate(spec.devices):
-        _check_device(device, f"spec.devices[{number}]")
+        _check_device(device, number)
 
 
 def _check_counters(counters: Mapping[str, object], path: str) -> None:
@@ -75,24 +75,28 @@ def _check_counters(counters: Mapping[str, object], path: str) -> None:
     check_length(counters, MOST_COUNTERS, path)
 
 
-def _check_device(device: SliceDevice, path: str) -> None:
+def _check_device(device: SliceDevice, place: int) -> None:
+    # A fleet has many thousands, and hardly any is refused: the path of one is written when it is.
     if not _is_label(device.name):
         wanted = f"a DNS label: lower case, digits and '-', at most {MOST_NAME} characters"
-        raise FieldError(f"{path}.name", f"{device.name[:80]!r} is refused by the API server; it must be {wanted}")
+        message = f"{device.name[:80]!r} is refused by the API server; it must be {wanted}"
+        raise FieldError(f"spec.devices[{place}].name", message)
     if len(device.attributes) + len(device.capacity) > MOST_PROPERTIES:
-        check_length([*device.attributes, *device.capacity], MOST_PROPERTIES, f"{path}.attributes and capacity")
+        where = f"spec.devices[{place}].attributes and capacity"
+        check_length([*device.attributes, *device.capacity], MOST_PROPERTIES, where)
     for attribute, value in device.attributes.items():
         if type(value) is not tuple or (value[0] == "string" and len(value[1]) > MOST_TEXT):
-            _check_attribute(device, attribute, f"{path}.attributes[{attribute!r}]")
-    if device.taints:
-        check_length(device.taints, MOST_TAINTS, f"{path}.taints")
-    if device.consumes:
-        check_length(device.consumes, MOST_CONSUMPTIONS, f"{path}.consumesCounters")
-        for number, use in enumerate(device.consumes):
-            _check_counters(use.counters, f"{path}.consumesCounters[{number}].counters")
+            _check_attribute(device, attribute, f"spec.devices[{place}].attributes[{attribute!r}]")
+    if len(device.taints) > MOST_TAINTS:
+        check_length(device.taints, MOST_TAINTS, f"spec.devices[{place}].taints")
+    if len(device.consumes) > MOST_CONSUMPTIONS:
+        check_length(device.consumes, MOST_CONSUMPTIONS, f"spec.devices[{place}].consumesCounters")
+    for number, use in enumerate(device.consumes):
+        if not 0 < len(use.counters) <= MOST_COUNTERS:
+            _check_counters(use.counters, f"spec.devices[{place}].consumesCounters[{number}].counters")
     for name, capacity in device.capacity.items():
         if capacity.policy is not None:
-            where = f"{path}.capacity[{name!r}].requestPolicy"
+            where = f"spec.devices[{place}].capacity[{name!r}].requestPolicy"
             if not device.allow_multiple:
                 raise FieldError(where, "needs allowMultipleAllocations: true; the API server refuses it without")
             for part, message in _policy_faults(capacity.value, capacity.policy):

@@ -100,10 +100,9 @@ def _misplaced_in_devices(devices: list[Any], path: str, *, is_old: bool) -> tup
     for number, device in enumerate(devices):
         if not (type(device) is dict or isinstance(device, Mapping)):
             continue
-        if not is_old:
-            if "basic" in device:
-                return f"{path}[{number}].basic", "is a field of v1beta1: move what is below it up to the device"
-            continue
-        if flat := [str(name) for name in device if name not in ("name", "basic")]:
-            return f"{path}[{number}].{flat[0]}", f"is below `basic` in v1beta1: write apiVersion: {API_VERSION}"
+        if is_old:
+            if flat := [str(name) for name in device if name not in ("name", "basic")]:
+                return f"{path}[{number}].{flat[0]}", f"is below `basic` in v1beta1: write apiVersion: {API_VERSION}"
+        elif "basic" in device:
+            return f"{path}[{number}].basic", "is a field of v1beta1: move what is below it up to the device"
     return None

@@ -444,10 +444,10 @@ class ClusterState:
             record = None if node is None else self.index.records.get(node)
             if record is None:
                 continue
-            number, ghost = (record.find("/".join(pool), device, ghost=is_ghost) for is_ghost in (False, True))
-            if number is not None:
+            name = "/".join(pool)
+            if (number := record.find(name, device)) is not None:
                 yield node, number, amounts if record.snapshot.devices[number].shareable else None
-            elif ghost is not None:
+            elif (ghost := record.find(name, device, ghost=True)) is not None:
                 yield node, ghost, None
 
     def _is_recorded(self, node: str, device: int) -> bool:
