@@ -154,6 +154,10 @@ class PoolCounter:
 
     def __init__(self) -> None:
         self._documents: dict[int, Object] = {}
+        self._settled: dict[int, Object] = {}
+        """Claims that are no longer among the documents, and count."""
+        self._uncounted: dict[int, Object] = {}
+        """Those of them that no call has counted."""
         self._classes: list[Object] = []
         self._is_plain = False
         """Only claims hold devices, and their classes are what they were."""
@@ -169,17 +173,32 @@ class PoolCounter:
 
     def count(self, documents: Sequence[Object]) -> list[tuple[Object, int, int]]:
         """Each pool that can be read, with how many devices it has and how many are available."""
-        before, now = self._documents, {id(doc): doc for doc in documents}
+        settled, uncounted = self._settled, self._uncounted
+        before, now = self._documents, {place: doc for doc in documents if (place := id(doc)) not in settled}
         gone = [doc for place, doc in before.items() if place not in now]
-        new = [doc for place, doc in now.items() if place not in before]
-        self._documents = now
+        new = [doc for place, doc in now.items() if place not in before] + [*uncounted.values()]
+        self._documents, self._uncounted = now, {}
         is_small = self._is_plain and all(doc["kind"] not in _OF_ALL for doc in (*gone, *new))
         self._is_plain = False  # after an error all is counted
         self._is_plain = is_small and self._note(gone, new)
         if not self._is_plain:
-            self._begin(documents)
+            self._begin([*now.values(), *settled.values()])
         numbers = ((doc, self._numbers[id(doc)]) for doc in documents if doc["kind"] == "DevicePool")
         return [(doc, *number) for doc, number in numbers if number is not None]
+
+    def settle(self, claims: Iterable[Object]) -> None:
+        """Count these although they are no longer among the documents, until ``unsettle``."""
+        for claim in claims:
+            if self._documents.pop(id(claim), None) is None:
+                self._uncounted[id(claim)] = claim
+            self._settled[id(claim)] = claim
+
+    def unsettle(self, claims: Iterable[Object]) -> None:
+        """Count these as long as they are among the documents."""
+        for claim in claims:
+            is_counted = self._settled.pop(id(claim), None) is not None
+            if self._uncounted.pop(id(claim), None) is None and is_counted:
+                self._documents[id(claim)] = claim
 
     def _begin(self, documents: Sequence[Object]) -> None:
         """Count all."""

@@ -40,6 +40,7 @@ from devalloc.controller.reconcile.preconditions import (
     fuller_pools,
 )
 from devalloc.controller.reconcile.resting import RestingObjects, RoundResult
+from devalloc.controller.reconcile.settled import SettledClaims, may_rest
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot
 from devalloc.controller.reconcile.stored_claims import (
     effective_documents,
@@ -132,7 +133,6 @@ class DeviceClaimAllocator:
         self._resting: RestingObjects | None = None
         if solve is None:
             solve = self._warm = IncrementalSolver(self.loop.searches, clock, settings.cel_check)
-            self._resting = RestingObjects(self._warm, clock)
         self._solve: SolveManifests = solve
         self._progress = progress
         self._wrote = wrote
@@ -154,6 +154,9 @@ class DeviceClaimAllocator:
         self._own_writes: set[str] = set()
         self._memo = Memo()
         self._counter = PoolCounter()
+        if self._warm is not None:
+            settled = SettledClaims((self._warm, self._counter, self._memo))
+            self._resting = RestingObjects(self._warm, clock, settled)
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
         self._quotas = False
@@ -229,12 +232,14 @@ class DeviceClaimAllocator:
         units = self._without_transient(units)
         aside = [obj for obj in objects.values() if is_foreign(obj)]
         units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
+        unlabelled: set[Key] = set()
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
             missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._memo)
             repairs = [unit for unit in missing if not self.loop.refusals.is_backed_off(unit)]
             self.loop.is_again |= len(repairs) > MAX_REPAIRS
             units += repairs[:MAX_REPAIRS]
+            unlabelled = {key for unit in missing for key in unit.keys}
         written = self._commit(units, version, everything)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
@@ -245,12 +250,14 @@ class DeviceClaimAllocator:
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**everything, **written}
         self._changed = set()
-        resting = 0 if self._resting is None else self._resting.claims
+        resting = settled = 0
         if self._resting is not None:
+            resting, settled = self._resting.claims, len(self._resting.settled)
             gives = any(unit.granted or unit.grows for unit in units)
             undone = frozenset(key for unit in units for key in unit.keys - written.keys())
             is_proven = bool(answer["optimal"]) and not answer.get("again")
-            self._resting.settle(objects, solver_input, RoundResult(as_solved, written, undone, gives, is_proven))
+            result = RoundResult(as_solved, written, undone, gives, is_proven)
+            self._resting.settle(objects, solver_input, result)
             self.loop.is_again |= self._resting.is_behind
         seen = {**objects, **written}
         self._quotas = any(key.kind == quota.KIND and quota.is_quota(obj) for key, obj in seen.items())
@@ -269,10 +276,13 @@ class DeviceClaimAllocator:
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
         problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
+        if self._resting is not None:
+            subjects = {_subject_key(problem) for problem in answer["problems"]}
+            self._settle_held(self._resting, objects, result, subjects | unlabelled | self.loop.refusals.keys())
         done = DeviceClaimRound(
             resource_version=version,
-            claims=len(claims) + resting,
-            allocated=len(claims) - len(without),
+            claims=len(claims) + resting + settled,
+            allocated=len(claims) - len(without) + settled,
             waiting=len(waiting) + resting,
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
@@ -286,7 +296,8 @@ class DeviceClaimAllocator:
         )
         is_searching = any(one.get(STILL_SEARCHING) for one in answer["claims"])
         self.loop.is_again |= bool(answer.get("again"))
-        is_final = not (is_searching or answer.get(STILL_SEARCHING, not answer["optimal"]))
+        has_unsettled = self._warm is not None and self._warm.has_unsettled
+        is_final = not (is_searching or has_unsettled or answer.get(STILL_SEARCHING, not answer["optimal"]))
         if not units and is_final and not self._is_behind and not (waiting and self._quotas):
             self._last = done
         return done
@@ -316,6 +327,18 @@ class DeviceClaimAllocator:
         documents = [doc for doc in solver_input.documents if not admission.is_admission_object(doc)]
         self._warm.update(documents, self._settings.placement)
         return self._resting.wake(objects, everything)
+
+    def _settle_held(
+        self, resting: RestingObjects, objects: Mapping[Key, Object], done: RoundResult, apart_from: Collection[Key]
+    ) -> None:
+        """Let claims rest that hold devices if nothing but themselves bears on what is to be said of them; all rest no
+        more if the solver has more to say of one that does. Not those ``apart_from``."""
+        assert self._warm is not None
+        if self._warm.has_unsettled:
+            resting.wake_held()
+            self.loop.is_again = True
+        elif self._warm.can_settle and not (self._quotas or self.loop.is_unfinished) and may_rest(objects.values()):
+            resting.settle_held(objects, done, apart_from)
 
     def _shown(
         self, objects: Mapping[Key, Object], solver_input: vm_scheduling.SchedulingInput, namespace: str, message: str
@@ -417,7 +440,10 @@ class DeviceClaimAllocator:
                 return
             if self._is_behind and not stop.is_set():
                 objects = self.loop.reading.look().objects
-                counted = objects if self._resting is None else self._resting.without_resting(objects)
+                counted = objects
+                if self._resting is not None:
+                    counted = self._resting.without_resting(objects)
+                    self._counter.unsettle(self._resting.settled.replaced(objects))
                 self._publish_availability(self._documents(counted.values()))
                 self._is_behind = False
 
@@ -467,6 +493,11 @@ def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -
     """The answer to a claim, with its message as it is shown in its namespace."""
     message = answer["message"] and shown(answer["namespace"], answer["message"])
     return answer if message == answer["message"] else {**answer, "message": message}
+
+
+def _subject_key(problem: Mapping[str, Any]) -> Key:
+    kind, namespace, name = (str(problem.get(part) or "") for part in ("kind", "namespace", "name"))
+    return Key(kind, namespace or "default", name)
 
 
 def _problem_message(problem: dict[str, Any]) -> str:

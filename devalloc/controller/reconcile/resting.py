@@ -6,8 +6,9 @@ A unit (a claim, the members of a group, or a machine) rests once its refusal st
 - a quota or admin access keeps it out: until the quota, the namespace or a class changes, or a claim of the namespace
   gives something back.
 
-It also wakes if it changes itself, or something that belongs to it. What rests costs a round nothing, however much it
-is. Of very many new units, a round looks at the first, in turns of namespaces (``postponed``).
+It also wakes if it changes itself, or something that belongs to it. Claims that hold devices rest as well
+(``SettledClaims``). What rests costs a round nothing, however much it is. Of very many new units, a round looks at the
+first, in turns of namespaces (``postponed``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
 from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
+from devalloc.controller.reconcile.settled import SettledClaims, may_matter, says_all
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
@@ -73,6 +75,8 @@ class RestingObjects:
 
     solver: WaitingSolver
     clock: Callable[[], float] = time.monotonic
+    settled: SettledClaims = field(default_factory=SettledClaims)
+    """Claims that hold devices and are left alone."""
     _asleep: dict[Key, Object] = field(default_factory=dict)
     """Objects that are left alone, as they are."""
     _awake: set[Key] = field(default_factory=set)
@@ -118,10 +122,8 @@ class RestingObjects:
 
     def without_resting(self, objects: Mapping[Key, Object]) -> dict[Key, Object]:
         """The objects that do not rest."""
-        at_rest = map(self._asleep.get, objects)
-        return {
-            key: obj for (key, obj), as_it_rests in zip(objects.items(), at_rest, strict=True) if obj is not as_it_rests
-        }
+        at_rest = zip(objects.items(), map(self._asleep.get, objects), map(self.settled.get, objects), strict=True)
+        return {key: obj for (key, obj), *as_they_rest in at_rest if all(obj is not one for one in as_they_rest)}
 
     # -- before a round ------------------------------------------------------------------------------------------------
 
@@ -146,11 +148,14 @@ class RestingObjects:
                 self._awake.discard(key)
                 del self._written[key]
                 continue
-            elif self._asleep.get(key) is not new:
+            elif self._asleep.get(key) is not new and self.settled.get(key) is not new:
                 self._awake.add(key)
                 fresh.add(key)
             if old is not new:
                 changes.append((key, old, new))
+        self.settled.withdraw(key for key, _, _ in changes)
+        if len(self.settled) and any(may_matter(*change) for change in changes):
+            self.wake_held()
         awake = {self._unit_of[key] for key, _, _ in changes if key in self._unit_of}
         for key, old, new in changes if self._exceeded else ():
             self._forget_exceeded(key, new or old or {})
@@ -280,7 +285,7 @@ class RestingObjects:
 
     def _postpone(self, unit: Unit, order: Order, members: Mapping[Key, Object]) -> None:
         self._postponed.add(unit, order, members)
-        self._awake -= members.keys()
+        self._awake.difference_update(members)  # ``-=`` with keys would copy the set
 
     # -- after a round -------------------------------------------------------------------------------------------------
 
@@ -324,6 +329,22 @@ class RestingObjects:
                 continue  # what these leave of a quota may be for it
             if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
                 self._enter(unit, keys, active, done.written, by_admission=kept_out)
+
+    def settle_held(self, active: Mapping[Key, Object], done: RoundResult, apart_from: Collection[Key]) -> None:
+        """Let claims rest of which a round has no more to say; not those ``apart_from``."""
+        claims = {
+            key: obj
+            for key, obj in active.items()
+            if key.kind == CLAIM
+            and says_all(obj, done.answers.get((key.namespace or "default", key.name)))
+            and not (key in done.written or key in done.undone or key in apart_from)
+        }
+        self._awake.difference_update(claims)
+        self.settled.add(claims)
+
+    def wake_held(self) -> None:
+        """The next round looks at all claims that hold devices."""
+        self._awake.update(self.settled.withdraw_all())
 
     def _waiting_units(self, active: Mapping[Key, Object]) -> dict[Unit, list[Key]]:
         """What waits, by unit. What waits no more is noted once: a round costs little however much holds devices."""

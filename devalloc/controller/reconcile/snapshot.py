@@ -115,10 +115,26 @@ class Memo:
     def __init__(self) -> None:
         self._before: dict[tuple[str, int], tuple[Object, Any, Any]] = {}
         self._now: dict[tuple[str, int], tuple[Object, Any, Any]] = {}
+        self._settled: dict[tuple[str, int], tuple[Object, Any, Any]] = {}
+        self._names: set[str] = set()
+        """What values are of."""
 
     def turn(self) -> None:
         """What was not asked for since the last turn is forgotten."""
         self._before, self._now = self._now, {}
+
+    def settle(self, objects: Iterable[Object]) -> None:
+        """Keep what was made of these, though no round asks for it, until ``unsettle``."""
+        for place in ((what, id(obj)) for obj in objects for what in self._names):
+            before, now = self._before.pop(place, None), self._now.pop(place, None)
+            if (cached := now or before) is not None:
+                self._settled[place] = cached
+
+    def unsettle(self, objects: Iterable[Object]) -> None:
+        """Keep what was made of these as long as every round asks for it."""
+        for place in ((what, id(obj)) for obj in objects for what in self._names):
+            if (cached := self._settled.pop(place, None)) is not None:
+                self._now[place] = cached
 
     def is_none(self, what: str, obj: Object, given: Any = None) -> bool:
         """Whether the result of ``of`` for these is in the cache and None, which costs less than to ask for it."""
@@ -137,6 +153,7 @@ class Memo:
         cached = self._now.get(place) or self._before.get(place)
         if cached is None or cached[0] is not obj or (cached[1] is not given and cached[1] != given):
             cached = obj, given, make()
+            self._names.add(what)
         self._now[place] = cached
         value: T = cached[2]
         return value

@@ -49,13 +49,15 @@ class WarmFleet:
     def __init__(self, cel_check: str = "refuse") -> None:
         """``cel_check``: see ``AllocatorSettings``."""
         self._cel_check = cel_check
-        self.loaded: Mapping[ObjectName, Object] = {}
+        self.loaded: dict[ObjectName, Object] = {}
+        self.settled: dict[ObjectName, Object] = {}
+        """documents that the fleet has although the last update was not given them"""
         self._fleet: Fleet | None = None
         self._placement = ""
 
     def update(
         self,
-        documents: Mapping[ObjectName, Object],
+        documents: dict[ObjectName, Object],
         placement: str,
         is_unchanged: Callable[[Object | None, Object], bool],
     ) -> dict[ObjectName, Object | None] | None:
@@ -69,7 +71,8 @@ class WarmFleet:
         fleet, self._fleet = self._fleet, None
         changed: dict[ObjectName, Object | None] | None = None
         if fleet is None or placement != self._placement:
-            fleet = Fleet.from_manifests(documents.values(), placement=placement, cel_check=self._cel_check)
+            manifests = [*self.settled.values(), *documents.values()]
+            fleet = Fleet.from_manifests(manifests, placement=placement, cel_check=self._cel_check)
         else:
             changed = dict.fromkeys(name for name in self.loaded if name not in documents)
             for name in changed:
@@ -80,6 +83,16 @@ class WarmFleet:
                     changed[name] = document
         self.loaded, self._placement, self._fleet = documents, placement, fleet
         return changed
+
+    def settle(self, name: ObjectName) -> None:
+        """Leave a document in the fleet although the next updates are not given it."""
+        if (document := self.loaded.pop(name, None)) is not None:
+            self.settled[name] = document
+
+    def unsettle(self, name: ObjectName) -> None:
+        """The next update is given the document, or it is gone."""
+        if (document := self.settled.pop(name, None)) is not None:
+            self.loaded[name] = document
 
     def is_ready(self, placement: str) -> bool:
         """Whether there is a fleet with this placement, of the documents of the last update."""
@@ -184,11 +197,15 @@ class IncrementalSolver(_WaitingFleet):
         """The documents of the last update."""
         self._waiting: list[Object] = []
         """Those of them that the fleet has not: claims that wait."""
+        self._settled: dict[_ClaimKey, _Answer] = {}
+        """The answers to claims that are not among the documents although they hold something."""
+        self.has_unsettled = False
+        """The last call answered one of these in another way than before."""
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
         ends = None if deadline is None else time.monotonic() + deadline
-        documents = list(documents)
+        documents, self.has_unsettled = list(documents), False
         previous_round, self._previous_round = self._previous_round, None
         self.update(documents, placement)
         changed, self._changed = self._changed, {}
@@ -203,7 +220,9 @@ class IncrementalSolver(_WaitingFleet):
             others = [claim for claim in claims if _name(claim) in loaded and not fleet.holds(*ClaimView(claim).key)]
             if changed is None or any(name[1] not in UNRELATED_KINDS for name in changed):
                 self._searches.forget()
-            answer = self._searches.solve(fleet, [*loaded.values()], waiting, seconds_left(ends), others)
+            manifests = [*self._warm.settled.values(), *loaded.values()]
+            answer = self._searches.solve(fleet, manifests, waiting, seconds_left(ends), others)
+            answer = self._without_settled(answer)
             claim_keys = {name[2:] for name in loaded if name[1] == "DeviceClaim"}
             held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in claim_keys}
             previous_round = _PreviousRound(held, answer["problems"])
@@ -236,6 +255,44 @@ class IncrementalSolver(_WaitingFleet):
         self._note_changes(changed)
         self._changed = None if changed is None or so_far is None else {**so_far, **changed}
         self._read = documents
+
+    @property
+    def can_settle(self) -> bool:
+        """Whether the last call came to its end, and its answers hold as long as nothing changes."""
+        return self._previous_round is not None
+
+    def settle(self, claims: Iterable[Object]) -> None:
+        """Go on as if these claims, which hold something, were among the documents as they are, until ``unsettle``;
+        they have no more answers."""
+        for claim in claims:
+            key = ClaimView(claim).key
+            if self._previous_round is not None and (answer := self._previous_round.answers.pop(key, None)) is not None:
+                self._settled[key] = answer
+            self._warm.settle(_name(claim))
+
+    def unsettle(self, claims: Iterable[Object]) -> None:
+        """The next documents have these claims, or they are gone."""
+        for claim in claims:
+            answer = self._settled.pop(key := ClaimView(claim).key, None)
+            self._warm.unsettle(_name(claim))
+            if answer is None:
+                self._previous_round = None
+            elif self._previous_round is not None:
+                self._previous_round.answers[key] = answer
+
+    def _without_settled(self, answer: _Answer) -> _Answer:
+        """The answer without that to claims that were not among the documents."""
+        if not self._warm.settled:
+            return answer
+        settled = {name[2:] for name in self._warm.settled}
+        others = []
+        for each in answer["claims"]:
+            if (key := (each["namespace"], each["name"])) not in settled:
+                others.append(each)
+            elif self._settled.get(key) != each:
+                self.has_unsettled = True
+                self._settled[key] = each
+        return {**answer, "claims": others}
 
     def _refused_again(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
         """The answers to claims of which equals wait already, and the other claims."""

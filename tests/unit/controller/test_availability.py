@@ -122,8 +122,9 @@ def holder(name: str, pool: int, device: int, *, is_admin: bool = False) -> Obje
 
 @pytest.mark.parametrize("seed", range(4))
 def test_counts_after_changes_are_those_of_a_first_count(seed: int) -> None:
-    """Claims, pools and classes that come, change and go, and pools that share a name."""
+    """Claims, pools and classes that come, change and go, and pools that share a name; claims settle for a time."""
     dice = Random(seed)
+    settled: dict[str, Object] = {}
     counter, documents = PoolCounter(), {"class": gpu_class(), "p0": numbered_pool(0)}
     for turn in range(120):
         number, place = dice.randrange(5), f"c{dice.randrange(9)}"
@@ -138,7 +139,16 @@ def test_counts_after_changes_are_those_of_a_first_count(seed: int) -> None:
             documents["class"] = gpu_class("gpu", adminAccess=True) if dice.random() < 0.3 else gpu_class()
             documents.pop(f"p{number}-7", None)
         present = [*documents.values()]
-        assert counter.count(present) == PoolCounter().count(present), turn
+        changed = [name for name, claim in settled.items() if documents.get(name) is not claim or dice.random() < 0.1]
+        counter.unsettle(settled.pop(name) for name in changed)
+        given = [doc for name, doc in documents.items() if name not in settled]
+        assert counter.count(given) == PoolCounter().count(present), turn
+        resting = {name: doc for name, doc in documents.items() if name[0] == "c" and dice.random() < 0.2}
+        resting |= {place: holder(place, number, 0)} if place not in documents and dice.random() < 0.2 else {}
+        resting = {name: doc for name, doc in resting.items() if name not in settled and name != "class"}
+        counter.settle(resting.values())
+        settled |= resting
+        documents |= resting
 
 
 def test_a_count_after_a_claim_reads_no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:

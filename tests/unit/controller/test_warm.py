@@ -57,6 +57,49 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
 
 
+def _held() -> Object:
+    return {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}}
+
+
+def test_a_settled_claim_keeps_its_devices_without_an_answer_also_after_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others, held, wanted = [gpu_pool(devices=2), gpu_class()], _held(), gpu_claim("b")
+    warm = IncrementalSolver()
+    before = warm([*others, held], placement="pack", deadline=None)["claims"]
+    warm.settle([held])
+    for is_failing in (False, True, False):
+        with monkeypatch.context() as patch:
+            if is_failing:
+                patch.setattr(Fleet, "allocate", _refusing)
+                with pytest.raises(AnswerRefused):
+                    warm([*others, wanted], placement="pack", deadline=None)
+                continue
+        (answer,) = warm([*others, wanted], placement="pack", deadline=None)["claims"]
+        assert answer["allocations"] == [{"devicePoolName": "p", "deviceName": "d1"}]
+        assert not warm.has_unsettled
+    warm.unsettle([held])
+    assert warm([*others, held], placement="pack", deadline=None)["claims"] == before
+    warm.settle([held])
+    warm.unsettle([held])
+    assert warm(others, placement="pack", deadline=None)["claims"] == []
+    assert len(warm([*others, gpu_claim("c", 2)], placement="pack", deadline=None)["claims"][0]["allocations"]) == 2
+
+
+def test_a_settled_claim_with_another_answer_is_reported() -> None:
+    others, held = [gpu_pool(devices=2), gpu_class()], _held()
+    warm = IncrementalSolver()
+    warm([*others, held], placement="pack", deadline=None)
+    warm.settle([held])
+    answer = warm([gpu_pool("q"), gpu_class()], placement="pack", deadline=None)
+    assert answer["claims"] == []
+    assert warm.has_unsettled
+    warm.unsettle([held])
+    (answer,) = warm([gpu_pool("q"), gpu_class(), held], placement="pack", deadline=None)["claims"]
+    assert answer["lost"]
+    assert not warm.has_unsettled
+
+
 def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> None:
     """Versions are smaller then. What the claim had later is free, and what it had before is not."""
     warm = IncrementalSolver()
