@@ -21,7 +21,7 @@ from devalloc.store import Key, Object
 
 CLAIM = "DeviceClaim"
 FORGOTTEN = 1 / 64
-"""What is left of a namespace's share of the rounds when it counts no more: seven rounds after one object."""
+"""What is left of a namespace's share of the rounds when it counts no more: six rounds after one object."""
 
 
 class Unit(NamedTuple):
@@ -52,6 +52,7 @@ class PostponedUnits:
     _queues: dict[str, list[_Postponed]] = field(default_factory=dict)
     """Namespace -> units in order."""
     _by_key: dict[Key, _Postponed] = field(default_factory=dict)
+    _by_unit: dict[Unit, _Postponed] = field(default_factory=dict)
     _shares: dict[str, float] = field(default_factory=dict)
     """Namespace -> objects that rounds have looked at; each round halves them."""
 
@@ -64,10 +65,16 @@ class PostponedUnits:
         return min((queue[0].order[0] for queue in self._queues.values()), default=None)
 
     def add(self, unit: Unit, order: Order, objects: Mapping[Key, Object]) -> None:
-        """Postpone a unit; ``objects``: what it consists of."""
+        """Postpone a unit; ``objects``: what it consists of, beside what is postponed of it: a round looks at a group
+        as a whole."""
         machines = [claims_of(obj) for key, obj in objects.items() if key.kind == MACHINE]
-        owned = tuple(Key(CLAIM, *claim) for claims in machines for claim in claims)
-        entry = _Postponed(order, unit, tuple(objects), owned)
+        keys = dict.fromkeys(objects)
+        owned = dict.fromkeys(Key(CLAIM, *claim) for claims in machines for claim in claims)
+        if (before := self._by_unit.get(unit)) is not None:
+            self._withdraw(before)
+            order = min(before.order, order)
+            keys, owned = dict.fromkeys(before.keys) | keys, dict.fromkeys(before.owned) | owned
+        entry = self._by_unit[unit] = _Postponed(order, unit, tuple(keys), tuple(owned))
         insort(self._queues.setdefault(unit.namespace, []), entry, key=_place)
         for key in owned:
             self._by_key.setdefault(key, entry)
@@ -79,13 +86,16 @@ class PostponedUnits:
         entry = self._by_key.get(key)
         if entry is None:
             return ()
+        self._withdraw(entry)
+        return entry.keys
+
+    def _withdraw(self, entry: _Postponed) -> None:
         queue = self._queues[entry.unit.namespace]
         place = bisect_left(queue, _place(entry), key=_place)
         while queue[place] is not entry:
             place += 1
         del queue[place]
         self._forget([entry])
-        return entry.keys
 
     def take(self, most: int) -> list[Key]:
         """Postpone the first units no more: so many, each counted for its namespace before the next is chosen; their
@@ -124,6 +134,7 @@ class PostponedUnits:
 
     def _forget(self, entries: Iterable[_Postponed]) -> None:
         for entry in entries:
+            del self._by_unit[entry.unit]
             if not self._queues.get(entry.unit.namespace, True):
                 del self._queues[entry.unit.namespace]
             for key in (*entry.keys, *entry.owned):

@@ -210,6 +210,8 @@ class RestingObjects:
         more than ``active``."""
         units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
+        for key in (key for unit in woken for key in self._members[unit]):
+            self._postponed.withdraw(key)  # it was woken before, for another reason
         urgent = self._postponed.urgent
         keys: set[Key] = set()
         for unit in woken:
@@ -279,6 +281,13 @@ class RestingObjects:
         units: dict[Unit, dict[Key, Object]] = defaultdict(dict)
         for key, obj in new.items():
             units[Unit(owner[key]) if key in owner else _unit_of(key, obj)][key] = obj
+        groups = {unit for unit in units if unit.group}
+        for key in self._awake.difference(new) if groups else ():  # their other members go with the new ones
+            member = objects.get(key)
+            if member is None or self._busy.get(key) is member or not _waits(member):
+                continue
+            if (unit := _unit_of(key, member)) in groups:
+                units[unit][key] = member
         for unit, members in units.items():
             self._postpone(unit, min(map(order_of, members.values())), members)
         self._awake.update(self._postponed.take(MAX_NEW))

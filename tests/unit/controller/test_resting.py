@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devalloc.api.views import order_of
 from devalloc.controller.reconcile import device_claims, resting
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -17,6 +18,7 @@ from devalloc.controller.reconcile.resting import RestingObjects
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import WaitingBook
 from devalloc_solver.check import celpy_engine
 from tests.support.allocator_rounds import settle
 from tests.support.call_count import calls
@@ -239,6 +241,62 @@ def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_
     loop.settle()
     assert all(held(loop.store, claim["metadata"]["name"], "a") for claim in urgent)
     assert not held(loop.store, "b", "b")
+
+
+def test_a_group_whose_members_come_one_by_one_while_it_is_left_to_a_later_round_is_answered_as_a_whole(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 3)
+    loop.settle()
+    fill(loop.store, *(gpu_claim(f"a{number}", 5) for number in range(5)), gpu_claim("g1", group="g"))
+    loop.allocator.round()
+    loop.store.create(gpu_claim("g2", 9, group="g"))
+    loop.allocator.round()
+    assert not held(loop.store, "g1"), "the other one fits nowhere"
+    loop.settle()
+    assert annotations(loop.store, "g1")["reason"]
+
+
+def test_members_of_a_group_are_not_looked_at_without_new_ones_that_are_left_to_a_later_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 3)
+    rests, name = RestingObjects(IncrementalSolver()), "DeviceClaim"
+    first = {Key(name, "default", "g1"): gpu_claim("g1", group="g")}
+    assert rests.look(first, {}, first.keys()) == first
+    more = [*(gpu_claim(f"a{number}") for number in range(4)), gpu_claim("g2", group="g")]
+    objects = {**first, **{Key(name, "default", each["metadata"]["name"]): each for each in more}}
+    looks = [rests.look(objects, first, objects.keys() - first.keys()), rests.look(objects, objects, ())]
+    assert [sorted({"g1", "g2"} & {key.name for key in look}) for look in looks] == [[], ["g1", "g2"]]
+
+
+class ScriptedSolver:
+    """One of which a unit is to be asked for each time."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.waiting = WaitingBook()
+        self.unit = unit
+
+    def wake(self, seconds: float | None) -> list[Hashable]:
+        return [self.unit]
+
+    def rest(self, *args: Any) -> bool:
+        return True
+
+
+def test_a_unit_that_a_second_change_could_help_waits_once_behind_more_urgent_ones() -> None:
+    claims = [gpu_claim("w"), gpu_claim("urgent", priority="5")]
+    objects = {Key("DeviceClaim", "default", claim["metadata"]["name"]): claim for claim in claims}
+    key, urgent = objects
+    rests = RestingObjects(ScriptedSolver(Unit(key)))
+    rests._enter(Unit(key), [key], objects, {}, by_admission=False)
+    rests._postpone(Unit(urgent), order_of(objects[urgent]), {urgent: objects[urgent]})
+    for _ in range(2):
+        assert rests.wake({}, objects) is None
+        assert rests.claims == 2
+    rests._postponed.withdraw(urgent)
+    assert rests.wake({}, objects) == {key: objects[key]}
+    assert not rests._postponed, "it is looked at now"
 
 
 def test_machines_rest_that_no_node_has_room_for_until_one_has(loop: Loop) -> None:
