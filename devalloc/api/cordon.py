@@ -266,11 +266,14 @@ def _mark_unavailable(device: Any, by_name: Mapping[str, str], common: str | Non
     why = [by_name[key] for key in (name, ALL_DEVICES) if isinstance(key, str) and key in by_name]
     if not isinstance(device, dict) or not why:
         return device
+    own = device.get("attributes")
+    if own is not None and not isinstance(own, list):
+        return device  # who reads it reports that
     before = _unavailable_reason(device) or common
     # Its publisher may already have added it.
     reasons = [*([before] if before else []), *(each for each in why if each not in (before or ""))]
     attribute = {"name": meta.UNAVAILABLE, "stringValue": "; ".join(reasons)}
-    others = [each for each in device.get("attributes", ()) if not _is_unavailable_attribute(each)]
+    others = [each for each in own or () if not _is_unavailable_attribute(each)]
     return {**device, "attributes": [*others, attribute]}
 
 

@@ -106,6 +106,17 @@ class TestInManifestsOfAFleet:
 
         assert devalloc("solve", "--no-store", "-f", "-", stdin=dump).code == 0
 
+    @pytest.mark.parametrize("attributes", [None, "x", {"name": "model"}])
+    def test_attributes_that_are_no_list_are_read_as_without_nodes(self, devalloc: Shell, attributes: Any) -> None:
+        odd = pool("odd")
+        odd["spec"]["devices"][0]["attributes"] = attributes
+        cordoned = node("node-a", spec={"unschedulable": True})
+        manifests = text(odd, pool("b", node="node-b"), device_class(), claim())
+        without = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=manifests)
+        solved = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=manifests + "---\n" + text(cordoned))
+        assert (solved.code, solved.err) == (without.code, without.err)
+        assert [one["allocated"] for one in solved.json["claims"]] == [True]
+
 
 class TestOnACluster:
     @pytest.fixture
