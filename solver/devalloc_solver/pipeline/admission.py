@@ -114,7 +114,7 @@ def relevant_content(doc: Object) -> Any:
     return (bounds, quota.quota_status(doc)) if (bounds := quota.bounds_of(doc)) else None
 
 
-_KINDS = frozenset(("Namespace", quota.KIND))
+_KINDS = ("Namespace", quota.KIND)  # no set: a kind can be anything in a file
 
 
 def is_admission_object(doc: Mapping[str, Any]) -> bool:

@@ -56,6 +56,13 @@ def test_what_is_malformed_beside_a_quota_is_reported_and_costs_nothing_else() -
     assert len(answer["problems"]) >= 2
 
 
+@pytest.mark.parametrize("kind", [[], {}, 3])
+def test_an_object_of_a_kind_that_is_no_text_costs_nothing_else(kind: Any) -> None:
+    documents = [pool(), device_class(), QUOTA, {"apiVersion": "v1", "kind": kind, "metadata": {"name": "x"}}]
+    assert reasons(solve_manifests([*documents, claim("a")])) == {"a": None}
+    assert capacity(documents, claim("a")).count
+
+
 @pytest.mark.parametrize("amount", ["many", "-1", "", 1.5, None, "1e22"])
 def test_an_amount_that_cannot_be_read_allows_no_device_and_is_a_problem(amount: Any) -> None:
     wrong = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": amount}}}
