@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
@@ -29,8 +29,11 @@ class DisputedDevices:
         self._verdicts.begin_call()
         self._catalogue = ClassCatalogue(classes, self._verdicts)
 
-    def find(self, detail: DeviceClaimDetail, devices: Mapping[int, Place]) -> dict[int, list[str]]:
-        """Those of ``devices`` that are disputed, with the disagreements. Raises BudgetExceeded."""
+    def find(
+        self, detail: DeviceClaimDetail, devices: Mapping[int, Place], check_time: Callable[[], None]
+    ) -> dict[int, list[str]]:
+        """Those of ``devices`` that are disputed, with the disagreements. ``check_time`` is called before each
+        evaluation, and raises an exception once the time is over. Raises BudgetExceeded."""
         names = self._catalogue.names_read(detail)
         judged: dict[Hashable, list[str]] = {}
         disputed = {}
@@ -42,6 +45,7 @@ class DisputedDevices:
             values = (*((name, pooled.attributes.get(name)) for name in read),)
             key = (pooled.pool.spec.driver, values)
             if key not in judged:
+                check_time()
                 self._verdicts.begin_claim()
                 self._catalogue.refusal(detail, pooled)
                 self._verdicts.disputed.pop(_CLAIM, None)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason
-from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, BudgetExceeded
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, BudgetExceeded, OutOfTime, check_deadline
 from devalloc_solver.check import DisputedDevices, check_cel_check
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time, seconds_left
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
@@ -99,7 +100,10 @@ def _count(others: Sequence[Any], wanted: dict[str, Any], ends: float | None, ce
         started=started,
     )
     if cel_check == "refuse":
-        disputed = _disputed_devices(prepared)
+        try:
+            disputed = _disputed_devices(prepared, ends)
+        except OutOfTime as error:
+            return Capacity(0, False, {}, Reason.SEARCH_LIMIT, str(error))
         if disputed and (messages := _disagreements_of_first(prepared, disputed, ends)):
             return Capacity(0, True, {}, Reason.CHECK_FAILED, "; ".join(messages[:3]))
         prepared = replace(prepared, units=tuple(_without(unit, disputed) for unit in prepared.units))
@@ -110,8 +114,8 @@ _Disputed = Mapping[tuple[str, int], list[str]]
 """(label of a request, device) -> how the evaluators disagree about it"""
 
 
-def _disputed_devices(prepared: PreparedProblem) -> _Disputed:
-    """The candidates that the check's evaluator judges differently."""
+def _disputed_devices(prepared: PreparedProblem, ends: float | None) -> _Disputed:
+    """The candidates that the check's evaluator judges differently. Raises OutOfTime."""
     problem_input, snapshot = prepared.problem_input, prepared.snapshot
     judge = DisputedDevices(problem_input.pools, problem_input.classes.values())
     disputed: dict[tuple[str, int], list[str]] = {}
@@ -122,7 +126,7 @@ def _disputed_devices(prepared: PreparedProblem) -> _Disputed:
             for index, device in devices.items()
         }
         try:
-            of_request = judge.find(request.spec, places)
+            of_request = judge.find(request.spec, places, partial(check_deadline, ends))
         except BudgetExceeded:
             continue
         disputed |= {(request.label, index): messages for index, messages in of_request.items()}

@@ -22,6 +22,7 @@ from devalloc_solver.cel.registry import INT, Function
 from devalloc_solver.cel.syntax_tree import Call
 from devalloc_solver.check import CelResults, cel_results, celpy_engine
 from devalloc_solver.check.celpy_engine import UNSUPPORTED_FORMS, TooCostly, UnreadableExpression, UnsupportedForm, Work
+from devalloc_solver.check.classes import ClassCatalogue
 from tests.support.cel_outcomes import DEVICE, outcome
 from tests.support.manifests import claim, device, device_class, pool
 
@@ -396,6 +397,20 @@ def test_what_would_be_refused_does_not_count_as_capacity(monkeypatch: pytest.Mo
     assert capacity(cards_of(0, 0, 1), claim("even", {"deviceClass": "gpu"})).count == 3
     with pytest.raises(ValueError, match="cel_check must be one of refuse, warn"):
         capacity(cards_of(0), ODD, cel_check="never")
+
+
+def test_capacity_asks_the_second_evaluator_no_longer_than_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested, refusal = [], ClassCatalogue.refusal
+
+    def slow(catalogue: ClassCatalogue, *arguments: Any) -> str | None:
+        requested.append(arguments)
+        time.sleep(0.5)
+        return refusal(catalogue, *arguments)
+
+    monkeypatch.setattr(ClassCatalogue, "refusal", slow)
+    counted = capacity(cards_of(0, 1, 2), ODD, deadline=0.4)
+    assert len(requested) <= 1, "each card has another numa"
+    assert (counted.count, counted.proven, counted.reason) == (0, False, "SearchLimit")
 
 
 def test_capacity_counts_the_devices_about_which_both_evaluators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
