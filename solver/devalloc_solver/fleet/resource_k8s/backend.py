@@ -373,8 +373,9 @@ def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
     before = own if own is not None and isinstance(own, Mapping) else {}
     if not annotations and DEVICE_RECORDS not in before:
         return manifest
-    others = {name: text for name, text in before.items() if name != DEVICE_RECORDS}
-    return {**manifest, "metadata": {**(metadata or {}), "annotations": {**others, **annotations}}}
+    if DEVICE_RECORDS in before:
+        before = {name: text for name, text in before.items() if name != DEVICE_RECORDS}
+    return {**manifest, "metadata": {**(metadata or {}), "annotations": {**before, **annotations}}}
 
 
 def _by_request(given: ChosenDevice) -> tuple[int, int]:
