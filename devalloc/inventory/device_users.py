@@ -20,7 +20,7 @@ from devalloc.inventory.monitors import describe_users
 from devalloc.inventory.network_use import NetworkUse, may_be_half
 from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.open_nodes import Process, open_device_nodes
-from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.storage_use import StorageUse
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vfio_nodes import function_nodes
@@ -151,8 +151,10 @@ class DeviceUsers:
             opened.setdefault(address, set()).update(users.get(node.path, ()))
         computing = kfd.processes(users.get(common.path, ())) if common is not None else {}
         modeset = set(users.get(_MODESET.path, ()))
-        for address in displays if modeset else ():
-            modeset -= opened.get(address, set())
+        if modeset:  # a binding reads one card; who has another GPU open shows its displays on that one
+            others = {node for other in _other_gpus_of_nvidia(tree, displays) for node in device_nodes(other)}
+            with_own = [opened.get(address, set()) for address in displays]
+            modeset = modeset.difference(*with_own, *open_device_nodes(tree.proc, others).values())
         for address in displays:
             opened.setdefault(address, set()).update(modeset)
         for function in functions if computing else ():
@@ -286,6 +288,18 @@ def _is_used_by_kernel(queue: Folder) -> bool:
 
 def _by_number(processes: Collection[Process]) -> tuple[Process, ...]:
     return tuple(sorted(processes, key=lambda process: process.pid))
+
+
+def _other_gpus_of_nvidia(tree: Tree, addresses: Collection[Address]) -> Iterator[PciFunction]:
+    """The GPUs that NVIDIA's driver has, without those at some addresses."""
+    listing = tree.proc.folder("driver", "nvidia", "gpus") if tree.proc is not None else None
+    for name in listing.names() if listing is not None else ():
+        address = Address.parse(name)
+        if address is None or address in addresses or tree.sys is None:
+            continue
+        folder = tree.sys.folder("bus", "pci", "devices", str(address))
+        if folder is not None and (function := read_pci_function(address, folder)) is not None:
+            yield function
 
 
 def _nvidia_listing(function: PciFunction) -> Folder | None:

@@ -249,6 +249,10 @@ def test_a_display_that_has_a_gpu_open_keeps_only_that_one(host: FakeHost, node:
     display_of_nvidia(host, node)
     pools = DiscoveredPools.on(host.root, NODE)
     assert (pools.unavailable(GPU), pools.unavailable("0000-02-00-0")) == (None, "in use: kwin_wayland 900")
+    hand = BindingRunner.on(host)
+    assert hand.prepare(GPU).functions == ("0000:01:00.0",)
+    with pytest.raises(NodeError, match="is in use: kwin_wayland 900"):
+        hand.prepare("0000-02-00-0")
 
 
 APU = (
