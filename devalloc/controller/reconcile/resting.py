@@ -95,6 +95,8 @@ class RestingObjects:
     _members: dict[Unit, frozenset[Key]] = field(default_factory=dict)
     _by_admission: dict[str, set[Unit]] = field(default_factory=dict)
     """Namespace -> units that admission keeps out."""
+    _freed: set[str] = field(default_factory=set)
+    """Namespaces that hold less than before the last round."""
     _by_hosts: set[Unit] = field(default_factory=set)
     """Machines that no node has anything for, as nodes have published it."""
     _until: dict[Unit, float] = field(default_factory=dict)
@@ -177,7 +179,7 @@ class RestingObjects:
         """The units to which changes of other objects may matter: each with what it was and what it is."""
         units: set[Unit] = set()
         has_new_hosts = has_new_plugins = has_new_classes = False
-        freed: set[str] = set()  # namespaces that hold less than before
+        freed, self._freed = self._freed, set()
         admitting: set[str] = set()  # namespaces that admit something else than before
         for key, old, new in changes:
             obj = new or old
@@ -185,7 +187,7 @@ class RestingObjects:
             if key.kind == CLAIM:
                 if (group := ClaimView(obj).group) is not None and (unit := self._groups.get(_group_key(obj, group))):
                     units.add(unit)
-                if old is not None and ClaimView(old).entries and (new is None or not ClaimView(new).entries):
+                if _gives_back(old, new):
                     freed.add(ClaimView(obj).key[0])
             elif key.kind == MACHINE:
                 units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim)))}
@@ -302,6 +304,7 @@ class RestingObjects:
         """Let the units rest that were refused in a round, and whose refusals stand on them."""
         bound = {Key(CLAIM, *claim) for claim in (*solver_input.owners, *solver_input.kept_back)}
         units = self._waiting_units(active)
+        self._freed = {key.namespace or "default" for key, obj in done.written.items() if _gives_back(active[key], obj)}
         unsettled: set[str] = set()
         refused: dict[Unit, list[Answer]] = {}
         for unit, keys in units.items():
@@ -445,6 +448,13 @@ def _unit_of(key: Key, obj: Object) -> Unit:
 
 def _group_key(claim: Object, group: str) -> tuple[str, str]:
     return ClaimView(claim).key[0], group
+
+
+def _gives_back(old: Object | None, new: Object | None) -> bool:
+    """Whether it is a claim that had devices, and has none."""
+    if old is None or old["kind"] != CLAIM:
+        return False
+    return bool(ClaimView(old).entries) and (new is None or not ClaimView(new).entries)
 
 
 def _waits(obj: Object) -> bool:

@@ -139,6 +139,21 @@ def test_what_a_quota_keeps_out_is_looked_at_when_it_allows_more_or_something_is
     assert held(loop.store, "c")
 
 
+def test_what_a_quota_keeps_out_is_looked_at_when_the_allocator_releases_a_claim(loop: Loop) -> None:
+    fill(loop.store, quota(1), gpu_claim("a"))
+    loop.settle()
+    fill(loop.store, gpu_claim("b"))
+    loop.settle()
+    assert annotations(loop.store, "b")["reason"] == "QuotaExceeded"
+    there = loop.store.get("DeviceClaim", "default", "a")
+    released = of_model(gpu_claim("a", release="asked"), "none")
+    notes = {**there["metadata"]["annotations"], **released["metadata"]["annotations"]}
+    loop.store.replace({**there, "metadata": {**there["metadata"], "annotations": notes}, "spec": released["spec"]})
+    loop.settle()
+    assert not held(loop.store, "a")
+    assert held(loop.store, "b")
+
+
 def test_once_a_full_quota_keeps_out_a_claim_that_devices_became_free_for_its_equals_are_looked_at_too(
     loop: Loop,
 ) -> None:
