@@ -98,16 +98,19 @@ class PostponedUnits:
         self._forget([entry])
 
     def take(self, most: int) -> list[Key]:
-        """Postpone the first units no more: so many, each counted for its namespace before the next is chosen; their
-        objects."""
+        """Postpone the first units no more, each counted for its namespace before the next is chosen, until these are
+        so many objects; they are returned. The last unit may be larger: it stays whole."""
         heads = [(*self._turn(queue[0]), namespace, 0) for namespace, queue in self._queues.items()]
         heapify(heads)
         taken: list[_Postponed] = []
-        while heads and len(taken) < most:
+        objects = 0
+        while heads and objects < most:
             *_, namespace, place = heads[0]
             queue = self._queues[namespace]
             taken.append(queue[place])
-            self._count(namespace, len(queue[place].keys))
+            size = len(queue[place].keys)
+            objects += size
+            self._count(namespace, size)
             if place + 1 < len(queue):
                 heapreplace(heads, (*self._turn(queue[place + 1]), namespace, place + 1))
             else:

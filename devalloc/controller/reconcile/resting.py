@@ -36,7 +36,8 @@ from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
 
 MAX_NEW = 100
-"""New units that are looked at in one round: so the most urgent, and those of all namespaces, are answered soon."""
+"""New objects that are looked at in one round: so the most urgent, and those of all namespaces, are answered soon. The
+last group or machine is looked at as a whole."""
 EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS = 60.0, 960.0
 """How long claims are left alone for whose expressions the time did not suffice, in however many rounds, or that two
 evaluators judge differently: the first time and at most. Doubled each time in between, until they change."""

@@ -258,6 +258,19 @@ def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_
     assert not held(loop.store, "b", "b")
 
 
+def test_a_round_looks_at_few_large_groups_and_at_claims_of_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 6)
+    loop.settle()
+    members = [gpu_claim(f"{group}{number}", 5, "a", group=group) for group in "ghij" for number in range(5)]
+    fill(loop.store, *members, gpu_claim("other", namespace="b"))
+    looked_at = [each["metadata"]["name"] for each in members]
+    loop.allocator.round()
+    reasons = [annotations(loop.store, name, "a").get("reason") for name in looked_at]
+    assert (len(reasons) - reasons.count(None), bool(held(loop.store, "other", "b"))) == (5, True)
+    loop.settle()
+    assert all(annotations(loop.store, name, "a")["reason"] for name in looked_at)
+
+
 def test_a_group_whose_members_come_one_by_one_while_it_is_left_to_a_later_round_is_answered_as_a_whole(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
