@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
@@ -413,6 +414,34 @@ def test_a_claim_that_rests_with_its_devices_is_looked_at_when_it_changes(loop: 
     loop.store.replace({**one, "metadata": {**one["metadata"], "annotations": notes}})
     loop.settle()
     assert len(held(loop.store, "one")) == 2
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_late_count_of_what_is_available_knows_claims_that_rested_and_changed(tmp_path: Path, is_gone: bool) -> None:
+    times = [0.0]
+    store = SQLiteStore(tmp_path / "store.db")
+    allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(availability=5.0), clock=lambda: times[-1])
+    fill(store, gpu_pool("p", devices=4), gpu_class(), gpu_claim("one"), gpu_claim("two", 2))
+    for seconds in (10.0, 20.0, 30.0):
+        version = allocator.round().resource_version
+        times.append(seconds)
+    assert store.get("DevicePool", None, "p")["status"]["availableDevices"] == 1
+    if is_gone:
+        store.delete("DeviceClaim", "default", "two")
+    else:
+        two = store.get("DeviceClaim", "default", "two")
+        store.replace({**two, "metadata": {**two["metadata"], "labels": {"some": "label"}}})
+    stop, publish = threading.Event(), allocator._publish_availability
+    allocator._is_behind = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(allocator, "_publish_availability", lambda state: (publish(state), stop.set()))
+        allocator._wait(version, stop)
+    assert store.get("DevicePool", None, "p")["status"]["availableDevices"] == (3 if is_gone else 1)
+    for seconds in (40.0, 50.0):
+        times.append(seconds)
+        allocator.round()
+    assert store.get("DevicePool", None, "p")["status"]["availableDevices"] == (3 if is_gone else 1)
+    store.close()
 
 
 def test_what_rests_counts_as_waiting(loop: Loop) -> None:
