@@ -264,14 +264,18 @@ class WaitingBook:
         if len(gains.edition) != len(self._edition) or any(
             one is not other for one, other in zip(gains.edition, self._edition, strict=True)
         ):
+            self._renew_refusals()
             self._edition, self._names, self._judged_kinds = gains.edition, gains.names, len(gains.drivers)
             for key in self._classes:
                 self._mark(key)
             return
         if gains.names is not self._names:
+            self._renew_refusals()
             self._names = gains.names
             for key in self._by_rules:
                 self._mark(key)
+        elif len(gains.drivers) > self._judged_kinds:
+            self._renew_refusals()
         for kind in gains.kinds:
             for key in self._that_could_use(kind, gains.drivers[kind]):
                 self._mark(key)
@@ -279,6 +283,11 @@ class WaitingBook:
             for key in self._that_could_use(kind, gains.drivers[kind]):
                 self._classes[key].since = -math.inf
         self._judged_kinds = len(gains.drivers)
+
+    def _renew_refusals(self) -> None:
+        """Have refusals for want of any device found anew soon: they may name a class or a driver that is there now."""
+        for key in self._by_rules:
+            self._classes[key].since = -math.inf
 
     def ignore_changes(self, fleet: Questioned) -> None:
         """What became free since ``catch_up`` was only taken meanwhile."""

@@ -19,7 +19,7 @@ from devalloc.controller.reconcile.resting import RestingObjects
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import WaitingBook
+from devalloc_solver import WaitingBook, testing
 from devalloc_solver.check import celpy_engine
 from tests.support.allocator_rounds import settle
 from tests.support.call_count import calls
@@ -92,6 +92,37 @@ def test_a_claim_is_looked_at_again_when_devices_that_it_could_use_are_free(loop
     names = loop.looked_at(lambda: loop.store.delete("DeviceClaim", "default", "has-x"))
     assert names == {"x"}
     assert held(loop.store, "x")
+
+
+def test_a_refusal_for_want_of_a_class_is_found_anew_when_it_comes_although_no_device_is_free(loop: Loop) -> None:
+    fill(loop.store, of_model(gpu_claim("has-x", 2), "x"), of_model(gpu_claim("has-y", 2), "y"))
+    waiter = gpu_claim("w")
+    waiter["spec"]["claims"][0]["deviceClass"] = "later"
+    fill(loop.store, waiter)
+    loop.settle()
+    assert annotations(loop.store, "w")["reason"] == "ClassNotFound"
+    fill(loop.store, gpu_class("later"))
+    loop.settle()
+    assert annotations(loop.store, "w")["reason"] == "DevicesInUse"
+
+
+def test_a_refusal_for_want_of_devices_is_found_anew_when_a_new_kind_comes_that_is_held(loop: Loop) -> None:
+    pool = testing.pool("r", "k", "later.io", devices=[testing.device("d")])
+    holder, waiter = gpu_claim("holder"), gpu_claim("w")
+    for claim in (holder, waiter):
+        claim["spec"]["claims"][0]["deviceClass"] = "later"
+    fill(loop.store, pool, testing.device_class("later", driver="later.io"), holder)
+    loop.settle()
+    assert held(loop.store, "holder")
+    loop.store.delete("DevicePool", None, "r")
+    fill(loop.store, waiter)
+    loop.settle()
+    loop.allocator = DeviceClaimAllocator(loop.store, settings=AllocatorSettings())  # it has never seen such a device
+    loop.settle()
+    assert annotations(loop.store, "w")["reason"] == "NoMatchingDevices"
+    fill(loop.store, pool)
+    loop.settle()
+    assert annotations(loop.store, "w")["reason"] == "DevicesInUse"
 
 
 def test_an_edit_of_a_claim_that_waits_is_answered(loop: Loop) -> None:
