@@ -1,4 +1,4 @@
-"""The long form of the storm: python -m tools.controllers_soak [--claims N] [--minutes N] [--seed N]"""
+"""The long form of the storm: python -m tools.controllers_soak [--claims N] [--minutes N] [--seed N] [--no-machines]"""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for so long (default: 10)")
     parser.add_argument("--away", type=float, default=120.0, help="seconds without API server, once (default: 120)")
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    parser.add_argument("--no-machines", action="store_true", help="only claims and pods: what holds devices may rest")
     options = parser.parse_args()
     seed = random.randrange(2**31) if options.seed is None else options.seed
     say = partial(print, flush=True)
@@ -36,7 +37,8 @@ def main() -> int:
             assert cluster.create(f"{DEVMGMT}/deviceclasses", gpu_class()).ok
             began = time.monotonic()
             tell = lambda text: say(f"{time.monotonic() - began:5.0f} s  {text}")  # noqa: E731
-            tally = ClaimStorm(cluster, folder, seed, tell).run(options.claims, options.minutes * 60, away=options.away)
+            storm = ClaimStorm(cluster, folder, seed, tell, has_machines=not options.no_machines)
+            tally = storm.run(options.claims, options.minutes * 60, away=options.away)
         say(f"{tally}; {time.monotonic() - began:.0f} s")
         for text in tally.wrong[:20]:
             say(f"WRONG: {text}")

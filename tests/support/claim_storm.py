@@ -87,12 +87,19 @@ class ClaimStorm:
     """On an API server of its own (with the options ``SERVER``), with the class gpu and no other claims or pools."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, seed: int, say: Callable[[str], None] = lambda text: None
+        self,
+        cluster: Cluster,
+        folder: Path,
+        seed: int,
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        has_machines: bool = True,
     ) -> None:
         self._cluster = cluster
         self._folder = folder
         self._people, self._disturbing = random.Random(seed), random.Random(seed + 1)
         self._say = say
+        self._has_machines = has_machines
         self._over, self._ended = threading.Event(), threading.Event()
         self._tally = ClaimTally()
         self._failure: BaseException | None = None
@@ -103,7 +110,7 @@ class ClaimStorm:
         prepare(self._cluster)
         space = self._space()
         history = History(self._cluster, PLACES.values())
-        people = StormClients(self._cluster, space, self._people, self._tally.did)
+        people = StormClients(self._cluster, space, self._people, self._tally.did, has_machines=self._has_machines)
         kubernetes = PodScheduler(self._cluster, space, self._tally.did)
         with self._controllers() as controllers:
             processes = [one.process for one in controllers]

@@ -66,6 +66,7 @@ class StormClients:
     space: Space
     rng: random.Random
     did: Counter[str] = field(default_factory=Counter)
+    has_machines: bool = True
 
     def come_and_go(self, count: int, seconds: float, over: threading.Event) -> None:
         """So many claims, machines and ResourceClaims within so many seconds."""
@@ -74,7 +75,8 @@ class StormClients:
             due = began + seconds * made / count
             over.wait(max(0.0, due - time.monotonic()) * rng.uniform(0.5, 1.5))
             chance = rng.random()
-            make = self._one if chance < 0.4 else self._group if chance < 0.6 else self._machine
+            last = self._machine if self.has_machines else self._one
+            make = self._one if chance < 0.4 else self._group if chance < 0.6 else last
             made += (make if chance < 0.84 else self._pod)(made)
             claims, machines = self.list(CLAIMS), self.list(MACHINES)
             for _ in range(rng.choice((0, 1, 1, 2)) if len(claims) > 12 else 0):
