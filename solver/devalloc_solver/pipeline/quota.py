@@ -34,6 +34,13 @@ _SUFFIX_OF_KUBERNETES = ".deviceclass.resource.k8s.io/devices"
 _COUNT, _OF_PODS = "count/", "requests.deviceclass.resource.kubernetes.io/"
 """What comes before the name of a kind of objects that are counted, and before a class that pods ask for as an extended
 resource."""
+_OF_KUBERNETES = frozenset(
+    {
+        "configmaps", "cpu", "ephemeral-storage", "memory", "persistentvolumeclaims", "pods", "replicationcontrollers",
+        "resourcequotas", "secrets", "services", "storage",
+    }
+)  # fmt: skip
+"""Names without a domain that the API server takes in ``spec.hard``, beside ``hugepages-<size>``."""
 _COUNTED = frozenset(f"{kind.plural}.{kind.group}" for kind in API_KINDS.values() if kind.namespaced)
 _COUNTED_GROUPS = frozenset(kind.group for kind in API_KINDS.values())
 Bound = tuple[str, str, str]
@@ -159,7 +166,10 @@ def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Pro
 
 
 def _is_about_devices(name: str) -> bool:
-    """Or about objects that are counted here (count/deviceclaims.devmgmtproto.k8s.io)."""
+    """Or about objects that are counted here (count/deviceclaims.devmgmtproto.k8s.io), or about nothing that a quota
+    counts, such as ``gpu``."""
+    if "/" not in name and "." not in name:
+        return name not in _OF_KUBERNETES and not name.startswith("hugepages-")
     if name.startswith(_COUNT):
         return any(group in name for group in ("devmgmtproto", *_COUNTED_GROUPS)) or "/deviceclaim" in name
     return "deviceclass" in name or "devmgmtproto" in name

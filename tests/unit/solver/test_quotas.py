@@ -96,6 +96,7 @@ COUNTS_NOTHING = "counts nothing; write count/deviceclaims.devmgmtproto.k8s.io"
         ("gpu.deviceclasses.devmgmtproto.k8s.io/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
         ("gpu.deviceclass/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
         (quota.SUFFIX, f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+        ("gpu", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
         (
             f"requests.gpu{quota.SUFFIX}",
             "is for class requests.gpu, which does not exist; apply the class, or correct the name",
@@ -113,6 +114,13 @@ def test_a_line_that_does_not_bound_what_its_author_meant_is_a_warning(hard: str
     (problem,) = solve_manifests([pool(), device_class(), claim("a"), wrong])["problems"]
 
     assert (problem["severity"], problem["path"], problem["message"]) == ("warning", f"spec.hard[{hard}]", message)
+
+
+@pytest.mark.parametrize(
+    "hard", ["pods", "cpu", "requests.memory", "hugepages-2Mi", "services.nodeports", "nvidia.com/gpu"]
+)
+def test_lines_of_kubernetes_are_no_warnings(hard: str) -> None:
+    assert list(quota.problems_of({**QUOTA, "spec": {"hard": {hard: "1"}}})) == []
 
 
 def test_a_quota_with_scopes_bounds_pods_only() -> None:
