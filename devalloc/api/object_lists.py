@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from devalloc.api.json_content import MAPPINGS
+
 _LIST = "List"
 
 
 def is_object_list(content: object) -> bool:
     """Whether a manifest is a list of objects."""
-    if not (type(content) is dict or isinstance(content, Mapping)) or not isinstance(content.get("items"), list):
+    if not isinstance(content, MAPPINGS) or not isinstance(content.get("items"), list):
         return False
     kind = content.get("kind")
     return kind is None or (isinstance(kind, str) and kind.endswith(_LIST))

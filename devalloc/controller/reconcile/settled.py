@@ -15,9 +15,9 @@ from devalloc.api.fencing import fence_statements, fenced_nodes
 from devalloc.api.meta import DEVMGMT
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.postponed import CLAIM
 from devalloc.store import Key, Object
 
-CLAIM = "DeviceClaim"
 _HOLDERS = frozenset({vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.json_content import MAPPINGS
 from devalloc.api.quantity import Quantity
 
 DetailIndex = tuple[int, int | None]
@@ -58,7 +59,7 @@ class Answer(NamedTuple):
 
 def read_answer(content: object) -> Answer:
     """Read one element of ``claims``. Raises MalformedAnswer with a sentence."""
-    if type(content) is not dict and not isinstance(content, Mapping):
+    if not isinstance(content, MAPPINGS):
         raise MalformedAnswer(f"an answer is a map, not {type(content).__name__}")
     namespace, name, node = content.get("namespace"), content.get("name"), content.get("node")
     if not isinstance(namespace, str) or not isinstance(name, str):
@@ -72,7 +73,7 @@ def read_answer(content: object) -> Answer:
     if not isinstance(grants, list):
         raise MalformedAnswer(f"{where}: allocations is not a list")
     annotations = content.get("annotations") or {}
-    if type(annotations) is not dict and not isinstance(annotations, Mapping):
+    if not isinstance(annotations, MAPPINGS):
         raise MalformedAnswer(f"{where}: annotations is not a map of strings")
     for value in annotations.values():
         if not isinstance(value, str):
@@ -100,7 +101,7 @@ def recorded_grants(status: DeviceClaimStatus | None) -> list[AnsweredDevice]:
 
 
 def _grant(content: object, of: str, index: int) -> AnsweredDevice:
-    if type(content) is not dict and not isinstance(content, Mapping):
+    if not isinstance(content, MAPPINGS):
         raise MalformedAnswer(f"{of}: allocations[{index}] is not a map")
     pool, device, listed = content.get("devicePoolName"), content.get("deviceName"), content.get("allocations")
     if not isinstance(pool, str) or not isinstance(device, str):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice, records_of_manifest
+from devalloc.api.json_content import MAPPINGS
 from devalloc_solver.check.resource_k8s.pools import DeviceId
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
@@ -120,9 +121,9 @@ def copy_allocation(allocation: Manifest) -> Manifest:
 def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
     """The results that name a device."""
     devices = allocation.get("devices")
-    results = devices.get("results") if type(devices) is dict or isinstance(devices, Mapping) else None
+    results = devices.get("results") if isinstance(devices, MAPPINGS) else None
     for one in results if isinstance(results, list) else ():
-        if type(one) is dict or isinstance(one, Mapping):
+        if isinstance(one, MAPPINGS):
             driver, pool, device = one.get("driver"), one.get("pool"), one.get("device")
             names = isinstance(driver, str) and isinstance(pool, str) and isinstance(device, str)
             if names and driver and pool and device:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.fields import describe_value
+from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
@@ -255,7 +256,7 @@ def _kind(content: Manifest) -> str:
 def key_of(content: Manifest) -> Key:
     """(namespace, name), as well as they can be told."""
     metadata = content.get("metadata")
-    fields = metadata if type(metadata) is dict or isinstance(metadata, Mapping) else {}
+    fields = metadata if isinstance(metadata, MAPPINGS) else {}
     namespace = short_text(fields.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
     return namespace, short_text(fields.get("name") or "")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from devalloc.api.json_content import MAPPINGS
+
 API_VERSION = "resource.k8s.io/v1"
 V1BETA1, V1BETA2 = "resource.k8s.io/v1beta1", "resource.k8s.io/v1beta2"
 TAINT_RULE_VERSIONS = ("resource.k8s.io/v1alpha3", V1BETA2)
@@ -27,7 +29,7 @@ def as_v1(content: Any) -> Any:
 
     Fields that no version has stay where they were, so that reading the object reports them.
     """
-    if not (type(content) is dict or isinstance(content, Mapping)):
+    if not isinstance(content, MAPPINGS):
         return content
     version = content.get("apiVersion")
     if version == API_VERSION:
@@ -98,7 +100,7 @@ def _misplaced_in_requests(requests: list[Any], path: str, *, is_old: bool) -> t
 
 def _misplaced_in_devices(devices: list[Any], path: str, *, is_old: bool) -> tuple[str, str] | None:
     for number, device in enumerate(devices):
-        if not (type(device) is dict or isinstance(device, Mapping)):
+        if not isinstance(device, MAPPINGS):
             continue
         if is_old:
             if flat := [str(name) for name in device if name not in ("name", "basic")]:

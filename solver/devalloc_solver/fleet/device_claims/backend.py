@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.json_content import MAPPINGS
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
@@ -89,7 +90,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     # -- one claim -----------------------------------------------------------------------------------------------------
 
     def _read(self, claim: Manifest) -> ReadDeviceClaim:
-        if not (type(claim) is dict or isinstance(claim, Mapping)) or claim.get("kind") != "DeviceClaim":
+        if not isinstance(claim, MAPPINGS) or claim.get("kind") != "DeviceClaim":
             raise ValueError("claim must be the manifest of a DeviceClaim")
         if "spec" not in claim:
             stored = self._state.documents.by_name.get(name_of(claim), ())

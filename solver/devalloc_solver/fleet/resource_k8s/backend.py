@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
+from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
@@ -244,7 +245,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                 full_cluster.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
-        if not (type(claim) is dict or isinstance(claim, Mapping)) or claim.get("kind") != "ResourceClaim":
+        if not isinstance(claim, MAPPINGS) or claim.get("kind") != "ResourceClaim":
             raise ValueError("claim must be the manifest of a ResourceClaim")
         claim = as_v1(claim)
         stored = self._state.objects.get(_name(claim), [])
@@ -369,7 +370,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
     """A claim with what its answer writes on it, in place of what an earlier one wrote."""
     metadata = manifest.get("metadata")
-    own = metadata.get("annotations") if type(metadata) is dict or isinstance(metadata, Mapping) else None
+    own = metadata.get("annotations") if isinstance(metadata, MAPPINGS) else None
     before = own if own is not None and isinstance(own, Mapping) else {}
     if not annotations and DEVICE_RECORDS not in before:
         return manifest

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
+from devalloc.api.json_content import MAPPINGS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
@@ -482,5 +483,5 @@ def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:
 def is_allocated(document: Manifest) -> bool:
     """Whether a document is a claim that has an allocation."""
     status: Any = document.get("status")
-    is_readable = type(status) is dict or isinstance(status, Mapping)
+    is_readable = isinstance(status, MAPPINGS)
     return document.get("kind") == "ResourceClaim" and is_readable and bool(status.get("allocation"))
