@@ -93,7 +93,7 @@ def whole(node: Node) -> list[str]:
     ctr = f"{node.programs.runtime / 'ctr'} --address {node.folder / 'containerd.sock'} -n k8s.io"
     return [
         f"make oci-images && for image in dist/devalloc-*-{VERSION}.tar; do {ctr} images import $image; done",
-        f"devalloc install --kubelet-dir {node.kubelet_folder}",
+        f"devalloc install --image-prefix localhost/ --kubelet-dir {node.kubelet_folder}",
     ]
 
 

@@ -47,7 +47,7 @@ def _parser(catalog: Contents) -> argparse.ArgumentParser:
     making = verbs.add_parser("build", help="write each as an OCI archive, for ctr, podman, skopeo and docker load")
     making.add_argument("images", nargs="*", default=[*catalog.images], metavar="IMAGE", help=", ".join(catalog.images))
     making.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
-    making.add_argument("--prefix", default="", metavar="REGISTRY/PATH", help="before the names of the images")
+    making.add_argument("--prefix", default="localhost", metavar="REGISTRY/PATH", help="default: localhost")
     making.add_argument("--tag", default=VERSION, help=f"default: {VERSION}")
     making.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="one more; may be repeated")
     making.add_argument("--fresh", action="store_true", help="ask Debian for newer packages than the cache has")

@@ -116,6 +116,8 @@ PERMITS: Final = "--permits=0.0.0.0:10299"
 FENCING: Final = "--fencing-command=/etc/devalloc/fencing/power-off"
 """Argument of the controller that enables its fencing program."""
 IMAGES: Final = ("devalloc-controller", "devalloc-node")
+UNSET_PREFIX: Final = "image-prefix-not-set.invalid/"
+"""Prefix of the images in ``deploy/``. No registry has such a name (RFC 2606), so nothing is pulled by accident."""
 MACHINES: Final = "devalloc-machines"
 """The ClusterRole for creating machines."""
 IN_EDIT: Final = "rbac.authorization.k8s.io/aggregate-to-edit"
@@ -151,7 +153,7 @@ class InstallOptions:
     publish: Publish = "both"
     """How nodes publish their devices: as ResourceSlices, DevicePools, or by their label ``devalloc.io/publish``."""
     image_prefix: str = ""
-    """Prefix of image names, such as ``registry.example.com/devalloc/``."""
+    """Prefix of image names, such as ``registry.example.com/devalloc/``. Empty: ``UNSET_PREFIX``."""
     version: str = ""
     """The tag of images. Empty: that of this version."""
     namespace: str = NAMESPACE
@@ -224,6 +226,17 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
     chosen = [one for one in objects if part_of(one) in wanted]
     chosen.sort(key=lambda one: kinds.index(one["kind"]))
     return [_apply_options(one, options) for one in chosen]
+
+
+def images_without_owner(objects: Iterable[Object]) -> list[str]:
+    """The images that cannot be ours: those without a prefix, and those of Docker Hub's ``library``, in which only
+    Docker publishes. The pods of nodes are privileged."""
+    pods = (one["spec"]["template"]["spec"] for one in objects if one["kind"] in ("Deployment", "DaemonSet"))
+    images = sorted({container["image"] for pod in pods for container in pod["containers"]})
+    return [image for image in images if image.startswith(UNSET_PREFIX) or _OF_DOCKERS_LIBRARY.fullmatch(image)]
+
+
+_OF_DOCKERS_LIBRARY: Final = re.compile(r"((index\.)?docker\.io/)?(library/)?[^/]*")
 
 
 def fencing_volume(secret: str) -> tuple[Object, Object]:
@@ -308,8 +321,8 @@ def _apply_options(one: Object, options: InstallOptions) -> Object:
         return one
     pod = one["spec"]["template"]["spec"]
     for container in pod["containers"]:
-        name = container["image"].partition(":")[0]
-        container["image"] = f"{options.image_prefix}{name}:{options.tag}"
+        name = container["image"].rpartition("/")[2].partition(":")[0]
+        container["image"] = f"{options.image_prefix or UNSET_PREFIX}{name}:{options.tag}"
     if options.kubelet_dir != KUBELET:
         folder = options.kubelet_dir.rstrip("/")
         one["spec"]["template"]["spec"] = _change_texts(pod, lambda text: text.replace(KUBELET, folder))

@@ -11,6 +11,7 @@ from devalloc.install.apply import NotInstalled, get_or_none
 from devalloc.install.manifests import (
     IMAGES,
     LABEL,
+    UNSET_PREFIX,
     InstallOptions,
     Object,
     collection_path,
@@ -100,7 +101,7 @@ def _options_of(running: Sequence[Object]) -> dict[str, Any]:
     for container in pods.values():
         path, _, name = container["image"].rpartition("/")
         if name.partition(":")[0] in IMAGES:
-            options["image_prefix"] = f"{path}/" if path else ""
+            options["image_prefix"] = f"{path}/" if path and f"{path}/" != UNSET_PREFIX else ""
         for argument in container.get("args", ()):
             if argument.startswith("--kubelet-dir="):
                 options["kubelet_dir"] = argument.partition("=")[2]

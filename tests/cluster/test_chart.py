@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support import kube_build
 from tests.support.go_build import Progress, Unavailable
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm"
+PREFIX = "registry.example.com/"
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -36,7 +38,7 @@ def helm(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 def rendered(helm: Helm, *settings: str, namespace: str = NAMESPACE) -> dict[str, Any]:
     """What would be installed, by path."""
-    chosen = [part for setting in settings for part in ("--set", setting)]
+    chosen = [part for setting in (f"image.prefix={PREFIX}", *settings) for part in ("--set", setting)]
     done = helm("template", "devalloc", str(CHART), f"--namespace={namespace}", *chosen)
     assert done.returncode == 0, done.stderr
     return {object_path(one): without_helm(one) for one in yaml.safe_load_all(done.stdout)}
@@ -57,6 +59,7 @@ def without_helm(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(options: InstallOptions) -> dict[str, Any]:
+    options = replace(options, image_prefix=options.image_prefix or PREFIX)
     return {object_path(one): one for one in render_manifests(options) if one["kind"] != "Namespace"}
 
 
@@ -123,6 +126,14 @@ def test_what_runs_can_be_set(helm: Helm) -> None:
 def test_values_of_a_release_without_a_fencing_program_are_reused(helm: Helm) -> None:
     """`helm upgrade --reuse-values` has no `fencing` at all then."""
     assert rendered(helm, "fencing=null", "controller.extraVolumes=null") == expected(InstallOptions())
+
+
+def test_a_chart_that_does_not_know_where_our_images_are_is_refused(helm: Helm) -> None:
+    """Three privileged DaemonSets would pull a name of Docker Hub that anyone can have."""
+    done = helm("template", "devalloc", str(CHART))
+    assert done.returncode != 0
+    assert "set image.prefix: where you pushed the images" in done.stderr
+    assert "image:" not in done.stdout
 
 
 def test_crds_can_be_left_out(helm: Helm) -> None:

@@ -102,7 +102,7 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
         (folder,) = set(re.findall(r"/tmp/kube-[^/\s]+", "\n".join(terminal.lines)))
         assert terminal.run("kubectl get nodes -o name").split() == [f"node/{NODE}"]
         terminal.run(terminal.line("make oci-images").removeprefix("make oci-images && "))
-        assert "devalloc-controller created" in terminal.run(terminal.line("devalloc install --kubelet-dir"))
+        assert "devalloc-controller created" in terminal.run(terminal.line("devalloc install --image-prefix"))
         until(terminal.newest_runs, "the controller runs", context=lambda: terminal.run("kubectl get pods -A"))
 
         assert "devalloc-controller configured" in terminal.run("devalloc install --resource-claims")

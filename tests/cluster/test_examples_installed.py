@@ -21,7 +21,15 @@ from devalloc.api.manifests import load
 from devalloc.api.quantity import Quantity
 from devalloc.cli.main import run
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-from tests.support import console_blocks, kube_build, kube_claims, kube_controllers, kube_node, kube_rights
+from tests.support import (
+    console_blocks,
+    kube_build,
+    kube_claims,
+    kube_controllers,
+    kube_installed,
+    kube_node,
+    kube_rights,
+)
 from tests.support.controller_processes import Process, leader_process
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube_api import Cluster, Processes, running
@@ -90,6 +98,8 @@ ROOTS = {
     "events": "/api/v1",
 }
 
+INSTALL = ("--resource-claims", "--image-prefix", kube_installed.IMAGE_PREFIX)
+
 
 @dataclass(frozen=True)
 class People:
@@ -144,7 +154,7 @@ def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> I
             kube_controllers.start(cluster, kube_build.node_binaries(progress), processes, CONTROLLERS)
             kube_node.start_scheduler(cluster, kube_build.node_binaries(progress), processes)
             kube_claims.ready_node(cluster, "worker")
-            assert run(["install", "--resource-claims", "--kubeconfig", str(cluster.kubeconfig("admin"))]) == 0
+            assert run(["install", *INSTALL, "--kubeconfig", str(cluster.kubeconfig("admin"))]) == 0
             controller = Process(cluster, folder, "controller", "6s", "--resource-claims")
             controller.kubeconfig = kube_rights.controller_kubeconfig(cluster)
             stack.callback(controller.close)

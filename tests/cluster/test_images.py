@@ -18,7 +18,6 @@ import pytest
 from deploy.images.build import BuiltImage, build
 from deploy.images.cache import Progress, Unavailable
 from deploy.images.contents import contents
-from deploy.images.oci import full_reference
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.version import VERSION
 from tests.support import kube_installed, pci_cards
@@ -26,6 +25,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.go_build import untimed
 from tests.support.kube_images import IMAGE
+from tests.support.kube_installed import IMAGE_PREFIX
 from tests.support.kube_node import NODE, Node, import_image, tag_image
 from tests.support.kube_plugin import BOOT, plugin_bed
 
@@ -63,7 +63,7 @@ def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         with untimed():
             built = {
-                key: build(image, content, f"{image.name}:{VERSION}", folder / f"{key}.tar", progress)
+                key: build(image, content, f"{IMAGE_PREFIX}{image.name}:{VERSION}", folder / f"{key}.tar", progress)
                 for key, image in content.images.items()
             }
     except Unavailable as reason:
@@ -78,7 +78,7 @@ def loaded(node: Node, images: dict[str, BuiltImage]) -> Node:
     """The node has the images, that of the plugin also as the next version."""
     for image in images.values():
         import_image(node, image.archive)
-    tag_image(node, full_reference(f"{PLUGIN}:{VERSION}"), full_reference(f"{PLUGIN}:{NEXT}"))
+    tag_image(node, f"{IMAGE_PREFIX}{PLUGIN}:{VERSION}", f"{IMAGE_PREFIX}{PLUGIN}:{NEXT}")
     return node
 
 
@@ -153,7 +153,7 @@ def test_each_starts_as_its_user_and_knows_its_version(loaded: Node) -> None:
     for name, settings in {CONTROLLER: {"runAsNonRoot": True}, PLUGIN: {}}.items():
         container = {
             "name": "main",
-            "image": f"{name}:{VERSION}",
+            "image": f"{IMAGE_PREFIX}{name}:{VERSION}",
             "imagePullPolicy": "Never",
             "args": ["--version"],
             "securityContext": {"readOnlyRootFilesystem": True, **settings},
@@ -302,14 +302,14 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
 
     def upgraded() -> bool:
         current = cluster.get(DAEMONSET).content
-        current["spec"]["template"]["spec"]["containers"][0]["image"] = f"devalloc-node:{NEXT}"
+        current["spec"]["template"]["spec"]["containers"][0]["image"] = f"{IMAGE_PREFIX}devalloc-node:{NEXT}"
         return cluster.replace(DAEMONSET, current).ok  # not where its controller has written meanwhile
 
     bed.node.wait_until("the DaemonSet names the next version", upgraded)
 
     def replaced() -> bool:
         pods = kube_installed.pods_of(cluster, PLUGIN)
-        return [pod["spec"]["containers"][0]["image"] for pod in pods] == [f"devalloc-node:{NEXT}"]
+        return [pod["spec"]["containers"][0]["image"] for pod in pods] == [f"{IMAGE_PREFIX}devalloc-node:{NEXT}"]
 
     bed.node.wait_until("the next version runs alone", replaced, SECONDS)
     assert kube_installed.running(bed.node, PLUGIN)["metadata"]["uid"] != first["metadata"]["uid"]

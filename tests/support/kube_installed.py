@@ -20,6 +20,8 @@ from tests.support.kube_node import NODE, Node
 from tests.support.ports import free_ports
 
 NAMESPACE = "devalloc-system"
+IMAGE_PREFIX = "localhost/"
+"""Of images that were loaded onto the node, as `make oci-images` names them."""
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PUBLISH = "devalloc.io/publish"
 """The label by which a node says what it publishes."""
@@ -35,7 +37,11 @@ def shipped_manifests(
     """All of it where nodes publish their devices so. ``host``: where the fake /sys is; ``state``: for the journal, and
     below it ``cluster`` for what a service of the host reaches the cluster by."""
     options = InstallOptions(
-        publish=publish, version=tag, kubelet_dir=str(node.kubelet_folder), resource_claims=resource_claims
+        publish=publish,
+        image_prefix=IMAGE_PREFIX,
+        version=tag,
+        kubelet_dir=str(node.kubelet_folder),
+        resource_claims=resource_claims,
     )
     objects = render_manifests(options)
     for one in objects:

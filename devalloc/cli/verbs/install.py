@@ -171,7 +171,8 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
 @click.option(
     "--image-prefix",
     metavar="PREFIX",
-    help="Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/.",
+    help="Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/. For images of "
+    "`make oci-images` that you loaded onto the nodes: localhost/. The first installation needs it.",
 )
 @click.option(
     "--version", metavar="TAG", help="Tag of the images, for this installation only [default: this devalloc's version]."
@@ -252,13 +253,15 @@ def install(
     \b
     devalloc install --image-prefix registry.example.com/devalloc/
     devalloc install --dry-run
-    devalloc install --dry-run=client | less
+    devalloc install --image-prefix localhost/ --dry-run=client | less
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     if dry_run == "client":
         from devalloc.api.yaml_reader import dump_yaml
 
-        print_data(dump_yaml(_manifests(given, namespace, only)))
+        objects = _manifests(given, namespace, only)
+        _refuse_foreign_images(objects)
+        print_data(dump_yaml(objects))
         return 0
     from devalloc.install import apply, upgrade
 
@@ -273,6 +276,7 @@ def install(
         if reused:
             print_note(f"as in the last installation: {_as_options(reused)} (--reset ignores them)")
         objects = _manifests(previous | given, namespace, only)
+        _refuse_foreign_images(objects)
         apply.refuse_helm(client, objects)
         going = [] if only else apply.obsolete_objects(client, objects, namespace)
         if not force:
@@ -287,8 +291,8 @@ def install(
         raise CommandFailed(str(error)) from error
     if not (only or dry_run):
         prefix = (previous | given).get("image_prefix")
-        source = f"images come from {prefix}" if prefix else "images come from docker.io/library (see --image-prefix)"
-        print_note(f"next: kubectl -n {namespace} get pods; {source}")
+        source = f"; images come from {prefix}" if prefix else ""
+        print_note(f"next: kubectl -n {namespace} get pods{source}")
     return 0
 
 
@@ -306,6 +310,17 @@ def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...])
         return render_manifests(_options(chosen, namespace), only)
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _refuse_foreign_images(objects: list[Object]) -> None:
+    """Refuse to run images that anyone could have published. Raises BadInput."""
+    from devalloc.install.manifests import images_without_owner
+
+    if images_without_owner(objects):
+        raise BadInput(
+            "name where your images are: --image-prefix registry.example.com/team/; localhost/ if you loaded them onto "
+            "the nodes. devalloc publishes none yet (docs/images.md), and its pods on nodes are privileged"
+        )
 
 
 def _as_options(chosen: Mapping[str, Any]) -> str:

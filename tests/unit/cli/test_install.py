@@ -26,7 +26,31 @@ def test_a_dry_run_prints_all_of_it(devalloc: Shell) -> None:
     assert [document.content for document in load_text(output.out).documents] == expected
 
 
-def test_a_part_is_printed_alone(devalloc: Shell) -> None:
+@pytest.mark.parametrize(
+    "prefix", [[], ["--image-prefix="], ["--image-prefix=docker.io/library/"], ["--image-prefix=my-"]]
+)
+@pytest.mark.parametrize("part", [[], ["--only=node"], ["--only=controller"]])
+def test_images_that_anyone_could_have_published_are_refused(
+    devalloc: Shell, prefix: list[str], part: list[str]
+) -> None:
+    """The pods of nodes are privileged, and an image without a registry is one of Docker Hub."""
+    output = devalloc("install", "--dry-run=client", *prefix, *part)
+    assert (output.code, output.out) == (2, "")
+    assert "name where your images are: --image-prefix registry.example.com/team/" in output.err
+
+
+def test_the_files_name_images_that_no_registry_has() -> None:
+    """For those who apply the folder with kubectl: nothing is pulled until they say where the images are."""
+    pods = [
+        one["spec"]["template"]["spec"]
+        for one in render_manifests(InstallOptions())
+        if "template" in one.get("spec", {})
+    ]
+    images = {container["image"].partition("/")[0] for pod in pods for container in pod["containers"]}
+    assert images == {"image-prefix-not-set.invalid"}
+
+
+def test_a_part_without_images_needs_no_prefix(devalloc: Shell) -> None:
     output = devalloc("install", "--dry-run=client", "--only=crds")
     assert {one["kind"] for one in yaml.safe_load_all(output.out)} == {"CustomResourceDefinition"}
 
@@ -66,13 +90,15 @@ def test_a_kubeconfig_that_is_none_is_told(devalloc: Shell, text: str, tmp_path:
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
 MACHINES = "/apis/devalloc.io/v1alpha1/namespaces/team-a/virtualmachines"
 RESOURCE_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+LOADED = "localhost/"
 APPS = "/apis/apps/v1/namespaces/devalloc-system"
 
 
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
-    """An API server that the command talks to."""
+    """An API server that the command talks to, and images that were loaded onto its nodes."""
     kube = FakeKube()
+    monkeypatch.setenv("DEVALLOC_INSTALL_IMAGE_PREFIX", LOADED)
     monkeypatch.setattr("devalloc.cli.verbs.install.connect_as_admin", lambda path: FakeClient(kube))
     for name, label in (("node-a", None), ("node-b", "pools")):
         labels = {"devalloc.io/publish": label} if label else {}
@@ -157,7 +183,10 @@ def test_a_dry_run_of_uninstall_names_what_would_go_and_deletes_nothing(
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
-def test_options_of_the_last_installation_are_used_again(devalloc: Shell, kube: FakeKube, publish: str) -> None:
+def test_options_of_the_last_installation_are_used_again(
+    devalloc: Shell, kube: FakeKube, publish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DEVALLOC_INSTALL_IMAGE_PREFIX")
     first = devalloc("install", f"--publish={publish}", "--kubelet-dir=/k", "--image-prefix=registry.example.com/x/")
     assert first.code == 0, first.err
     again = devalloc("install")
@@ -172,10 +201,14 @@ def test_options_are_given_anew_one_by_one_or_all_forgotten(devalloc: Shell, kub
     output = devalloc("install", "--no-permits", "--kubelet-dir=/other")
     assert "as in the last installation: --resource-claims (--reset" in output.err
     client: Any = FakeClient(kube)
-    assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/other", "resource_claims": True}
+    assert upgrade.last_options(client, "devalloc-system") == {
+        "image_prefix": LOADED,
+        "kubelet_dir": "/other",
+        "resource_claims": True,
+    }
     output = devalloc("install", "--reset")
     assert outcomes(output.out)["daemonset.apps/devalloc-node-set-aside"] == "deleted"
-    assert upgrade.last_options(client, "devalloc-system") == {}
+    assert upgrade.last_options(client, "devalloc-system") == {"image_prefix": LOADED}
 
 
 def test_a_part_uses_the_options_and_leaves_them(devalloc: Shell, kube: FakeKube) -> None:
@@ -183,7 +216,11 @@ def test_a_part_uses_the_options_and_leaves_them(devalloc: Shell, kube: FakeKube
     output = devalloc("install", "--only=rbac", "--only=node", "--no-resource-claims")
     assert output.code == 0
     client: Any = FakeClient(kube)
-    assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/k", "resource_claims": True}
+    assert upgrade.last_options(client, "devalloc-system") == {
+        "image_prefix": LOADED,
+        "kubelet_dir": "/k",
+        "resource_claims": True,
+    }
 
 
 EVERY_OPTION = (
@@ -281,4 +318,29 @@ def test_a_release_of_helm_is_left_to_helm(devalloc: Shell, kube: FakeKube) -> N
 
 def test_it_says_where_images_come_from(devalloc: Shell, kube: FakeKube) -> None:
     output = devalloc("install")
-    assert "next: kubectl -n devalloc-system get pods; images come from docker.io/library (see --image-" in output.err
+    assert "next: kubectl -n devalloc-system get pods; images come from localhost/" in output.err
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_nothing_is_installed_without_a_prefix_and_a_stored_one_suffices(
+    devalloc: Shell, kube: FakeKube, monkeypatch: pytest.MonkeyPatch, dry_run: list[str]
+) -> None:
+    monkeypatch.delenv("DEVALLOC_INSTALL_IMAGE_PREFIX")
+    before = dict(kube.objects)
+    refused = devalloc("install", *dry_run)
+    assert refused.code == 2
+    assert "name where your images are" in refused.err
+    assert kube.objects == before
+    devalloc("install", "--image-prefix", LOADED)
+    assert devalloc("install", *dry_run).code == 0
+
+
+def test_what_kubectl_installed_without_a_prefix_gets_one(
+    devalloc: Shell, kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectl apply -k deploy` runs no image, because its names are of no registry."""
+    client: Any = FakeClient(kube)
+    for one in render_manifests(InstallOptions()):
+        client.apply(object_path(one), one, "kubectl")
+    monkeypatch.delenv("DEVALLOC_INSTALL_IMAGE_PREFIX")
+    assert devalloc("install").code == 2

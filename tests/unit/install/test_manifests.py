@@ -108,7 +108,7 @@ def test_images_have_prefix_and_tag() -> None:
 
 def test_the_tag_is_the_version_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VERSION", "1.0.0+local.1")
-    assert pods(InstallOptions())["devalloc-node"]["containers"][0]["image"] == "devalloc-node:1.0.0_local.1"
+    assert pods(InstallOptions())["devalloc-node"]["containers"][0]["image"].endswith("/devalloc-node:1.0.0_local.1")
 
 
 def test_the_images_of_the_files_are_of_this_version() -> None:
