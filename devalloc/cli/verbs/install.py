@@ -171,8 +171,8 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
 @click.option(
     "--image-prefix",
     metavar="PREFIX",
-    help="Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/. For images of "
-    "`make oci-images` that you loaded onto the nodes: localhost/. The first installation needs it.",
+    help="Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/. For images "
+    "of `make oci-images` that you loaded onto the nodes: localhost/. The first installation needs it.",
 )
 @click.option(
     "--version", metavar="TAG", help="Tag of the images, for this installation only [default: this devalloc's version]."
