@@ -7,15 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# With the lowest versions that pyproject.toml allows; the second without the kubernetes extra, which wants newer ones.
+# With the lowest versions that pyproject.toml allows; the second without the extra kubernetes, which wants newer ones.
 LOWEST := .venv-lowest
 LOWEST_BASE := .venv-lowest-base
-# What judges the libraries that the first one has newer, without what needs that extra or grpcio-tools.
-BASE_TESTS := api cli inventory node scaling solver
-NEEDS_MORE := cli/test_controller.py cli/test_tenants.py cli/test_unreachable.py node/test_kube_client.py node/test_protos.py
-NEEDS_MORE_TESTS := cli/test_install.py::test_a_kubeconfig_that_is_none_is_told \
-  cli/test_node.py::test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster cli/test_what_if.py::TestOnACluster \
-  cli/test_nodes_of_kubernetes.py::TestOnACluster
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
@@ -37,7 +31,7 @@ JOBS ?= auto
 QUICK_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
 # Of the machine tier: emulated machines compute, and each worker keeps a CPU busy.
 MACHINE_JOBS ?= 2
-# Of the cluster tier, which `make test` runs beside it: its tests mostly wait for control planes and the kubelet.
+# Of the cluster tier, which `make test-hosts` runs beside it: its tests mostly wait for control planes and the kubelet.
 CLUSTER_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,7 +45,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -69,7 +63,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install --root-user-action=ignore --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(LOWEST)/.setup-done: EXTRAS := dev
+$(LOWEST)/.setup-done: EXTRAS := all,test
 $(LOWEST_BASE)/.setup-done: EXTRAS := solver,node,guest,permits,test
 %/.setup-done: pyproject.toml | $(STAMP)
 	@echo "Setting up $*, once: 10 to 60 seconds, 120 MB to download, 450 MB on disk."
@@ -85,7 +79,15 @@ demo: setup ## the main job, shown on this machine in a few seconds
 demo-machine: setup ## a machine with a GPU, from its claim to its guest, on an emulated host: minutes, no root
 	@$(BIN)/python -m tools.demo_machine $(ARGS)
 
-test: build-plan test-unit test-conformance built ## all tiers, the last two side by side
+test: test-unit test-conformance ## the unit and conformance tiers: minutes, and nothing to build
+
+# With CI=true a skip is a failure, so what the tests of `make test` would skip for is built before them.
+test-all: build-plan built test test-hosts ## all tiers: builds Kubernetes and test machines once (see make build-plan)
+ifeq ($(CI),true)
+test-conformance: built-upstream
+endif
+
+test-hosts: built-machine built-cluster ## the machine and cluster tiers, side by side
 	@echo "== machine and cluster"
 	@$(PYTEST) tests/machine tests/cluster -n $$(($(MACHINE_JOBS) + $(CLUSTER_JOBS))) $(ARGS)
 
@@ -100,7 +102,6 @@ test-unit: setup ## seconds: properties, fakes
 	$(call tier,unit,-n $(QUICK_JOBS) --dist worksteal)
 
 test-conformance: setup ## cases with known answers, examples, oracles
-	@$(BIN)/python -m tests.support.builds upstream browser || [ $$? = 1 ]
 	$(call tier,conformance,-n $(QUICK_JOBS) --dist worksteal)
 
 test-machine: built-machine ## real QEMU and kernel (skips where there is none)
@@ -114,18 +115,18 @@ build-plan: setup ## what the tests are going to build on this machine, with tim
 
 # What is built once, which says how far it is: no test's time is measured by it, and workers cannot say. What cannot be
 # built (status 1) is no reason to run no other tests.
-built: built-machine built-cluster
+built: built-upstream built-machine built-cluster
+built-upstream: setup
+	@$(BIN)/python -m tests.support.builds upstream selectors browser || [ $$? = 1 ]
 built-machine: setup
 	@$(BIN)/python -m tests.support.builds machines network || [ $$? = 1 ]
 built-cluster: setup
 	@$(BIN)/python -m tests.support.builds kubernetes promtool || [ $$? = 1 ]
 
-test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier with the lowest versions of libraries that are allowed
-	@echo "== unit, with the lowest versions"
-	@$(LOWEST)/bin/python -m pytest tests/unit -n $(QUICK_JOBS) --dist worksteal $(ARGS)
-	@echo "== unit, with the lowest versions without the kubernetes extra"
-	@$(LOWEST_BASE)/bin/python -m pytest $(addprefix tests/unit/,$(BASE_TESTS)) \
-	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) $(addprefix --deselect=tests/unit/,$(NEEDS_MORE_TESTS)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
+test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## what the lowest allowed versions of libraries can break: tools/lowest.toml
+	@echo "== with the lowest versions"
+	@$(LOWEST_BASE)/bin/python -m pytest $$($(BIN)/python -m tools.lowest_tests base) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
+	@$(LOWEST)/bin/python -m pytest $$($(BIN)/python -m tools.lowest_tests kubernetes) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 mutants: setup ## change modules in one place at a time, and see their unit tests fail: MODULES='PATH...', or those that differ from BASE=main
 	@$(BIN)/python -m tools.mutants --base $(BASE) $(MODULES) $(ARGS)

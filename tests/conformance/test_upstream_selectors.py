@@ -1,4 +1,5 @@
-"""Selectors against upstream's own CEL, built from the pinned Go module: the kept answers, and random expressions."""
+"""Selectors against upstream's own CEL: the kept answers against the program that is built from the pinned Go module
+(``make built-upstream``), and random expressions."""
 
 from __future__ import annotations
 
@@ -7,10 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import upstream_cel
-from tests.support.go_build import Unavailable
-from tests.support.random_selectors import selector
-
-EXPRESSIONS = 3000
 
 
 def explained(expression: str) -> bool:
@@ -22,10 +19,10 @@ def explained(expression: str) -> bool:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    try:
-        return upstream_cel.binary()
-    except Unavailable as reason:
-        pytest.skip(f"no program: {reason}")
+    path = upstream_cel.built_binary()
+    if path is None:
+        pytest.skip("upstream's CEL is not built here: make built-upstream")
+    return path
 
 
 def test_the_kept_answers_are_those_of_the_pinned_release(program: Path, tmp_path: Path) -> None:
@@ -34,16 +31,19 @@ def test_the_kept_answers_are_those_of_the_pinned_release(program: Path, tmp_pat
     expected = stored["selectors"] | differences
     answers = upstream_cel.theirs(program, expected, stored["devices"], tmp_path)
     assert dict(zip(expected, answers, strict=True)) == expected
+    drawn = upstream_cel.theirs(program, upstream_cel.random_expressions(), stored["devices"], tmp_path)
+    assert " ".join(drawn) == stored["random"]["answers"]
 
 
-def test_random_selectors_get_upstreams_answers(program: Path, tmp_path: Path) -> None:
-    devices = upstream_cel.kept_answers()["devices"]
-    expressions = [selector(seed) for seed in range(100_000, 100_000 + EXPRESSIONS)]
-    theirs = upstream_cel.theirs(program, expressions, devices, tmp_path)
-    own = upstream_cel.cel_devices(devices)
+def test_random_selectors_get_upstreams_answers() -> None:
+    stored = upstream_cel.kept_answers()
+    expressions = upstream_cel.random_expressions()
+    assert upstream_cel.digest(expressions) == stored["random"]["digest"], "python -m tests.support.upstream_cel record"
+    theirs = stored["random"]["answers"].split()
+    own = upstream_cel.cel_devices(stored["devices"])
     ours = [upstream_cel.ours(expression, own) for expression in expressions]
     different = [row for row in zip(expressions, theirs, ours, strict=True) if row[1] != row[2]]
     assert [row for row in different if not explained(row[0])] == []
-    assert len(different) < EXPRESSIONS // 300
+    assert len(different) < len(expressions) // 300
     letters = "".join(theirs)
-    assert min(letters.count(letter) for letter in "TFEC") > EXPRESSIONS // 10
+    assert min(letters.count(letter) for letter in "TFEC") > len(expressions) // 10

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, sync_playwright
 
+from tests.support import chromium, images
+
 PATIENCE = 90_000.0
 """Milliseconds for whatever is to come about, on a machine that has other things to do."""
 FLAGS = ("--disable-gpu", "--force-color-profile=srgb")
@@ -32,6 +34,12 @@ class Complaints:
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning", "assert"):
             self.texts.append(f"{message.text} {message.location['url']}")
+
+
+def built_chromium() -> Path | None:
+    """Chromium if this machine has fetched it: ``make built-upstream``."""
+    program = images.image_folder("chromium", [chromium]) / "chromium"
+    return program if program.exists() else None
 
 
 @contextmanager

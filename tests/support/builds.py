@@ -3,6 +3,9 @@
 Without names it says what is not built yet, with the time, download and disk space that this takes. With names it
 builds those, and says how far it is. The builds run one after the other and before the tests that need them: compilers
 and tests both keep all CPUs busy, and side by side they would only slow each other down.
+
+``make test`` builds none of them: it compares with upstream's recorded answers, and skips what needs a browser.
+``make test-all`` needs them all.
 """
 
 from __future__ import annotations
@@ -52,6 +55,15 @@ BUILDS = {
             download=150,
             disk=700,
             results=("upstream-allocator-*/peer",),
+        ),
+        Build(
+            "selectors",
+            "Kubernetes' own CEL of selectors, from the same modules",
+            "tests.support.upstream_cel",
+            minutes=1,
+            download=10,
+            disk=100,
+            results=("upstream-selectors-*/selectors",),
         ),
         Build(
             "browser",

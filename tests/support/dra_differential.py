@@ -19,7 +19,7 @@ from devalloc_solver.check.resource_k8s import check_results
 from tests.support import dra_oracle
 from tests.support.dra_instances import Instance
 from tests.support.dra_oracle import QUIRKS, OracleVerdict
-from tests.support.upstream_allocator import UpstreamPeer
+from tests.support.upstream_allocator import Peer
 
 GATES = {"DeviceBindingAndStatus": "DRADeviceBindingConditions"}
 DIFFERENCES = {
@@ -87,13 +87,13 @@ def allocated(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def theirs(instance: Instance, peer: UpstreamPeer) -> Opinion:
+def theirs(instance: Instance, peer: Peer) -> Opinion:
     """What upstream's allocator says."""
     reply = peer.ask(instance["input"], instance["features"], timeout=PEER_TIMEOUT)
     return Opinion(reply["outcome"], reply.get("errorIsNodeLocal", False), reply.get("results"), reply.get("error", ""))
 
 
-def compare(instance: Instance, peer: UpstreamPeer) -> Comparison:
+def compare(instance: Instance, peer: Peer) -> Comparison:
     """All that is wrong with our answer, and what upstream does otherwise."""
     verdict = dra_oracle.solve(instance)
     our, their = ours(instance), theirs(instance, peer)

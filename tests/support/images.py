@@ -58,10 +58,8 @@ def built(name: str, build: Build, modules: Sequence[ModuleType], progress: Prog
     """The image, built where it is not there. ``modules`` and ``also``: what makes it; a change makes a new one."""
     if os.uname().machine != "x86_64":
         raise Unavailable(f"test machines are of x86_64, and this machine is {os.uname().machine}")
-    sources = [inspect.getsource(module) for module in (*modules, debs)]
-    digest = hashlib.sha256("\n".join([*sources, also]).encode()).hexdigest()[:12]
-    cache = cache_folder() / "images"
-    folder = cache / f"{name}-{digest}"
+    folder = image_folder(name, modules, also)
+    cache = folder.parent
     with locked(cache):
         if not folder.exists():
             building = cache / f"{name}.building"
@@ -72,6 +70,13 @@ def built(name: str, build: Build, modules: Sequence[ModuleType], progress: Prog
             building.rename(folder)
             progress(f"built {folder}")
     return Image(folder)
+
+
+def image_folder(name: str, modules: Sequence[ModuleType], also: str = "") -> Path:
+    """Where the image is, or will be."""
+    sources = [inspect.getsource(module) for module in (*modules, debs)]
+    digest = hashlib.sha256("\n".join([*sources, also]).encode()).hexdigest()[:12]
+    return cache_folder() / "images" / f"{name}-{digest}"
 
 
 def write_launcher(folder: Path, final: Path) -> None:

@@ -84,10 +84,16 @@ def packed(content: Any) -> bytes:
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
+def write(path: Path, content: Any) -> Path:
+    """Write a compressed file; returns its path."""
+    path.write_bytes(packed(content))
+    return path
+
+
 def main(arguments: list[str]) -> int:
     for name in arguments:
         path = Path(name)
-        path.with_suffix(".json.xz").write_bytes(packed(read(path)))
+        write(path.with_suffix(".json.xz"), read(path))
     return 0
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked, packages_built, run, toolchain
 
@@ -35,13 +35,23 @@ def version() -> str:
 
 def binary(progress: Progress = lambda line: None) -> Path:
     """The peer's program; builds it when this source was not built yet. Raises Unavailable."""
-    files = [SOURCE / "go.mod", SOURCE / "go.sum", *sorted(SOURCE.glob("*.go"))]
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    folder = cache_folder() / f"upstream-allocator-{version()}-{digest}"
+    folder = _folder()
     with locked(folder):
         if not (folder / "peer").exists():
             _build(folder, progress)
     return folder / "peer"
+
+
+def built_binary() -> Path | None:
+    """The peer's program if this machine has built it, of this source."""
+    program = _folder() / "peer"
+    return program if program.exists() else None
+
+
+def _folder() -> Path:
+    files = [SOURCE / "go.mod", SOURCE / "go.sum", *sorted(SOURCE.glob("*.go"))]
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    return cache_folder() / f"upstream-allocator-{version()}-{digest}"
 
 
 def _build(folder: Path, progress: Progress) -> None:
@@ -55,6 +65,15 @@ def _build(folder: Path, progress: Progress) -> None:
         if done % 50 == 0:
             progress(f"upstream's allocator: {done} of {total} packages built")
     (folder / "peer.new").replace(folder / "peer")
+
+
+class Peer(Protocol):
+    """Whatever answers as upstream's allocator does."""
+
+    def ask(
+        self, given: Mapping[str, Any], features: Mapping[str, bool], *, runs: int = 1, timeout: float = TIMEOUT
+    ) -> Answer:
+        """Upstream's answer to the ``input`` of a case."""
 
 
 class UpstreamPeer:

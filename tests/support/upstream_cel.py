@@ -1,8 +1,8 @@
 """Upstream's own CEL of device selectors: a Go program around the released module, and the answers it once gave.
 
 The program is in ``benchmarks/peer/selectors``; go.mod beside it pins k8s.io/dynamic-resource-allocation. The answers
-are kept in ``tests/conformance/selectors.json``; run this module to have the program give them again (a minute the
-first time, when Go has to build it).
+are kept in ``tests/conformance/selectors.json``. Run this module to build the program ahead of the tests, which takes
+a minute; ``python -m tests.support.upstream_cel record`` has it give the answers again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import CelDevice, CompileError, EvaluationError, compile
 from tests.support.go_build import Unavailable, cache_folder, locked, run, toolchain
+from tests.support.random_selectors import selector
 from tests.support.upstream_allocator import SOURCE, version
 
 ANSWERS_FILE = Path(__file__).parents[1] / "conformance" / "selectors.json"
 
 GATES = frozenset(("DRAConsumableCapacity", "DRAListTypeAttributes"))
 
+RANDOM = range(100_000, 103_000)
+"""Seeds of the random expressions whose answers are kept as ``random``, in this order, with a digest of their texts."""
+
 Devices = Mapping[str, Mapping[str, Any]]
 """By name: driver, attributes, capacity and allowMultipleAllocations, as a ResourceSlice has them."""
 
 
 def kept_answers() -> dict[str, Any]:
-    """The kept answers: ``devices``, ``selectors`` (answer by expression), ``differences`` (upstream, ours and why).
+    """The kept answers: ``devices``, ``selectors`` (answer by expression), ``differences`` (upstream, ours and why),
+    ``random`` (answers to ``random_expressions``, and their ``digest``).
 
     An answer is C for an expression that does not compile, else a letter for each device in the order of their names:
     T for a match, F for none, E for an error.
@@ -86,11 +91,31 @@ def _value(value: Mapping[str, Any]) -> Any:
     return tuple(content) if isinstance(content, list) else content
 
 
-def binary() -> Path:
-    """The program; builds it when this source was not built yet. Raises Unavailable."""
+def random_expressions() -> list[str]:
+    """Expressions of all kinds, the same each time."""
+    return [selector(seed) for seed in RANDOM]
+
+
+def digest(expressions: Iterable[str]) -> str:
+    """Of the texts: answers belong to these and no others."""
+    return hashlib.sha256("\0".join(expressions).encode()).hexdigest()[:20]
+
+
+def built_binary() -> Path | None:
+    """The program if this machine has built it, of this source."""
+    program = _folder() / "selectors"
+    return program if program.exists() else None
+
+
+def _folder() -> Path:
     files = [SOURCE / "go.mod", SOURCE / "go.sum", *sorted((SOURCE / "selectors").glob("*.go"))]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    folder = cache_folder() / f"upstream-selectors-{version()}-{digest}"
+    return cache_folder() / f"upstream-selectors-{version()}-{digest}"
+
+
+def binary() -> Path:
+    """The program; builds it when this source was not built yet. Raises Unavailable."""
+    folder = _folder()
     with locked(folder):
         if not (folder / "selectors").exists():
             go = toolchain(lambda line: print(line, file=sys.stderr))
@@ -120,6 +145,9 @@ def _refresh() -> None:
                 group[expression]["upstream"] = answer
             else:
                 group[expression] = answer
+    expressions = random_expressions()
+    answers = theirs(program, expressions, content["devices"], program.parent)
+    content["random"] = {"digest": digest(expressions), "answers": " ".join(answers)}
     content["source"] = content["source"].rpartition(" ")[0] + f" v{version()}"
     ANSWERS_FILE.write_text(written(content), encoding="utf-8")
 
@@ -140,6 +168,8 @@ def written(content: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     try:
-        _refresh()
+        print(binary())
+        if sys.argv[1:] == ["record"]:
+            _refresh()
     except Unavailable as error:
         sys.exit(f"not available here: {error}")

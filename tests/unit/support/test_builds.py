@@ -1,4 +1,4 @@
-"""`make test` says what it is going to build, and builds it where it shows how far it is."""
+"""`make test-all` lists what it is going to build, and shows how far it is."""
 
 from __future__ import annotations
 

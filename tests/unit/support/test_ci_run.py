@@ -12,7 +12,7 @@ import pytest
 from tests.support.repository import REPO
 
 MAKEFILE = """
-setup lint test-lowest:
+setup lint test-all test-lowest:
 	@echo $@
 test:
 	@echo CI=$(CI) files: *; echo beside: ../*; git log --oneline | wc -l; $(DO)
