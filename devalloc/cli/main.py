@@ -48,6 +48,8 @@ VERBS: dict[str, dict[str, str]] = {
         "release": "take back a claim's devices, but keep the claim",
     },
     "Machines on this node": {
+        "console": "open the console of a machine's guest",
+        "logs": "show what a machine's guest, or its QEMU, has written",
         "vm": "start, adopt, scale and stop machines, and plug devices of claims into them",
         "warm": "use prepared network namespaces, TAP interfaces and folders for machines",
     },
@@ -82,6 +84,7 @@ _MODULES = {
     "delete": "apply",
     "discover": "capacity",
     "kubeconfig": "install",
+    "logs": "console",
     "release": "cordon",
     "replay": "snapshot",
     "restore": "snapshot",
@@ -120,7 +123,6 @@ VERB_SYNONYMS = {
     "diff": "apply --dry-run",
     "taint": "cordon",
     "why": "explain",
-    "logs": "describe",
     "lint": "validate",
 }
 """Verbs of other commands, and the verb that does it here."""

@@ -40,3 +40,9 @@ def print_data(text: str, *, end: str = "") -> None:
     if sys.stdout.isatty():
         text = "\t".join(map(printable_lines, text.split("\t")))
     click.echo(text + end, nl=False, color=True)  # otherwise click removes what looks like a colour
+
+
+def pass_through(data: bytes) -> None:
+    """Write what a guest writes on its console, exactly as it is: the terminal is the guest's then."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

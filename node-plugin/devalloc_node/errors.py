@@ -14,6 +14,7 @@ TRANSIENT = frozenset(
         "ClaimNameHeld",
         "ClaimNotAllocated",
         "ClaimTakenAway",
+        "ConsoleInUse",
         "CopyUnfinished",
         "CpusInUse",
         "DeadlineExceeded",

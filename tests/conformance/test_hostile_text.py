@@ -99,6 +99,8 @@ ON_PLUGIN: dict[str, list[list[str]]] = {
 ELSEWHERE = {
     "up": "prints by ProgressDisplay (tests/unit/cli/test_display.py) and logs by LineFormatter (test_main.py)",
     "node": "as up", "controller": "as up", "kubeconfig": "as up", "guest-monitor": "as up",
+    "logs": "its lines are the guest's (test_the_log_of_a_guest_does_not_act_on_the_terminal)",
+    "console": "gives the terminal to the guest, as its guide says; errors are those of all verbs of the plugin",
     "demo": "shows no objects but its own", "crds": "shows no objects", "completion": "shows no objects",
     "version": "shows no objects", "help": "shows no objects",
     "install": "needs an API server; prints by print_line alone", "uninstall": "as install",
@@ -200,6 +202,14 @@ def test_answers_of_a_node_plugin(
     with hostile_plugin(tmp_path / "node.sock", details=details) as socket:
         terminal.monkeypatch.setenv("DEVALLOC_NODE_SOCKET", str(socket))
         run_all(terminal, folder, ON_PLUGIN[verb])
+
+
+@pytest.mark.parametrize("form", [[], ["--qemu"]], ids=["guest", "qemu"])
+def test_the_log_of_a_guest_does_not_act_on_the_terminal(tmp_path: Path, terminal: Terminal, form: list[str]) -> None:
+    """Its lines look as the guest likes: nothing of ours is printed beside them."""
+    with hostile_plugin(tmp_path / "node.sock") as socket:
+        shown = terminal("logs", "vm/a", *form, "--socket", str(socket))
+    assert [each for each in acts_on(shown) if not each.startswith("error: ")] == []
 
 
 def test_a_template_gets_the_terminals_text_escaped_and_a_programs_as_it_is(folder: Path, terminal: Terminal) -> None:

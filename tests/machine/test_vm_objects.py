@@ -6,6 +6,7 @@ object is deleted. What its guest reports is on its object.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -174,6 +175,28 @@ def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(hos
         assert host.status()["machineID"] != before["machineID"]
         host("apply", "-f", "-", stdin=host.manifest(running=False))
         until(lambda: host.status()["phase"] == "Stopped", "it is stopped", host.log)
+        host("delete", "vm/web")
+        until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
+
+
+def test_the_console_and_the_logs_of_a_guest(host: Host) -> None:
+    append = f"console=ttyS0 quiet shell=ttyS0 {QUICK_BOOT}"
+    start = {"kernel": str(host.image.kernel), "initrd": str(host.image.initrd), "append": append}
+    spec = {"start": start, "cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    with host.plugin():
+        host("apply", "-f", "-", stdin=host.manifest(**spec, powerdownSeconds=1))
+        until(lambda: host.status().get("phase") == "Running", "it runs", host.log)
+        until(lambda: "READY" in host("logs", "vm/web", "--tail", "3"), "its shell is up", host.log)
+        (port,) = (host.folder / "run").glob("*/console")
+        other = Guest(port)
+        refused = host("console", "vm/web", code=1)
+        assert "ConsoleInUse" in refused, "QEMU would let the second one wait without a word"
+        other.check("echo from another program")
+        other.close()
+        command = base64.b64encode(b"echo six times seven is $((6 * 7))").decode()
+        assert "six times seven is 42" in host("console", "vm/web", stdin=f"mark {command}\n")
+        assert "six times seven is 42" in host("logs", "vm/web"), "the log has it, too"
+        assert host("logs", "vm/web", "--qemu") == ""
         host("delete", "vm/web")
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
 

@@ -25,6 +25,8 @@ def filled(descriptor: Descriptor, depth: int = 5) -> Any:
             continue
         if field.type == FieldDescriptor.TYPE_STRING:
             value: Any = HOSTILE
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            value = HOSTILE.encode()
         elif field.message_type is not None and depth:
             value = filled(field.message_type, depth - 1)
         elif field.enum_type is not None:

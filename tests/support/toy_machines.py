@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
+from devalloc_node.machine.console import FILES, LogName
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
@@ -56,6 +60,10 @@ class ToyMachines:
     stopping: Callable[[], object] = lambda: None
     """Called while a guest powers down."""
     mutex: threading.RLock = field(default_factory=threading.RLock)
+    consoles: dict[str, socket.socket] = field(default_factory=dict)
+    """The guests' ends of consoles, by key."""
+    logs: Path = Path("/nonexistent")
+    """The folder of the logs of all machines."""
 
     def list(self) -> Sequence[MachineView]:
         return list(self.views.values())
@@ -72,6 +80,22 @@ class ToyMachines:
     def is_as_seen(self, key: str) -> bool:
         self.glances.append(key)
         return key in self.as_seen
+
+    @contextmanager
+    def open_console(self, key: str) -> Iterator[socket.socket]:
+        if key in self.consoles:
+            raise Denied("ConsoleInUse", f"another program has the console of machine {key} open")
+        guest, caller = socket.socketpair()
+        caller.setblocking(False)
+        self.consoles[key] = guest
+        try:
+            with caller:
+                yield caller
+        finally:
+            self.consoles.pop(key).close()
+
+    def log_file(self, key: str, log: LogName) -> Path:
+        return self.logs / FILES[log]
 
     def host_files(self, spec: MachineSpec) -> Hashable:
         return self.files

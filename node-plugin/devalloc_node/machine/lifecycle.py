@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
@@ -18,6 +20,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import (
     adoption,
+    console,
     emulated_devices,
     firmware,
     hotplug,
@@ -107,6 +110,14 @@ class MachineLifecycle(MachineRegistry):
         """The same of those that another plugin on this state folder has started since, or was busy with then. Returns
         the keys of all machines."""
         return self._settling.settle()
+
+    def open_console(self, key: str) -> AbstractContextManager[socket.socket]:
+        """As ``console.opened_console``."""
+        return console.opened_console(self, key)
+
+    def log_file(self, key: str, log: console.LogName) -> Path:
+        """As ``console.log_file``."""
+        return console.log_file(self, key, log)
 
     # How it comes and goes.
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ _PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 10.0
 """How long another instance may take to put its socket in place or away: it probes who answers, no more."""
 _POLL_SECONDS = 0.02
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user, group."""
 SocketIdentity = tuple[int, int]
 """Of a file, whatever its name: device and number."""
 
@@ -147,6 +150,30 @@ def has_listener(path: Path) -> bool:
         except OSError as error:
             return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
     return True
+
+
+class ForeignListener(Exception):
+    """A process of another user listens on a socket that only one user should listen on."""
+
+    def __init__(self, path: Path, user: int) -> None:
+        super().__init__(f"a process of user {user} listens on {path}")
+        self.user = user
+
+
+def connect_to_user(path: Path, user: int) -> socket.socket:
+    """A connection, which does not block, to a socket on which a process of this user listens. Raises OSError,
+    ForeignListener."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.setblocking(False)
+    try:
+        connection.connect(os.fspath(path))
+        _, listener, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if listener != user:
+            raise ForeignListener(path, listener)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 @contextmanager

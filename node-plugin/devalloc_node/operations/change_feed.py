@@ -84,15 +84,16 @@ class TooManyWatchers(Exception):
 class WatcherSlots:
     """So many may watch at a time: each takes a thread of the server's."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, what: str = "watches") -> None:
+        """``what``: they, for people."""
+        self.number, self._what = number, what
         self._free = threading.BoundedSemaphore(number)
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Raises TooManyWatchers."""
         if not self._free.acquire(blocking=False):
-            raise TooManyWatchers(f"{self.number} watches are open, which is the maximum; close one, or list instead")
+            raise TooManyWatchers(f"{self.number} {self._what} are open, which is the maximum; close one")
         try:
             yield
         finally:

@@ -9,10 +9,12 @@ Interfaces describe what this module and `NodeOperations` need of claims, machin
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
@@ -21,6 +23,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
+from devalloc_node.machine.console import LogName
 from devalloc_node.machine.records import MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits
 from devalloc_node.model.grant import ClaimRef
@@ -89,6 +92,12 @@ class MachineControl(Protocol):
     def is_as_seen(self, key: str) -> bool:
         """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
         also if that cannot be said."""
+
+    def open_console(self, key: str) -> AbstractContextManager[socket.socket]:
+        """A connection to the console of one that runs, for one caller at a time."""
+
+    def log_file(self, key: str, log: LogName) -> Path:
+        """The path of one of its logs, which may not exist."""
 
     def host_files(self, spec: MachineSpec) -> Hashable:
         """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""

@@ -737,6 +737,46 @@ class MachineEvent(_message.Message):
     machine: Machine
     def __init__(self, change: _Optional[_Union[Change, str]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
+class ConsoleInput(_message.Message):
+    __slots__ = ("machine", "data")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    machine: MachineRef
+    data: bytes
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ConsoleOutput(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("machine", "log", "lines", "follow")
+    class Log(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LOG_CONSOLE: _ClassVar[ReadLogRequest.Log]
+        LOG_QEMU: _ClassVar[ReadLogRequest.Log]
+        LOG_QEMU_PREVIOUS: _ClassVar[ReadLogRequest.Log]
+    LOG_CONSOLE: ReadLogRequest.Log
+    LOG_QEMU: ReadLogRequest.Log
+    LOG_QEMU_PREVIOUS: ReadLogRequest.Log
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    machine: MachineRef
+    log: ReadLogRequest.Log
+    lines: int
+    follow: bool
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., log: _Optional[_Union[ReadLogRequest.Log, str]] = ..., lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class LogChunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class Device(_message.Message):
     __slots__ = ("pool", "device", "kind", "function", "address", "driver", "state", "unavailable", "health", "health_message", "claims", "machines")
     class Health(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -114,6 +114,16 @@ class NodeStub:
                 request_serializer=devalloc__node_dot_pb_dot_node__pb2.WatchMachinesRequest.SerializeToString,
                 response_deserializer=devalloc__node_dot_pb_dot_node__pb2.MachineEvent.FromString,
                 _registered_method=True)
+        self.OpenConsole = channel.stream_stream(
+                '/devalloc.node.v1.Node/OpenConsole',
+                request_serializer=devalloc__node_dot_pb_dot_node__pb2.ConsoleInput.SerializeToString,
+                response_deserializer=devalloc__node_dot_pb_dot_node__pb2.ConsoleOutput.FromString,
+                _registered_method=True)
+        self.ReadLog = channel.unary_stream(
+                '/devalloc.node.v1.Node/ReadLog',
+                request_serializer=devalloc__node_dot_pb_dot_node__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=devalloc__node_dot_pb_dot_node__pb2.LogChunk.FromString,
+                _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/devalloc.node.v1.Node/ListDevices',
                 request_serializer=devalloc__node_dot_pb_dot_node__pb2.ListDevicesRequest.SerializeToString,
@@ -246,6 +256,21 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenConsole(self, request_iterator, context):
+        """What the guest writes on its first serial port, as it writes it, and what the caller types there. One caller at a
+        time has the console of a machine. Ends when the machine's QEMU does, or when the caller does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """What the guest wrote on its console, or QEMU's own log; with follow also what comes, until the caller ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDevices(self, request, context):
         """What this node has: every device it publishes, who holds it, and how it is.
         """
@@ -349,6 +374,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.WatchMachines,
                     request_deserializer=devalloc__node_dot_pb_dot_node__pb2.WatchMachinesRequest.FromString,
                     response_serializer=devalloc__node_dot_pb_dot_node__pb2.MachineEvent.SerializeToString,
+            ),
+            'OpenConsole': grpc.stream_stream_rpc_method_handler(
+                    servicer.OpenConsole,
+                    request_deserializer=devalloc__node_dot_pb_dot_node__pb2.ConsoleInput.FromString,
+                    response_serializer=devalloc__node_dot_pb_dot_node__pb2.ConsoleOutput.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=devalloc__node_dot_pb_dot_node__pb2.ReadLogRequest.FromString,
+                    response_serializer=devalloc__node_dot_pb_dot_node__pb2.LogChunk.SerializeToString,
             ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
@@ -798,6 +833,60 @@ class Node:
             '/devalloc.node.v1.Node/WatchMachines',
             devalloc__node_dot_pb_dot_node__pb2.WatchMachinesRequest.SerializeToString,
             devalloc__node_dot_pb_dot_node__pb2.MachineEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenConsole(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/devalloc.node.v1.Node/OpenConsole',
+            devalloc__node_dot_pb_dot_node__pb2.ConsoleInput.SerializeToString,
+            devalloc__node_dot_pb_dot_node__pb2.ConsoleOutput.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/devalloc.node.v1.Node/ReadLog',
+            devalloc__node_dot_pb_dot_node__pb2.ReadLogRequest.SerializeToString,
+            devalloc__node_dot_pb_dot_node__pb2.LogChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import grpc
@@ -17,6 +18,8 @@ from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine import console
 from devalloc_node.machine.records import MachineView, PluggedDevice
 from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.metrics.registry import NodeMetrics
@@ -25,6 +28,7 @@ from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb import node_pb2_grpc
 from devalloc_node.service import calls, replies, request_fields
+from devalloc_node.service.peer_credentials import caller_of
 from devalloc_node.service.server import Service
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,8 @@ log = logging.getLogger(__name__)
 NAME = "devalloc.node.v1.Node"
 WATCHERS = 8
 """Streams at a time; each takes one of the server's threads."""
+CONSOLES = 16
+"""Consoles and logs that are read at a time; each takes one of the server's threads."""
 WATCH_SECONDS = 1.0
 """How often a watcher looks, when nothing tells that something changed."""
 
@@ -71,6 +77,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         self._change, self._read = self._calls.change, self._calls.read
         self._notifier = notifier
         self._places = WatcherSlots(WATCHERS)
+        self._consoles = WatcherSlots(CONSOLES, "consoles and logs")
 
     def service(self) -> Service:
         """For the server."""
@@ -265,6 +272,32 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 if change is ChangeKind.GONE and key is not None:
                     machine = pb.Machine(machine=replies.machine_ref(key))
                 yield pb.MachineEvent(change=_CHANGES[change], machine=machine)
+
+    def OpenConsole(
+        self, request_iterator: Iterator[pb.ConsoleInput], context: grpc.ServicerContext
+    ) -> Iterator[pb.ConsoleOutput]:
+        with self._calls.failures_as_status(context, "OpenConsole"), self._consoles.one():
+            first = next(request_iterator, pb.ConsoleInput())
+            key = request_fields.machine_key(first.machine)
+            self._operations.machine(key)  # whose error names the node
+            caller = caller_of(context)
+            with self._operations.machines.open_console(key) as connection:
+                audit("console", machine=key, done="opened", uid=caller.uid, pid=caller.pid, program=caller.program)
+                yield pb.ConsoleOutput(data=console.prompt(self._operations.machines.log_file(key, "console")))
+                typed = (each.data for each in chain([first], request_iterator))
+                for data in console.relay(connection, typed, context.is_active):
+                    yield pb.ConsoleOutput(data=data)
+
+    def ReadLog(self, request: pb.ReadLogRequest, context: grpc.ServicerContext) -> Iterator[pb.LogChunk]:
+        with self._calls.failures_as_status(context, "ReadLog"), self._consoles.one():
+            key = request_fields.machine_key(request.machine)
+            self._operations.machine(key)
+            path = self._operations.machines.log_file(key, request_fields.log_name(request.log))
+            chunks = console.read_log(
+                path, key, lines=request.lines, follow=request.follow, is_active=context.is_active
+            )
+            for chunk in chunks:
+                yield pb.LogChunk(data=chunk)
 
     # The node.
 

@@ -19,6 +19,7 @@ from devalloc.api.virtual_machine import (
     VirtualMachine,
     VirtualMachineSpec,
 )
+from devalloc_node.machine.console import LogName
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef, is_label, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
@@ -61,6 +62,20 @@ def claim_refs(messages: Iterable[pb.ClaimRef], path: str = "claims") -> tuple[C
 def machine_key(message: pb.MachineRef, path: str = "machine") -> str:
     """``namespace/name``. Raises BadField."""
     return f"{_namespace(message.namespace, path)}/{_name(message.name, path)}"
+
+
+_LOGS: dict[int, LogName] = {
+    pb.ReadLogRequest.LOG_CONSOLE: "console",
+    pb.ReadLogRequest.LOG_QEMU: "qemu",
+    pb.ReadLogRequest.LOG_QEMU_PREVIOUS: "qemu-previous",
+}
+
+
+def log_name(log: int, path: str = "log") -> LogName:
+    """Which log of a machine is meant. Raises BadField."""
+    if log not in _LOGS:
+        raise BadField(path, f"must be one of {', '.join(pb.ReadLogRequest.Log.keys())}, not {log}")
+    return _LOGS[log]
 
 
 def namespace_filter(text: str, path: str = "namespace") -> str:

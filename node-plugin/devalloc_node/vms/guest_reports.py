@@ -14,7 +14,6 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from devalloc_node.machine.guest_report import (
 )
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecords, record_of
+from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,6 @@ FINISH_SECONDS = 30.0
 """For ending a machine, beside the time that its guest has to power down,"""
 AGAIN_SECONDS = 10.0
 """and the pause before that is tried again."""
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user, group."""
 _LIVE = ("starting", "running", "stopping", "incoming")
 """States of records. A machine that comes from another node is connected to before its guest goes on here."""
 
@@ -337,19 +335,14 @@ class GuestReports:
 
     def _connect(self, key: str, line: _Line) -> None:
         line.connect_at = self._clock() + CONNECT_SECONDS
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.setblocking(False)
         try:
-            connection.connect(os.fspath(line.port.path))
-            _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        except OSError as error:  # it is only just being started, or ends, or others wait in front of us
-            connection.close()
-            log.debug("machine %s: cannot connect to its report port: %s", key, error)
-            return
-        if user != line.port.user:
-            connection.close()
+            connection = connect_to_user(line.port.path, line.port.user)
+        except ForeignListener as error:
             line.connect_at = self._clock() + LOOK_SECONDS
-            log.warning("machine %s: a process of user %d listens on its report port; not read", key, user)
+            log.warning("machine %s: a process of user %d listens on its report port; not read", key, error.user)
+            return
+        except OSError as error:  # it is only just being started, or ends, or others wait in front of us
+            log.debug("machine %s: cannot connect to its report port: %s", key, error)
             return
         line.socket, line.buffer = connection, LineBuffer()
         self._watch(key, line)

@@ -26,6 +26,7 @@ from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.lock_folder import MOST_WAITING
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
+from devalloc_node.service.node_service import CONSOLES
 from tests.support.fake_tree import memory_folder
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import ToyMachines
@@ -1030,3 +1031,56 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
             case _:
                 changed += changed[at : at + 16]
     return bytes(changed)
+
+
+class TestConsoles:
+    @pytest.mark.parametrize(
+        "refusal",
+        [
+            Denied("NoConsole", "machine default/web was adopted"),
+            Failed("ConsoleUnreachable", "cannot open the console of machine default/web: Connection refused"),
+        ],
+        ids=lambda each: each.code,
+    )
+    def test_a_console_that_cannot_be_had_ends_the_call_with_its_code(
+        self, plugin: Served, monkeypatch: pytest.MonkeyPatch, refusal: Denied | Failed
+    ) -> None:
+        def refuse(key: str) -> None:
+            raise refusal
+
+        plugin.node.CreateMachine(creation())
+        monkeypatch.setattr(plugin.machines, "open_console", refuse)
+        with pytest.raises(grpc.RpcError) as error:
+            next(plugin.node.OpenConsole(iter([pb.ConsoleInput(machine=web())])))
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert error.value.details() == f"{refusal.message} [{refusal.code}]"
+
+    def test_no_more_consoles_and_logs_are_open_than_leave_threads_for_other_calls(self, plugin: Served) -> None:
+        plugin.node.CreateMachine(creation())
+        plugin.machines.logs = plugin.socket.parent
+        (plugin.machines.logs / "console.log").write_text("up\n")
+        request = pb.ReadLogRequest(machine=web(), follow=True)
+        open_ones = [plugin.node.ReadLog(request) for _ in range(CONSOLES)]
+        assert [next(each).data for each in open_ones] == [b"up\n"] * CONSOLES
+        with pytest.raises(grpc.RpcError) as error:
+            next(plugin.node.ReadLog(request))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for each in open_ones:
+            each.cancel()
+
+    @pytest.mark.parametrize(
+        ("request_", "why"),
+        [
+            (pb.ReadLogRequest(machine=web("a/b")), "machine.name: "),
+            (pb.ReadLogRequest(machine=web(), log=7), "log: must be one of LOG_CONSOLE, "),  # type: ignore[arg-type]
+            (pb.ReadLogRequest(), "machine.name: is required"),
+        ],
+    )
+    def test_a_log_that_does_not_exist_cannot_be_asked_for(
+        self, plugin: Served, request_: pb.ReadLogRequest, why: str
+    ) -> None:
+        plugin.node.CreateMachine(creation())
+        with pytest.raises(grpc.RpcError) as error:
+            next(plugin.node.ReadLog(request_))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(error.value.details()).startswith(why)

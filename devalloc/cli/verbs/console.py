@@ -1,0 +1,200 @@
+"""``devalloc console`` and ``devalloc logs``: what a guest and its QEMU write, through the plugin's socket."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, verb
+from devalloc.cli.node_client import connect_plugin, machine_ref, socket_option
+from devalloc.cli.object_names import keys_of
+from devalloc.cli.options.common import namespace_option
+from devalloc.cli.terminal import pass_through, print_data, print_note
+
+if TYPE_CHECKING:
+    from devalloc_node.pb.node_pb2 import ConsoleInput, MachineRef
+    from devalloc_node.pb.node_pb2_grpc import NodeStub
+
+ESCAPE = b"\x1d"
+"""Ctrl-], which no line discipline and few programs use."""
+_SILENT_SECONDS, _MOST_SECONDS = 1.0, 10.0
+"""After the end of input that is not a terminal: how long the guest must be silent, and how long it may talk."""
+_RESET = b"\x1b[0m\x1b[?25h\r\n"
+"""Ordinary characters, a visible cursor: a guest may have left other ones."""
+_AT_ONCE = 1024
+
+
+@verb("console")
+@click.argument("name", metavar="vm/NAME")
+@namespace_option
+@socket_option
+def console(name: str, namespace: str, socket: Path) -> int:
+    """Open the console of a machine: its guest's first serial port, ttyS0. Ctrl-] ends it.
+
+    All else that you type goes to the guest, Ctrl-C too. What the guest writes goes to your terminal as it is; for
+    guests that you do not trust use `devalloc logs`. A serial port has no size: in the guest, `stty rows 40 cols 120`.
+
+    Run it on the machine's node: it uses the socket of the node plugin there. Without a terminal, it sends its input
+    and ends when the guest is silent.
+
+    \b
+    devalloc console vm/web
+    printf 'root\\nuname -r\\n' | devalloc console vm/web
+    """
+    machine = _machine(name, namespace)
+    with connect_plugin(socket) as node, ending_on_sigterm():
+        session = _Session(node, machine)
+        if is_terminal := sys.stdin.isatty():
+            print_note(f"connected to {machine.namespace}/{machine.name}; Ctrl-] ends it, Enter shows its prompt")
+        with _raw_terminal(is_terminal):
+            is_over = session.run(session.type_keys if is_terminal else session.type_input)
+    if is_over:
+        raise CommandFailed(f"machine {machine.namespace}/{machine.name} has ended: devalloc get vm/{machine.name}")
+    return 0
+
+
+def _machine(word: str, namespace: str) -> MachineRef:
+    """The machine for ``vm/NAME`` or ``NAME``. Raises BadInput."""
+    (key,) = keys_of([word], namespace, default="virtualmachines")
+    if key.kind != "VirtualMachine":
+        raise BadInput(f"only machines have a console and logs, not a {key.kind}: write vm/NAME")
+    return machine_ref(key.name, namespace)
+
+
+class _Session:
+    """One call to the plugin. A thread takes what is typed, this one shows what the guest writes."""
+
+    def __init__(self, node: NodeStub, machine: MachineRef) -> None:
+        """Raises what the call raises if there is no console: before the terminal is changed."""
+        self._machine = machine
+        self._typed: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._is_left = threading.Event()
+        self._written_at = 0.0
+        self._call: Any = node.OpenConsole(self._inputs())
+        self._prompt: bytes = next(iter(self._call)).data
+
+    def run(self, take_input: Callable[[], None]) -> bool:
+        """Until the user leaves or QEMU ends; whether QEMU ended first."""
+        import grpc
+
+        pass_through(self._prompt)
+        threading.Thread(target=take_input, daemon=True).start()
+        try:
+            for output in self._call:
+                self._written_at = time.monotonic()
+                pass_through(output.data)
+        except grpc.RpcError:
+            if not self._is_left.is_set():
+                raise
+        return not self._is_left.is_set()
+
+    def type_keys(self) -> None:
+        """Pass on what is typed on the terminal until Ctrl-]."""
+        with suppress(OSError):
+            while data := os.read(sys.stdin.fileno(), _AT_ONCE):
+                keys, escape, _ = data.partition(ESCAPE)
+                self._typed.put(keys)
+                if escape:
+                    break
+        self._leave()
+
+    def type_input(self) -> None:
+        """Pass on all input, and leave once the guest is silent."""
+        with suppress(OSError, ValueError):
+            while data := cast(BufferedReader, sys.stdin.buffer).read1(_AT_ONCE):
+                self._typed.put(data)
+        began = self._written_at = time.monotonic()
+        while (now := time.monotonic()) - self._written_at < _SILENT_SECONDS and now - began < _MOST_SECONDS:
+            time.sleep(0.05)
+        self._leave()
+
+    def _inputs(self) -> Iterator[ConsoleInput]:
+        from devalloc_node.pb.node_pb2 import ConsoleInput
+
+        yield ConsoleInput(machine=self._machine)
+        while (data := self._typed.get()) is not None:
+            yield ConsoleInput(data=data)
+
+    def _leave(self) -> None:
+        self._is_left.set()
+        self._typed.put(None)
+        self._call.cancel()
+
+
+@contextmanager
+def _raw_terminal(is_terminal: bool) -> Iterator[None]:
+    """Inside, the terminal gives each key as it is typed."""
+    if not is_terminal:
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setraw(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        pass_through(_RESET)
+
+
+@verb("logs")
+@click.argument("name", metavar="vm/NAME")
+@click.option("-f", "--follow", is_flag=True, help="Then show what is written, until Ctrl-C.")
+@click.option("--tail", type=click.IntRange(1), metavar="LINES", help="Only its last lines.")
+@click.option("--qemu", is_flag=True, help="The log of its QEMU, instead of the guest's console.")
+@click.option("-p", "--previous", is_flag=True, help="With --qemu: the log of the run before.")
+@namespace_option
+@socket_option
+def logs(name: str, follow: bool, tail: int | None, qemu: bool, previous: bool, namespace: str, socket: Path) -> int:
+    """Show what a machine's guest has written on its console, of all its runs; with --qemu, what its QEMU has written.
+
+    The logs stay until the machine is deleted; the node plugin empties one that is longer than 8 MiB. Run it on the
+    machine's node. On a terminal, control characters are escaped.
+
+    \b
+    devalloc logs vm/web --tail 50
+    devalloc logs vm/web -f
+    devalloc logs vm/web --qemu
+    """
+    from devalloc_node.pb.node_pb2 import ReadLogRequest
+
+    if previous and not qemu:
+        raise BadInput("--previous is for QEMU's log: add --qemu; the console's log has all runs")
+    machine = _machine(name, namespace)
+    log = ReadLogRequest.LOG_CONSOLE
+    if qemu:
+        log = ReadLogRequest.LOG_QEMU_PREVIOUS if previous else ReadLogRequest.LOG_QEMU
+    request = ReadLogRequest(machine=machine, log=log, lines=tail or 0, follow=follow)
+    text = _Text()
+    with connect_plugin(socket) as node:
+        for chunk in node.ReadLog(request):
+            print_data(text.decoded(chunk.data))
+    rest = text.rest()
+    print_data(rest, end="\n" if sys.stdout.isatty() else "")
+    return 0
+
+
+class _Text:
+    """UTF-8 that comes in pieces, with the line ends of serial ports."""
+
+    def __init__(self) -> None:
+        from codecs import getincrementaldecoder
+
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def decoded(self, data: bytes) -> str:
+        return self._decoder.decode(data).replace("\r", "")
+
+    def rest(self) -> str:
+        return self._decoder.decode(b"", True)

@@ -1,0 +1,192 @@
+"""The console and the logs of a machine, for people who look at them or type into it.
+
+The console is the guest's first serial port. Its other end is the socket ``console`` in the machine's folder, to which
+QEMU lets one program at a time. What the guest writes there is also in ``console.log``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import user_ids
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry
+from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
+
+LogName = Literal["console", "qemu", "qemu-previous"]
+FILES: dict[LogName, str] = {"console": "console.log", "qemu": "qemu.log", "qemu-previous": "qemu.log.1"}
+PAUSE_SECONDS = 0.02
+"""Between reads of a console: QEMU sends each byte of a serial port alone."""
+FOLLOW_SECONDS = 0.2
+"""Between looks whether a log has grown."""
+CHUNK = 64 << 10
+_PROMPT_BYTES = 512
+_IDLE_SECONDS = 0.5
+"""How soon the end of a caller is noticed while a guest is silent."""
+_CHARDEV = "console0"
+
+
+@contextmanager
+def opened_console(machines: MachineRegistry, key: str) -> Iterator[socket.socket]:
+    """A connection to the console of a machine that runs. What the caller does there no one else sees.
+
+    Raises Denied: ``MachineNotFound``, ``MachineNotRunning``; ``NoConsole`` for one that was adopted; ``ConsoleInUse``.
+    Raises Failed (``ConsoleUnreachable``), Unknown if QEMU does not answer.
+    """
+    record, _ = machines.running(key)
+    _check_own(record)
+    with machines.line(record) as monitor:
+        listed = monitor.execute("query-chardev", deadline=Deadline.after(LOOK_SECONDS))
+    named = [each for each in listed if each["label"] == _CHARDEV]
+    if named and not str(named[0]["filename"]).startswith("disconnected:"):
+        raise Denied(
+            "ConsoleInUse",
+            f"another program has the console of machine {key} open; end that one first, or follow the log "
+            "(`devalloc logs -f`)",
+        )
+    path = machines.config.folder(record.spec.id) / "console"
+    try:
+        connection = connect_to_user(path, user_ids.listener_uid(record))
+    except (OSError, ForeignListener) as error:
+        raise Failed("ConsoleUnreachable", f"cannot open the console of machine {key}: {error}") from error
+    with connection:
+        yield connection
+
+
+def relay(connection: socket.socket, typed: Iterable[bytes], is_active: Callable[[], bool]) -> Iterator[bytes]:
+    """What a guest writes, until its QEMU ends or ``is_active`` says no. ``typed``: what goes to the guest; it is read
+    in a thread of its own, which ends with the caller."""
+    threading.Thread(target=_send, args=(connection, typed, is_active), name="console", daemon=True).start()
+    while is_active():
+        if not _is_ready(connection, select.POLLIN):
+            continue
+        try:
+            received = connection.recv(CHUNK)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
+        if not received:
+            return
+        yield received
+        time.sleep(PAUSE_SECONDS)
+
+
+def _send(connection: socket.socket, typed: Iterable[bytes], is_active: Callable[[], bool]) -> None:
+    """A guest that does not read holds up its caller alone."""
+    with suppress(Exception):  # the caller or QEMU has gone
+        for data in typed:
+            left = memoryview(data)
+            while left and is_active():
+                if _is_ready(connection, select.POLLOUT):
+                    left = left[connection.send(left) :]
+
+
+def _is_ready(connection: socket.socket, event: int) -> bool:
+    poll = select.poll()  # the plugin has more descriptors than select takes
+    poll.register(connection, event)
+    return bool(poll.poll(_IDLE_SECONDS * 1000))
+
+
+def prompt(path: Path) -> bytes:
+    """What a guest wrote after its last line end, such as ``login: ``, by its log; empty if that is long."""
+    with suppress(OSError), _opened(path) as file:
+        size = os.fstat(file).st_size
+        end = os.pread(file, _PROMPT_BYTES, max(0, size - _PROMPT_BYTES))
+        _, newline, rest = end.rpartition(b"\n")
+        return rest if newline or size < _PROMPT_BYTES else b""
+    return b""
+
+
+def log_file(machines: MachineRegistry, key: str, log: LogName) -> Path:
+    """The path of a log of a machine, which may not exist. Raises Denied: ``MachineNotFound``, ``NoConsole``."""
+    record = machines.record_for(key)
+    _check_own(record)
+    return machines.config.folder(record.spec.id) / FILES[log]
+
+
+def read_log(path: Path, key: str, *, lines: int, follow: bool, is_active: Callable[[], bool]) -> Iterator[bytes]:
+    """The last ``lines`` (0: all) of a log; with ``follow`` also what is added, until ``is_active`` says no. A log that
+    is emptied, or begun anew by the next run, is followed from its beginning. Raises Denied (``LogMissing``)."""
+    is_first = True
+    while True:
+        try:
+            with _opened(path) as file:
+                offset = _offset_of_lines(file, lines) if is_first and lines else 0
+                is_first = False
+                yield from _read_on(file, path, offset, follow, is_active)
+        except OSError as error:
+            if is_first and not follow:
+                raise Denied("LogMissing", f"machine {key} has no {path.name}: {error.strerror}") from error
+        if not follow or not is_active():
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def _read_on(file: int, path: Path, offset: int, follow: bool, is_active: Callable[[], bool]) -> Iterator[bytes]:
+    """What is in the file from ``offset`` on; with ``follow`` until another file has its name."""
+    end = os.fstat(file).st_size
+    while is_active():
+        if chunk := os.pread(file, CHUNK if follow else min(CHUNK, max(0, end - offset)), offset):
+            offset += len(chunk)
+            yield chunk
+            continue
+        if not follow:
+            return
+        info = os.fstat(file)
+        if info.st_size < offset:
+            offset = 0
+            continue
+        with suppress(OSError):
+            at_path = path.lstat()
+            if not os.path.samestat(at_path, info):
+                return
+        time.sleep(FOLLOW_SECONDS)
+
+
+def _offset_of_lines(file: int, lines: int) -> int:
+    """Where the last ``lines`` lines begin. The last one may have no end yet."""
+    size = os.fstat(file).st_size
+    missing = lines + (size > 0 and os.pread(file, 1, size - 1) == b"\n")
+    end = size
+    while end > 0:
+        begin = max(0, end - CHUNK)
+        block = os.pread(file, end - begin, begin)
+        position = len(block)
+        while missing and (position := block.rfind(b"\n", 0, position)) >= 0:
+            missing -= 1
+        if not missing:
+            return begin + position + 1
+        end = begin
+    return 0
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A log, which its QEMU's user can replace: no link is followed, and nothing but a file is read. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(0, "it is not a file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def _check_own(record: MachineRecord) -> None:
+    if record.spec.adopt is not None:
+        raise Denied(
+            "NoConsole",
+            f"machine {record.spec.key} was adopted: its console and logs belong to the program that started it",
+        )
