@@ -168,7 +168,7 @@ class Reason(StrEnum):
     )
     LOST_TO_COMPETITION = (
         "LostToCompetition",
-        (_EXPLAINER,),
+        (_EXPLAINER, _ADMISSION),
         "lost to other claims of this batch",
         "It would fit, but other claims in the same batch got the devices.",
         "Give the claim a priority, or wait until the claims in the way are gone.",

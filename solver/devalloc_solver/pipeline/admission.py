@@ -10,7 +10,7 @@ of claims does not depend on where there is room.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -173,6 +173,7 @@ def solve_admitted(
     held = quota.count_allocated([*counted, *unread], bounds, classes)
     room = {bound: most - held[bound] for bound, most in bounds.items()}
     failed: dict[ClaimKey, Answer] = {}
+    hopeless: set[ClaimKey] = set()
     seconds = 0.0
 
     def solve_without(withheld: Container[ClaimKey]) -> Answer:
@@ -183,9 +184,12 @@ def solve_admitted(
         seconds += answer["seconds"]
         return answer
 
+    def units_without(left_out: Set[ClaimKey]) -> list[_Unit]:
+        return [unit for unit in units if not unit.keys & left_out]
+
     for turn in range(_PASSES):
-        admitted, refused = _admit_in_order([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
-        answer = solve_without({*denied, *refused, *failed})
+        admitted, refused = _admit_in_order(units_without({*failed, *hopeless}), room, bounds)
+        answer = solve_without({*denied, *refused, *failed, *hopeless})
         by_claim = _by_claim(answer)
         short = {bound for one in refused.values() for bound in one.bounds}
         lost = [unit for unit in admitted if short & unit.wants.keys() and _is_refused(unit, by_claim)]
@@ -194,11 +198,19 @@ def solve_admitted(
         failed |= {key: by_claim[key] for unit in lost for key in unit.keys}
         if turn == 0:  # first all that would find no place even without any quota
             by_claim = _by_claim(solve_without({*denied, *failed}))
-            hopeless = [unit for unit in units if not unit.keys & failed.keys() and _is_hopeless(unit, by_claim)]
-            failed |= {key: by_claim[key] for unit in hopeless for key in unit.keys}
+            hopeless = {
+                key for unit in units_without(failed.keys()) if _is_hopeless(unit, by_claim) for key in unit.keys
+            }
+    if hopeless:  # in their turn a quota may refuse them; what else keeps them out depends on who holds devices now
+        _, refused = _admit_in_order(units_without(failed.keys()), room, bounds, hopeless)
+        if hopeless - refused.keys():
+            answer = solve_without({*denied, *refused, *failed})
     reasons = {key: one.why for key, one in refused.items()} | denied
     others = [refusal_answer(key, *why) for key, why in reasons.items()]
-    claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
+    holders = {ClaimView(claim).key for claim in device_claims_in(relevant) if ClaimView(claim).entries}
+    holders |= {key for key, one in _by_claim(answer).items() if one["allocated"]}
+    lost_answers = [one if _named_claims(one) <= holders else _lost_answer(key) for key, one in failed.items()]
+    claims = sorted([*answer["claims"], *lost_answers, *others], key=lambda one: (one["namespace"], one["name"]))
     return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
 
 
@@ -214,6 +226,18 @@ def _with_problems(answer: Answer, problems: list[dict[str, Any]]) -> Answer:
 
 def _by_claim(answer: Answer) -> dict[ClaimKey, Answer]:
     return {(one["namespace"], one["name"]): one for one in answer["claims"]}
+
+
+def _named_claims(answer: Answer) -> set[ClaimKey]:
+    """The claims that an answer names as holders of what its claim lacks."""
+    users = [user for funnel in answer.get("funnel", ()) for user in funnel.get("usedBy", ())]
+    blockers = [one for one in answer.get("blockers", ()) if one["kind"] == "claim"]
+    return {(one["namespace"], one["name"]) for one in (*users, *blockers)}
+
+
+def _lost_answer(key: ClaimKey) -> Answer:
+    """The answer to a claim that lost to others, which then lost to those that asked after it."""
+    return refusal_answer(key, Reason.LOST_TO_COMPETITION, "lost to other claims of this batch")
 
 
 def _is_hopeless(unit: _Unit, by_claim: Mapping[ClaimKey, Answer]) -> bool:
@@ -235,9 +259,13 @@ class _Denial:
 
 
 def _admit_in_order(
-    units: Iterable[_Unit], room: Mapping[Bound, int], bounds: Mapping[Bound, int]
+    units: Iterable[_Unit],
+    room: Mapping[Bound, int],
+    bounds: Mapping[Bound, int],
+    hopeless: Set[ClaimKey] = frozenset(),
 ) -> tuple[list[_Unit], dict[ClaimKey, _Denial]]:
-    """Who may ask, and who may not; units come in the order of their turn."""
+    """Who may ask, and who may not; units come in the order of their turn. ``hopeless``: those that get nothing, so
+    take nothing from those behind them."""
     left = dict(room)
     admitted: list[_Unit] = []
     refused: dict[ClaimKey, _Denial] = {}
@@ -253,7 +281,7 @@ def _admit_in_order(
             refused |= {key: _Denial(one, frozenset(over)) for key, one in refusals.items()}
             continue
         admitted.append(unit)
-        for bound, wants in unit.wants.items():
+        for bound, wants in () if unit.keys & hopeless else unit.wants.items():
             left[bound] -= sum(number for number in wants.values() if isinstance(number, int))
     return admitted, refused
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -308,6 +310,79 @@ def test_a_foreign_object_of_the_name_of_a_claim_is_no_second_one(change: dict[s
     assert reasons(solve_manifests([pool(), device_class(), asking("train", 3), foreign, QUOTA])) == {
         "train": "QuotaExceeded"
     }
+
+
+# -- reasons beside quotas ---------------------------------------------------------------------------------------------
+
+
+def in_namespace(namespace: str, one: dict[str, Any]) -> dict[str, Any]:
+    return {**one, "metadata": {**one["metadata"], "namespace": namespace}}
+
+
+def limit(namespace: str, most: int) -> dict[str, Any]:
+    return in_namespace(namespace, {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": str(most)}}})
+
+
+def devices(number: int) -> dict[str, Any]:
+    whole = pool()
+    return {**whole, "spec": {**whole["spec"], "devices": [{"name": f"d{each}"} for each in range(number)]}}
+
+
+def holding(fleet: list[dict[str, Any]], one: dict[str, Any]) -> dict[str, Any]:
+    (answer,) = solve_manifests([*fleet, one])["claims"]
+    metadata = {**one["metadata"], "annotations": answer["annotations"]}
+    return {**one, "metadata": metadata, "status": {"allocations": answer["allocations"]}}
+
+
+def unmatched(one: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = one["spec"]["claims"]
+    return {**one, "spec": {"claims": [{**entry, "constraints": "device.model == 'none'"}]}}
+
+
+def test_what_a_quota_refuses_is_not_explained_by_claims_that_hold_nothing() -> None:
+    fleet = [devices(2), device_class()]
+    documents = [*fleet, holding(fleet, in_namespace("v", asking("holder"))), limit("t", 0), limit("u", 1)]
+    waiting = [in_namespace("t", asking("none")), in_namespace("u", asking("two", 2))]
+    hopeless = unmatched(in_namespace("u", asking("unmatched")))
+
+    alone = reasons(solve_manifests([*documents, *waiting]))
+    assert alone == {"holder": None, "none": "QuotaExceeded", "two": "QuotaExceeded"}
+    assert reasons(solve_manifests([*documents, *waiting, hopeless])) == {**alone, "unmatched": "NoMatchingDevices"}
+
+
+@given(random=st.randoms(use_true_random=False), most=st.lists(st.integers(0, 3), min_size=2, max_size=2))
+@settings(max_examples=150, deadline=None)
+def test_reasons_beside_quotas_are_true_whatever_else_waits(random: Random, most: list[int]) -> None:
+    """Who is named as a holder holds something, quotas are kept, and a quota that has no room is the reason."""
+    count = random.randint(2, 4)
+    fleet = [devices(count), device_class()]
+    held = holding(fleet, in_namespace("v", asking("h", random.randint(1, count - 1))))
+    bounds = dict(zip("tu", most, strict=True))
+    waiting = []
+    for namespace in "tuw":
+        for index in range(random.randint(0, 3)):
+            group = random.choice([None, None, None, "g"])
+            one = in_namespace(namespace, asking(f"c{index}", random.randint(1, 3), group))
+            waiting.append(unmatched(one) if random.random() < 0.2 else one)
+    answer = solve_manifests([*fleet, held, *waiting, *(limit(*bound) for bound in bounds.items())])
+
+    counts = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]): one["spec"]["claims"][0]["requests"]["count"]
+        for one in waiting
+    }
+    grouped = {one["metadata"]["name"] for one in waiting if one["metadata"]["annotations"]}
+    holders = {(one["namespace"], one["name"]) for one in answer["claims"] if one["allocated"]}
+    used = Counter(dict.fromkeys(bounds, 0))
+    for key in holders - {("v", "h")}:
+        used[key[0]] += counts[key]
+    assert all(used[namespace] <= bound for namespace, bound in bounds.items())
+    for one in answer["claims"]:
+        users = [user for funnel in one.get("funnel", ()) for user in funnel["usedBy"]]
+        blockers = [blocker for blocker in one.get("blockers", ()) if blocker["kind"] == "claim"]
+        assert {(each["namespace"], each["name"]) for each in (*users, *blockers)} <= holders, one
+        key = one["namespace"], one["name"]
+        if key[0] in bounds and key[1] not in grouped and counts[key] > bounds[key[0]]:
+            assert one["reason"] == "QuotaExceeded", one
 
 
 # -- one notion of what is readable ----------------------------------------------------------------------------------
