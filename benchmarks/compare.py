@@ -29,7 +29,7 @@ SLOWER = 1.10
 """Above this ratio, a row counts as slower."""
 NOISE = 0.02
 """Milliseconds by which runs of the same code differ, whatever their ratio: the clock and the CPU's caches."""
-_MEASURED = re.compile(r"p99|.*, (s|ms|MB)|bounds?|load")
+_MEASURED = re.compile(r"(.* )?p99|CPU|I/O wait: .*|descriptors|.*, (s|ms|MB)|bounds?|load")
 """Columns that may differ between two runs of one row."""
 _AMOUNT = re.compile(r", \d+ MB beyond the manifests")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from benchmarks.compare import Comparison, environment, interpreter, read_table
+from benchmarks.harness import RESULTS
 
 PAGE = """\
 # A title
@@ -24,6 +28,13 @@ def test_rows_pair_although_their_measurements_differ() -> None:
     after = dict(read_table(PAGE.format(memory=1234, load="700.5", p99="0.2")))
     assert before == {"500, load": 500.0, "500, release": 0.033}
     assert after == {"500, load": 700.5, "500, release": 0.033}
+
+
+@pytest.mark.parametrize("name", ["batch", "cluster", "fleet", "hard", "prepare", "solver"])
+def test_the_rows_of_a_recorded_page_are_named_by_nothing_that_was_measured(name: str) -> None:
+    rows = [row for row, _ in read_table((RESULTS / f"{name}.md").read_text())]
+    assert len(set(rows)) == len(rows) > 0
+    assert not [row for row in rows if re.search(r"\d\.\d", row)]
 
 
 def test_a_row_is_slower_by_ratio_and_by_more_than_noise() -> None:
