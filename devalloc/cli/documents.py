@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -325,17 +325,35 @@ def _with_namespace(document: Document, namespace: str | None) -> Document:
     return replace(document, content={**content, "metadata": metadata})
 
 
-def print_answer_problems(answer: dict[str, Any], documents: ManifestDocuments) -> None:
-    """Print the solver's problems on stderr, each with its document; skip those that were already shown."""
+def print_answer_problems(
+    answer: dict[str, Any], documents: ManifestDocuments, is_asked: Callable[[Problem], bool] | None = None
+) -> None:
+    """Print the solver's problems on stderr, each with its document; skip those that were already shown.
+
+    ``is_asked``: whether a problem of an object outside the documents answers the question; by default all do. Of those
+    that do not, only the number is printed.
+    """
     from devalloc.api.problems import Problem
 
+    others: Counter[str] = Counter()
     seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in documents.problems}
     met: Counter[Problem] = Counter()
     for entry in answer["problems"]:
         if (entry.get("kind"), entry.get("name"), entry.get("path", ""), entry["message"]) in seen:
             continue
         problem = Problem(**entry)
+        is_of_another = is_asked is not None and problem.name is not None and not documents.is_about(problem)
+        if is_of_another and is_asked is not None and not is_asked(problem):
+            others[problem.severity] += 1
+            continue
         placed = documents.place(problem, met[problem])
         if not met[problem] or placed.source:
             print_note(f"error: {placed}" if placed.is_error else str(placed))
         met[problem] += 1
+    if others:
+        print_note(f"{_counted_severities(others)} about other objects: devalloc solve")
+
+
+def _counted_severities(numbers: Counter[str]) -> str:
+    texts = (f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in sorted(numbers.items()))
+    return " and ".join(texts)

@@ -5,7 +5,7 @@ field of a kind means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -78,7 +78,8 @@ def solve(
         answer: dict[str, Any] = solve_with_machines(
             question.all, **asdict(options), admin_namespaces=question.admin_namespaces
         )
-    print_answer_problems(answer, question.documents)
+    only_files = question.is_of_store and bool(question.documents.all)
+    print_answer_problems(answer, question.documents, (lambda _: False) if only_files else None)
     answer = question.of_files(answer)
     if output in ("json", "yaml"):
         print_content(answer, output)
@@ -147,7 +148,6 @@ def explain(
     devalloc explain vm/web
     devalloc explain claim.spec.claims.limits
     """
-    from devalloc.cli.documents import print_answer_problems
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
@@ -161,7 +161,7 @@ def explain(
     waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
     with show_spinner("solving"):
         answer = solve_with_machines(question.all, **asdict(options), admin_namespaces=question.admin_namespaces)
-    print_answer_problems(answer, question.documents)
+    _print_problems_about(Key(kind, namespace, name), answer, question)
     if kind == MIGRATION:
         return _explain_migration(question, answer, namespace, name, output)
     is_machine = kind == "VirtualMachine"
@@ -199,6 +199,21 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return 1 if problem or not claim["allocated"] else 0
+
+
+def _print_problems_about(asked: Key, answer: dict[str, Any], question: SolverInput) -> None:
+    """Print the problems of the object to explain, without the warnings that its explanation repeats."""
+    from devalloc.cli.documents import print_answer_problems
+
+    def key(one: Mapping[str, Any]) -> tuple[str, str]:
+        return one.get("namespace") or "default", str(one.get("name"))
+
+    repeated = {warning for one in answer["claims"] for warning in one.get("warnings", ()) if key(one) == asked[1:]}
+    own = [one for one in answer["problems"] if (one.get("kind"), *key(one)) == tuple(asked)]
+    rest = [one for one in answer["problems"] if one not in own or one["message"] not in repeated]
+    print_answer_problems(
+        {**answer, "problems": rest}, question.documents, lambda problem: problem.to_dict() in own
+    )
 
 
 def _how_to_get_it(files: Sequence[str], *, is_of_template: bool) -> str:
