@@ -6,27 +6,45 @@ clipboard, clear the screen, or add lines that look like ours. Lint refuses `cli
 
 from __future__ import annotations
 
+import shutil
 import sys
+from typing import TextIO
 
 import click
 
+from devalloc.cli.layout import wrap_sentence
 from devalloc.printable import printable, printable_lines
 
 
-def print_line(*lines: str) -> None:
-    """Print a line, or several; without any, an empty one. Control characters and line ends in them are escaped."""
+def print_line(*lines: str, hang: int = 0) -> None:
+    """Print a line, or several; without any, an empty one. Control characters and line ends in them are escaped. On a
+    terminal, long ones are broken between words; ``hang``: how far what follows a break is indented."""
     for line in lines or ("",):
-        click.echo(printable(line))
+        for part in _fitting(printable(line), sys.stdout, hang):
+            click.echo(part)
 
 
 def print_note(text: str) -> None:
-    """Print a line for people on stderr, escaped as by `print_line`."""
-    click.echo(printable(text), err=True)
+    """Print a line for people on stderr, escaped and broken as by `print_line`."""
+    for part in _fitting(printable(text), sys.stderr):
+        click.echo(part, err=True)
+
+
+def print_row(text: str) -> None:
+    """Print a line of a table, escaped as by `print_line`, but never broken."""
+    click.echo(printable(text))
+
+
+def _fitting(text: str, stream: TextIO, hang: int = 0) -> list[str]:
+    if not stream.isatty():
+        return [text]
+    return wrap_sentence(text, shutil.get_terminal_size().columns, hang)
 
 
 def print_heading(text: str) -> None:
     """Print a title above what follows."""
-    click.secho(printable(text), bold=True)
+    for part in _fitting(printable(text), sys.stdout):
+        click.secho(part, bold=True)
 
 
 def print_lines(text: str, *, to_stderr: bool = False) -> None:

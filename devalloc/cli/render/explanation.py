@@ -30,7 +30,7 @@ def print_answers(claims: Sequence[Answer], *, wide: bool = False, machines: boo
             message = claim["message"] if wide else (claim["message"] or "").split("\n")[0]
             rows.append([name, StyledText("no", "red"), "", f"{claim['reason']}: {message}"])
     head = ["MACHINE", "PLACED", "NODE", "WITH, OR WHY NOT"] if machines else ["CLAIM", "ALLOCATED", "NODE"]
-    print_table(head if machines else [*head, "DEVICES, OR WHY NOT"], rows)
+    print_table(head if machines else [*head, "DEVICES, OR WHY NOT"], rows, wide=wide)
 
 
 def _chosen_alternatives(claim: Answer) -> str:

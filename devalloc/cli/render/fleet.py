@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from devalloc.cli.layout import fit_lines, wrap_sentence
 from devalloc.cli.render.columns import format_elapsed
-from devalloc.cli.render.output import Cell, StyledText, one_line, table_lines
+from devalloc.cli.render.output import Cell, StyledText, one_line, print_table, table_lines
+from devalloc.cli.terminal import print_line
 from devalloc.controller.overview import STATES, DeviceCounts, Overview
 from devalloc.controller.overview.model import count_noun
 
@@ -44,6 +46,8 @@ class TitledTable:
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    number: int | None = None
+    """How many things they are about; by default, as many as rows."""
 
 
 def overview_json(overview: Overview) -> dict[str, Any]:
@@ -88,7 +92,10 @@ def _lost(overview: Overview) -> str:
 
 def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:
     """Its tables, without empty ones."""
-    nodes = TitledTable("Nodes", ("NODE", "CARDS", *_COUNTS, "PUBLISHED AS", "CORDONED"), list(_nodes(overview)))
+    number = sum(bool(node.name) for node in overview.nodes)
+    nodes = TitledTable(
+        "Nodes", ("NODE", "CARDS", *_COUNTS, "PUBLISHED AS", "CORDONED"), list(_nodes(overview)), number
+    )
     if wide:
         headers = ("NODE", "CARD, DEVICE", "WHAT", *_COUNTS, "STATE", "HELD BY, OR WHY NOT")
         nodes = TitledTable("Nodes, cards, devices that are not free", headers, list(_cards(overview)))
@@ -119,6 +126,14 @@ def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:
     return [part for part in every if part.rows]
 
 
+def print_overview(overview: Overview, *, wide: bool) -> None:
+    """Print it once. On a terminal its tables fit, in colours."""
+    print_line(summary_line(overview), *(f"ALARM: {alarm.text}" for alarm in overview.alarms), *overview.notes)
+    for part in overview_tables(overview, wide=wide):
+        print_line()
+        print_table(part.headers, part.rows, wide=wide)
+
+
 def overview_lines(overview: Overview, *, wide: bool) -> Iterator[str]:
     """As text without colours."""
     yield summary_line(overview)
@@ -137,32 +152,38 @@ def live_screen(*, wide: bool) -> Iterator[Callable[[CachedOverview], None]]:
 
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda seen: live.update(screen_content(seen, console.size.height, wide=wide), refresh=True)
+        yield lambda seen: live.update(screen_content(seen, *reversed(console.size), wide=wide), refresh=True)
 
 
-def screen_content(seen: CachedOverview, height: int, *, wide: bool = False) -> RenderableType:
-    """The picture for a terminal of ``height`` lines."""
+def screen_content(seen: CachedOverview, height: int, width: int = 0, *, wide: bool = False) -> RenderableType:
+    """The picture for a terminal of ``height`` lines of ``width`` characters; 0: as many as are needed."""
     from rich.console import Group
     from rich.text import Text
 
     overview = seen.overview
+
+    def lines(text: str, style: str = "") -> list[Text]:
+        return [Text(part, style=style) for part in (wrap_sentence(text, width) if width else [text])]
+
     head = [Text(f"devalloc top   {seen.at.astimezone():%H:%M:%S}", style="bold")]
     if seen.trouble:
         head.append(Text(one_line(f"not up to date: {seen.trouble}"), style="red"))
     head += [Text(one_line(f"ALARM: {alarm.text}"), style="bold red") for alarm in overview.alarms[:_ALARMS]]
     if len(overview.alarms) > _ALARMS:
         head.append(Text(f"and {len(overview.alarms) - _ALARMS} more alarms: devalloc top --once", style="bold red"))
-    head += map(Text, _numbers(overview))
+    for numbers in _numbers(overview):
+        head += lines(numbers)
     if not overview.is_settled:
         head[-1].append(" The controller is counting.", style="dim")
-    head += [Text(one_line(note), style="dim") for note in overview.notes]
+    for note in overview.notes:
+        head += lines(one_line(note), "dim")
     for line in head:
         line.no_wrap, line.overflow = True, "ellipsis"
     shown: list[RenderableType] = [*head]
     tables = overview_tables(overview, wide=wide)
     rooms = _row_limits([len(part.rows) for part in tables], height - len(shown) - 3 * len(tables))
     for part, room in zip(tables, rooms, strict=True):
-        shown += [Text(), Text(_title(part, room), style="bold"), *_table(part.headers, part.rows[:room])]
+        shown += [Text(), Text(_title(part, room), style="bold"), *_table(part.headers, part.rows[:room], width)]
     return Group(*shown)
 
 
@@ -177,24 +198,27 @@ def _row_limits(sizes: Sequence[int], lines: int) -> list[int]:
 
 def _title(part: TitledTable, shown: int) -> str:
     more = len(part.rows) - shown
-    return f"{part.title}: {len(part.rows)}" + (f", of which {more} do not fit" if more else "")
+    return f"{part.title}: {len(part.rows) if part.number is None else part.number}" + (
+        f", of which {more} do not fit" if more else ""
+    )
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[RenderableType]:
-    """Lines, cut where the terminal ends."""
+def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Iterator[RenderableType]:
+    """Lines, cut where the terminal ends, without the columns that do not fit before that."""
     from rich.text import Text
 
     texts = [headers, *([one_line(cell) for cell in row] for row in rows)]
     widths = [min(_MAX_WIDTH, max(len(text[i]) for text in texts)) for i in range(len(headers))]
-    widths[-1] = 0  # it may be a long sentence, and gets the rest
+    shown, sizes = fit_lines(headers, widths, width) if width else ([*range(len(headers))], widths)
+    sizes[-1] = 0  # it may be a long sentence, and gets the rest
     for row in [[StyledText(header, "dim") for header in headers], *rows]:
         line = Text(no_wrap=True, overflow="ellipsis")
-        for header, cell, width in zip(headers, row, widths, strict=True):
-            text = one_line(cell)
-            if 0 < width < len(text):
-                text = f"{text[: width - 1]}…"
+        for i, size in zip(shown, sizes, strict=True):
+            cell, text = row[i], one_line(row[i])
+            if 0 < size < len(text):
+                text = f"{text[: size - 1]}…"
             line.append(
-                text.rjust(width) if header in _COUNTS else text.ljust(width),
+                text.rjust(size) if headers[i] in _COUNTS else text.ljust(size),
                 cell.style if isinstance(cell, StyledText) else "",
             )
             line.append("  ")

@@ -157,6 +157,7 @@ def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
         print_table(
             ["POOL", "DEVICE", "KIND", "FUNCTION", "MODEL OR PROFILE", "DRIVER", "NUMA", "IOMMU", "STATE"],
             [_device_row(pool, device) for pool in pools for device in pool["spec"].get("devices", [])],
+            wide=True,
         )
     else:
         print_table(["POOL", "KIND", "MODEL", "DRIVER", "NUMA", "OFFERS", "NOTE"], [_pool_row(pool) for pool in pools])

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from devalloc.cli.command import is_json, json_line
-from devalloc.cli.terminal import print_data, print_line
+from devalloc.cli.layout import GAP, fit_columns, wrap
+from devalloc.cli.terminal import print_data, print_line, print_row
 from devalloc.printable import printable
 
 if TYPE_CHECKING:
@@ -88,9 +89,6 @@ def open_display() -> Iterator[ProgressDisplay]:
 
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
-GAP = "   "
-MAX_UNBROKEN_WORD = 24
-"""Words up to this length are not broken on terminals."""
 MIN_COLUMN_WIDTH = 10
 """Minimum width of a column whose longest cell is not known yet."""
 
@@ -142,14 +140,17 @@ def print_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
         print_content(obj, form)
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool = False) -> None:
-    """Print a table: plain lines in a pipe, colours and wrapping only on a terminal."""
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool = False, wide: bool = False
+) -> None:
+    """Print a table: plain lines in a pipe; on a terminal in colours, and such that it fits. ``wide``: with all
+    columns, even if they do not."""
     if sys.stdout.isatty():
-        _rich_table(headers, rows, no_headers=no_headers)
+        _print_fitting(headers, rows, no_headers=no_headers, wide=wide)
         return
     shown = table_lines([""] * len(headers), rows)[1:] if no_headers else table_lines(headers, rows)
     for line in shown:
-        print_line(line)
+        print_row(line)
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]], widths: Sequence[int] = ()) -> list[str]:
@@ -179,23 +180,30 @@ class GrowingTable:
         ]
         title, line = table_lines(headers, [row], self._widths)
         for text in [title, line] if begins else [line]:
-            print_line(text)
+            print_row(text)
 
 
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool) -> None:
+def _print_fitting(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool, wide: bool) -> None:
+    """The table for the terminal's width, with colours."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, header_style="bold", padding=(0, len(GAP), 0, 0), show_header=not no_headers)
-    for i, header in enumerate(headers):
-        # Break only names that are longer than this: at 80 columns, device names were cut in the middle.
-        words = [word for row in rows for word in one_line(row[i]).split()]
-        least = min(MAX_UNBROKEN_WORD, max(map(len, [header, *words])))
-        grid.add_column(header, overflow="fold", no_wrap=i == 0, min_width=least)
-    for row in rows:
-        grid.add_row(*(Text(one_line(cell), style=cell.style if isinstance(cell, StyledText) else "") for cell in row))
-    Console().print(grid)
+    console = Console()
+    texts = [[one_line(cell) for cell in row] for row in rows]
+    titles = ["" if no_headers else header for header in headers]
+    shown, widths = fit_columns(titles, texts, console.width, keep_all=wide)
+    styles = [[cell.style if isinstance(cell, StyledText) else "" for cell in row] for row in rows]
+    table = [*zip(texts, styles, strict=True)]
+    if not no_headers:
+        table.insert(0, ([*headers], ["bold"] * len(headers)))
+    for row, styled in table:
+        cells = [wrap(row[i], width) for i, width in zip(shown, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            line = Text(no_wrap=True, overflow="ignore")
+            for i, cell, width in zip(shown, cells, widths, strict=True):
+                line.append(f"{cell[number] if number < len(cell) else '':{width}}", styled[i]).append(GAP)
+            line.rstrip()
+            console.print(line, soft_wrap=True, highlight=False)
 
 
 def one_line(cell: Cell) -> str:

@@ -122,7 +122,7 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in facts) + 2
     for name, text in facts:
         if text:
-            print_line(f"{name + ':':{width}}{text}")
+            print_line(f"{name + ':':{width}}{text}", hang=width)
 
 
 def _print_yaml(title: str, content: object) -> None:

@@ -201,19 +201,17 @@ def explain(
     return 1 if problem or not claim["allocated"] else 0
 
 
-def _print_problems_about(asked: Key, answer: dict[str, Any], question: SolverInput) -> None:
+def _print_problems_about(subject: Key, answer: dict[str, Any], question: SolverInput) -> None:
     """Print the problems of the object to explain, without the warnings that its explanation repeats."""
     from devalloc.cli.documents import print_answer_problems
 
     def key(one: Mapping[str, Any]) -> tuple[str, str]:
         return one.get("namespace") or "default", str(one.get("name"))
 
-    repeated = {warning for one in answer["claims"] for warning in one.get("warnings", ()) if key(one) == asked[1:]}
-    own = [one for one in answer["problems"] if (one.get("kind"), *key(one)) == tuple(asked)]
+    repeated = {warning for one in answer["claims"] for warning in one.get("warnings", ()) if key(one) == subject[1:]}
+    own = [one for one in answer["problems"] if (one.get("kind"), *key(one)) == tuple(subject)]
     rest = [one for one in answer["problems"] if one not in own or one["message"] not in repeated]
-    print_answer_problems(
-        {**answer, "problems": rest}, question.documents, lambda problem: problem.to_dict() in own
-    )
+    print_answer_problems({**answer, "problems": rest}, question.documents, lambda problem: problem.to_dict() in own)
 
 
 def _how_to_get_it(files: Sequence[str], *, is_of_template: bool) -> str:

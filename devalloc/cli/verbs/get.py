@@ -257,7 +257,7 @@ def _print(objects: list[Object], form: OutputForm, *, namespaces: bool) -> None
             if i:
                 print_line()
             same = [obj for obj in objects if Key.of(obj).kind == kind]
-            print_table(*_table(kind, same, form, namespaces), no_headers=form.no_headers)
+            print_table(*_table(kind, same, form, namespaces), no_headers=form.no_headers, wide=form.output == "wide")
 
 
 def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm, *, namespaces: bool) -> None:

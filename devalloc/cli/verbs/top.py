@@ -12,7 +12,6 @@ from devalloc.cli.command import parse_duration, verb
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
-from devalloc.cli.terminal import print_line
 
 
 @verb(
@@ -49,7 +48,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     devalloc top -n team-a
     devalloc top --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.render.fleet import live_screen, overview_json, overview_lines
+    from devalloc.cli.render.fleet import live_screen, overview_json, print_overview
     from devalloc.cli.target import current_namespace
     from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
 
@@ -64,8 +63,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
         if output in ("json", "yaml"):
             print_content(overview_json(sight.latest().overview), output)
         elif once or not sys.stdout.isatty():
-            for line in overview_lines(sight.latest().overview, wide=output == "wide"):
-                print_line(line)
+            print_overview(sight.latest().overview, wide=output == "wide")
         else:
             with live_screen(wide=output == "wide") as show:
                 while True:

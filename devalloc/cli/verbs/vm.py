@@ -126,7 +126,7 @@ def top(namespace: str, all_namespaces: bool, watch: bool, interval: float, outp
 
 def _table(machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], wide: bool) -> None:
     rows = [[*_row(machine, uses.get(machine.pid)), *(_more(machine) if wide else ())] for machine in machines]
-    print_table((*HEADERS, *(WIDE if wide else ())), rows)
+    print_table((*HEADERS, *(WIDE if wide else ())), rows, wide=wide)
 
 
 def _more(machine: Machine) -> list[Cell]:
@@ -479,4 +479,4 @@ def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> Non
     elif machines:
         wide = output == "wide"
         cells = [rows.machine_row(machine, wide=wide, namespaces=namespaces) for machine in machines]
-        print_table(rows.machine_headers(wide=wide), cells)
+        print_table(rows.machine_headers(wide=wide), cells, wide=wide)
