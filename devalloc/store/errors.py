@@ -118,12 +118,15 @@ server also gives no clear answer if a webhook for this object fails."""
 
 def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:
     """Log why a loop retries in ``delay`` seconds: errors of stores as one line, and only once while they stay the
-    same; other errors are bugs, so they get a traceback each time.
+    same; other errors are bugs, so they get a traceback each time. A watch that ended because much has changed is no
+    error: everything is read again.
 
     ``logged``: the last return value, "" after a success.
     """
     is_expected = isinstance(error, StoreError)
     level = logging.DEBUG if is_expected and str(error) == logged else logging.ERROR
+    if isinstance(error, Expired):
+        level = logging.INFO
     log.log(level, "%s; next try in %.0f s: %s", what, delay, error, exc_info=None if is_expected else error)
     return str(error) if is_expected else ""
 

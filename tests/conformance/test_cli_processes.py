@@ -172,6 +172,7 @@ def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) 
         second = devalloc("up", "--no-inventory")
         assert second.code == 1
         assert f"process {process.pid} already runs devalloc on" in second.err
+        assert second.out == "", "it does not say that it runs"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:

@@ -18,6 +18,8 @@ from devalloc.cli.terminal import print_data, print_line, print_row
 from devalloc.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from devalloc.controller.pool_publisher import PublishResult
 
 
@@ -84,8 +86,35 @@ def open_display() -> Iterator[ProgressDisplay]:
         def state(self, text: str) -> None:
             status.update(escape(one_line(text)))
 
-    with console.status("starting") as status:
+    with _logging_above(console), console.status("starting") as status:
         yield Terminal()
+
+
+@contextmanager
+def _logging_above(console: Console) -> Iterator[None]:
+    """While inside, write log lines above the state line, which would otherwise be on the same line, if stderr is a
+    terminal, too."""
+
+    class Above:
+        def write(self, text: str) -> None:
+            if text.strip():
+                console.print(text.removesuffix("\n"), markup=False, highlight=False)
+
+        def flush(self) -> None:
+            pass
+
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr and sys.stderr.isatty()
+    ]
+    for handler in handlers:
+        handler.setStream(Above())
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(sys.stderr)
 
 
 FORMATS = ("table", "wide", "json", "yaml", "name")

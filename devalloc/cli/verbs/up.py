@@ -78,6 +78,7 @@ def up(options: UpOptions) -> int:
     from devalloc.cli.options.node import node_settings
     from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
+    from devalloc.store.paths import hold_store, prepare_folder
 
     inventory, root, page = options.inventory, options.inventory.sysfs_root, options.page
     name, path = inventory.node, store_path(options.store)
@@ -103,7 +104,9 @@ def up(options: UpOptions) -> int:
     if page is not None:
         require_packages("aiohttp", "jinja2")
     with open_display() as display, abandon_hung_threads(display.say):
-        display.say(f"node {name}, store {path}; Ctrl-C stops")
+        prepare_folder(path)
+        with hold_store(path):  # another `devalloc up` is reported before anything else
+            display.say(f"node {name}, store {path}; Ctrl-C stops")
         runs_node = _wants_node(options, display)
         if runs_node or not options.no_inventory:
             inventory.check_node_name()

@@ -56,6 +56,8 @@ from devalloc_solver.deadline import seconds_left
 from devalloc_solver.pipeline import admission, quota
 
 log = logging.getLogger(__name__)
+_LOGGED_PROBLEMS = 10
+"""How many problems of objects a round logs."""
 
 _NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are allocated, but no plugin prepares them"
 
@@ -468,10 +470,12 @@ class DeviceClaimAllocator:
         return held is None or before is None or held != _relevant_if_allocated(before)
 
     def _report(self, problems: Sequence[str]) -> None:
-        """Log each problem when it comes, not every time it is seen."""
-        for problem in problems:
-            if problem not in self._problems:
-                log.warning("%s", problem)
+        """Log each problem when it comes, not every time it is seen; of many, as at a start, the first ones."""
+        news = [problem for problem in problems if problem not in self._problems]
+        for problem in news[:_LOGGED_PROBLEMS]:
+            log.warning("%s", problem)
+        if len(news) > _LOGGED_PROBLEMS:
+            log.warning("and %d more problems: `devalloc solve` lists all", len(news) - _LOGGED_PROBLEMS)
         self._problems = frozenset(problems)
 
 

@@ -39,6 +39,38 @@ def test_words_of_others_are_shown_as_they_are(stream: type[io.StringIO], monkey
     assert "QEMU: [/dev/vfio/15] is [bold]busy" in out.getvalue()
 
 
+def test_a_line_of_the_log_is_above_the_state_not_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is on stderr, the state on stdout, and on a terminal both are one line."""
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("COLUMNS", "80")
+    log = logging.getLogger()
+    log.handlers[:] = [logging.StreamHandler(sys.stderr)]
+    with open_display() as display:
+        display.state("claims 5 (3 allocated, 2 waiting)")
+        log.warning("DeviceClaim default/bond lost [a device]")
+    assert err.getvalue() == ""
+    lines = [line for text in out.getvalue().splitlines() for line in text.split("\r")]
+    assert [
+        line for line in lines if line.endswith("DeviceClaim default/bond lost [a device]") and "claims 5" not in line
+    ]
+    log.warning("after the end")
+    assert err.getvalue() == "after the end\n"
+
+
+def test_a_log_in_a_file_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    log = logging.getLogger()
+    log.handlers[:] = [logging.StreamHandler(sys.stderr)]
+    with open_display():
+        log.warning("late")
+    assert err.getvalue() == "late\n"
+    assert "late" not in out.getvalue()
+
+
 EVIL = "busy\x1b[2J\x9b31m\r\nerror: all is well\x07"
 
 

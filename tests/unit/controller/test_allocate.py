@@ -458,6 +458,20 @@ class TestLoop:
             loop.until(lambda: held(store, "a") == ["p/d0"])
         assert caplog.text.count("RuntimeError: boom") == 2
 
+    def test_of_many_problems_at_a_start_some_are_logged_and_the_rest_counted(
+        self, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        claims = [gpu_claim(f"c{number:02}") for number in range(15)]
+        fill(store, gpu_pool(devices=15), gpu_class(), *claims)
+        DeviceClaimAllocator(store).round()
+        pool = store.get("DevicePool", None, "p")
+        store.replace({**pool, "spec": {**pool["spec"], "devices": []}})
+        caplog.clear()
+        DeviceClaimAllocator(store).round()
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert sum("no longer exists" in line for line in lines) == 10
+        assert lines[-1] == "and 5 more problems: `devalloc solve` lists all"
+
     def test_an_error_of_the_store_is_one_line_for_as_long_as_it_lasts(
         self, store: SQLiteStore, caplog: pytest.LogCaptureFixture
     ) -> None:
