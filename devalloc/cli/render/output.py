@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -241,26 +241,40 @@ def one_line(cell: Cell) -> str:
 
 
 @contextmanager
-def show_spinner(what: str) -> Iterator[None]:
-    """After one second, show on a terminal's stderr what takes so long; remove it at the end."""
+def show_spinner(what: str, total: int = 0) -> Iterator[Callable[[int], None]]:
+    """After one second, show on a terminal's stderr what takes so long; remove it at the end. ``total``: how many
+    things there are; call what this yields with the number of those that are done."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda number: None
         return
-    done = threading.Event()
-    spinner = threading.Thread(target=_run_spinner, args=(what, done), daemon=True)
+    done, share = threading.Event(), _Share(total)
+    spinner = threading.Thread(target=_run_spinner, args=(what, share, done), daemon=True)
     spinner.start()
     try:
-        yield
+        yield share.set
     finally:
         done.set()
         spinner.join()
 
 
-def _run_spinner(what: str, done: threading.Event) -> None:
+class _Share:
+    """How many of all things are done."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._number = total, 0
+
+    def set(self, number: int) -> None:
+        self._number = number
+
+    def __str__(self) -> str:
+        return f"{self._number:,} of {self._total:,}, " if self._total > 1 else ""
+
+
+def _run_spinner(what: str, share: _Share, done: threading.Event) -> None:
     if done.wait(1):
         return
     for tenths in itertools.count(10):
-        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({tenths // 10} s)")
+        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({share}{tenths // 10} s)\x1b[K")
         sys.stderr.flush()
         if done.wait(0.1):
             break

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,15 +22,18 @@ from devalloc.cli.options.common import (
     selector_option,
     store_option,
 )
-from devalloc.cli.render.output import print_content
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store, store_path
 from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
+    from devalloc.api.manifests import Document
     from devalloc.store.errors import Key
     from devalloc.store.protocol import Store
     from devalloc.store.sqlite import SQLiteStore
+
+Wanted = TypeVar("Wanted")
 
 
 @verb("validate")
@@ -93,32 +98,69 @@ def delete(
     with open_embedded_store(store) as objects:
         within = None if all_namespaces else namespace
         keys, code = _keys_to_delete(objects, what, files, everything, selected, within, namespace)
-        for key, group in keys:
+
+        def delete_one(named: tuple[Key, str | None]) -> Outcome:
+            key, group = named
             try:
                 stored = objects.get(*key) if group is not None or dry_run else None
-                if (
-                    group is not None
-                    and stored is not None
-                    and (other := stored["apiVersion"].rpartition("/")[0]) != group
-                ):
-                    if not ignore_not_found:
-                        print_note(
-                            f"error: {key} of {group or 'the core group'} does not exist; the {key.kind} of {other} is "
-                            "kept"
-                        )
-                        code = max(code, 1)
-                    continue
+                if stored is not None and group not in (None, other := stored["apiVersion"].rpartition("/")[0]):
+                    what = f"{key} of {group or 'the core group'} does not exist; the {key.kind} of {other} is kept"
+                    return Outcome() if ignore_not_found else Outcome(error=what, code=1)
                 if dry_run:
-                    print_line(f"{format_key(key)} deleted (dry run)")
-                    continue
+                    return Outcome(f"{format_key(key)} deleted (dry run)")
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
-                if not ignore_not_found:
-                    print_note(f"error: {error}{not_found_hint(objects, key)}")
-                    code = max(code, 1)
-                continue
-            waiting = last["metadata"].get("finalizers") or []
-            print_line(f"{format_key(key)} {_deletion_text(waiting)}")
+                what = f"{error}{not_found_hint(objects, key)}"
+                return Outcome() if ignore_not_found else Outcome(error=what, code=1)
+            return Outcome(f"{format_key(key)} {_deletion_text(last['metadata'].get('finalizers') or [])}")
+
+        return _write_all(objects, keys, delete_one, "deleting", code)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a write of one object came to."""
+
+    line: str = ""
+    warning: str = ""
+    error: str = ""
+    code: int = 0
+    """The exit code of an error."""
+
+
+TOGETHER = 500
+"""How many objects are written in one transaction: others can write in between."""
+
+
+def _write_all(
+    store: SQLiteStore, wanted: Sequence[Wanted], write: Callable[[Wanted], Outcome], doing: str, code: int
+) -> int:
+    """Write objects, many of them together; print what came of each, and return the exit code. ``code``: the one so
+    far."""
+    from devalloc.store.errors import Unavailable
+
+    lines: list[str] = []
+    try:
+        with show_spinner(doing, len(wanted)) as progress:
+            for start in range(0, len(wanted), TOGETHER):
+                part = wanted[start : start + TOGETHER]
+                try:
+                    with store.together():
+                        outcomes = [write(one) for one in part]
+                except Unavailable:  # such as a full disk, on which some of them may still be written
+                    outcomes = [write(one) for one in part]
+                for outcome in outcomes:
+                    if outcome.warning:
+                        print_note(f"warning: {outcome.warning}")
+                    if outcome.error:
+                        print_note(f"error: {outcome.error}")
+                    if outcome.line:
+                        lines.append(outcome.line)
+                    code = max(code, outcome.code)
+                progress(start + len(part))
+    finally:  # not earlier: a reader that closes the pipe must not stop this half-way
+        for line in lines:
+            print_line(line)
     return code
 
 
@@ -200,27 +242,20 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     with open_embedded_store(store, create=True) as objects:
         for line in ignored_warnings(documents.good, "apply", objects.list(("DeviceClass", CLAIM)).objects):
             print_note(line)
-        lines = []
-        try:
-            for document in good:
-                try:
-                    refusal, outcome = apply_object(objects, document.content, dry_run=dry_run)
-                except Invalid as error:  # of a kind that `read` does not check
-                    print_note(f"error: {document.source}: {error}")
-                    code = 2
-                    continue
-                if refusal:
-                    print_note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
-                    code = max(code, 1)
-                else:
-                    key = Key.of(document.content)
-                    if outcome != "created" and is_being_deleted(objects, key):
-                        print_note(f"warning: {key} is being deleted; apply it again when it is gone")
-                    lines.append(f"{format_key(Key.of(document.content))} {outcome}{' (dry run)' if dry_run else ''}")
-        finally:  # not earlier: a reader that closes the pipe must not stop this half-way
-            for line in lines:
-                print_line(line)
-    return code
+
+        def apply_one(document: Document) -> Outcome:
+            key = Key.of(document.content)
+            try:
+                refusal, outcome = apply_object(objects, document.content, dry_run=dry_run)
+            except Invalid as error:  # of a kind that `read` does not check
+                return Outcome(error=f"{document.source}: {error}", code=2)
+            if refusal:
+                return Outcome(error=f"{document.source}: {key}: {refusal}", code=1)
+            is_going = outcome != "created" and is_being_deleted(objects, key)
+            warning = f"{key} is being deleted; apply it again when it is gone" if is_going else ""
+            return Outcome(f"{format_key(key)} {outcome}{' (dry run)' if dry_run else ''}", warning)
+
+        return _write_all(objects, good, apply_one, "applying", code)
 
 
 def is_being_deleted(store: Store, key: Key) -> bool:
