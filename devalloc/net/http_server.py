@@ -83,14 +83,15 @@ class HttpServer:
         *,
         token: str | None = None,
         for_people: bool = False,
-        refused: Callable[[str], None] = lambda reason: None,
+        refused: Callable[[str, str], None] = lambda reason, address: None,
         networks: Sequence[Network] | None = None,
         plain_http: Callable[[str], None] = lambda address: None,
     ) -> None:
         """``for_people``: it is for people of this host, one of whom may have a browser, so that only requests that
-        name this host are answered. ``refused`` is called for each connection that is cut, with the reason as a
-        word. ``networks``: connections from other addresses are cut before a byte is read; None: all may connect.
-        ``plain_http`` is called with the address of a client that speaks plain HTTP where TLS is served."""
+        name this host are answered. ``refused`` is called for each connection that is cut, with the reason as a word
+        and the client's address. ``networks``: connections from other addresses are cut before a byte is read; None:
+        all may connect. ``plain_http`` is called with the address of a client that speaks plain HTTP where TLS is
+        served."""
         self.bounds = bounds
         self.shares: ConnectionShares[_ConnectionGuard] = ConnectionShares(
             lambda: min(self.bounds.connections, _max_connections()), lambda guard: guard.busy
@@ -152,7 +153,7 @@ class HttpServer:
         """Whether one more may come in from an address. If there are too many, another one goes for it."""
         if self.shares.has_room(source):
             return True
-        self.refused("too many")
+        self.refused("too many", source)
         idle = self.shares.displaced_by(source)
         if idle is None:
             return False
@@ -259,11 +260,12 @@ class _ConnectionGuard(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._door.networks is not None and not is_within(_peer(self._transport), self._door.networks):
-            self._door.refused("address")
+        peer = _peer(self._transport)
+        if self._door.networks is not None and not is_within(peer, self._door.networks):
+            self._door.refused("address", peer)
             self._transport.abort()
             return
-        self.source = source_of(_peer(self._transport))
+        self.source = source_of(peer)
         if not self._door.make_room(self.source):
             self._transport.abort()
             return
@@ -351,7 +353,7 @@ class _ConnectionGuard(asyncio.Protocol):
             self._timer = loop.call_later(self._door.bounds.request_seconds, self._too_slow)
 
     def _too_slow(self) -> None:
-        self._door.refused("too slow")
+        self._door.refused("too slow", self.source)
         self.cut()
 
     def _stop_timer(self) -> None:

@@ -62,14 +62,18 @@ def test_an_agent_gets_permits_for_what_it_names_by_a_runner_pod_and_for_nothing
     assert permit_of(bench.store, "other") is None
 
 
-def test_other_addresses_are_cut_off_and_the_port_of_nodes_still_wants_its_token(bench: PermitBench) -> None:
-    with (
-        closing(plain_agent(bench, "127.0.0.3")) as stranger,
-        pytest.raises((ConnectionError, http.client.HTTPException)),
-    ):
-        stranger.ask("web-x7k2p", 2, "2Gi")
+def test_other_addresses_are_cut_off_and_the_port_of_nodes_still_wants_its_token(
+    bench: PermitBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        with closing(plain_agent(bench, "127.0.0.3")) as stranger, pytest.raises(CUT):
+            stranger.ask("web-x7k2p", 2, "2Gi")
     text = bench.server.metrics.text().decode()
-    assert 'devalloc_permit_connections_refused_total{reason="address"} 1.0' in text
+    assert 'devalloc_permit_connections_refused_total{reason="address"} 2.0' in text
+    (line,) = [record.getMessage() for record in caplog.records if "--neon-agents" in record.getMessage()]
+    assert line.startswith(
+        "127.0.0.3 asked for permits at --neon-permits and was cut off: its address is in no network"
+    )
     with closing(bench.client()) as anyone:
         assert anyone.post(b"{}")[0] == 401
         assert anyone.post(b"{}", Authorization=f"Bearer {TOKEN}")[0] == 400
@@ -152,7 +156,7 @@ def test_plain_http_at_the_tls_port_is_logged_and_not_with_each_attempt(
 
 def test_the_next_line_counts_those_that_were_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     times = iter((0.0, 1.0, 59.0, 60.0, 61.0))
-    notices = server.PlainHttpLog(lambda: next(times))
+    notices = server.ClientLog(server.PLAIN_HTTP, lambda: next(times))
     for _ in range(5):
         notices.note("10.0.0.9")
     lines = [record.getMessage() for record in caplog.records]

@@ -109,8 +109,8 @@ MAX_SETTLE_SECONDS = 30.0
 """How often at least a write of NeonVM's machines is tried again."""
 DUMP_RETRY_SECONDS = 30.0
 """How long after a port other than that for requests was in use it is tried again."""
-PLAIN_HTTP_SECONDS = 60.0
-"""The log has at most one line in this time about clients that speak plain HTTP to the TLS port."""
+CLIENT_SECONDS = 60.0
+"""The log has at most one line in this time about clients of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,27 +123,34 @@ class ServerAddresses:
     """For agents that speak plain HTTP."""
 
 
-class PlainHttpLog:
-    """Logs that clients speak plain HTTP to the TLS port: such a client learns nothing of it itself."""
+PLAIN_HTTP = (
+    "%s speaks plain HTTP to the permit server, which serves TLS%s; agents that know no TLS need a port of "
+    "their own (--neon-permits)"
+)
+NOT_ADMITTED = (
+    "%s asked for permits at --neon-permits and was cut off%s: its address is in no network of --neon-agents; if it "
+    "is an agent's, add it"
+)
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class ClientLog:
+    """Warns of clients that learn nothing themselves of what is wrong; at most one line in ``CLIENT_SECONDS``."""
+
+    def __init__(self, message: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """``message``: with places for the address and for how many there were that have no line."""
+        self._message = message
         self._clock = clock
         self._next = -math.inf
         self._skipped = 0
 
     def note(self, address: str) -> None:
-        """A client did."""
+        """A client came."""
         if (now := self._clock()) < self._next:
             self._skipped += 1
             return
         more = f" ({self._skipped} more since the last such line)" if self._skipped else ""
-        self._next, self._skipped = now + PLAIN_HTTP_SECONDS, 0
-        log.warning(
-            "%s speaks plain HTTP to the permit server, which serves TLS%s; agents that know no TLS need a port of "
-            "their own (--neon-permits)",
-            address or "a client",
-            more,
-        )
+        self._next, self._skipped = now + CLIENT_SECONDS, 0
+        log.warning(self._message, address or "a client", more)
 
 
 class PermitServer:
@@ -270,7 +277,7 @@ class PermitServer:
                 bounds,
                 token=s.token,
                 refused=self._refused,
-                plain_http=PlainHttpLog().note,
+                plain_http=ClientLog(PLAIN_HTTP).note,
             )
             dump = HttpServer(
                 lambda request: self._show(request, decider),
@@ -282,7 +289,7 @@ class PermitServer:
             plain = HttpServer(
                 lambda request: self._respond(request, decider, moves, by_pod=True),
                 bounds,
-                refused=self._refused,
+                refused=partial(self._refused, strangers=ClientLog(NOT_ADMITTED)),
                 networks=() if s.plain is None else s.plain.networks,
             )
             doors = (door, dump, plain)
@@ -354,8 +361,10 @@ class PermitServer:
         tasks.append(asyncio.create_task(_keep_trying(place)))
         return None
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, reason: str, address: str, *, strangers: ClientLog | None = None) -> None:
         self.metrics.refused.labels(reason).inc()
+        if strangers is not None and reason == "address":
+            strangers.note(address)
 
     async def _load(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
         """The hosts, and all objects. Raises StoreError, Lost."""
