@@ -28,7 +28,7 @@ from devalloc.controller.leader.lease import Lease
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
-from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.neon_vms import NEON_MACHINES
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
@@ -316,7 +316,7 @@ class ClusterProcess:
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
                 replace(self._settings.permits, migrates=error is None),
-                stamp=f"{self.lease.transitions} {self.lease.holder}",
+                neon=NeonAccess(f"{self.lease.transitions} {self.lease.holder}", self._pod_store),
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -162,6 +163,28 @@ def test_machines_of_both_share_their_node_and_pods_are_named_in_a_status(neon: 
             assert json.loads(ask(other)[1]) == {"permit": {"vCPUs": "6750m", "mem": "13Gi"}}
             assert ask("web") == (404, b"pod not found"), "by its own name it is not known there"
             assert ask("plain-pod")[0] == 404
+    finally:
+        process.close()
+    assert "forbidden" not in process.output().lower(), process.output()
+
+
+def test_a_runner_pod_counts_from_its_binding_until_it_has_ended(neon: NeonVms, tmp_path: Path) -> None:
+    neon.start(vm("vm1", ("250m", "8", "250m"), (1, 16, 1)), "vm1-x7k2p")
+    (port,) = free_ports(1)
+    process = start(neon, tmp_path, port)
+    try:
+        agent = ScriptedAgent(neon, "vm1", ("127.0.0.1", port))
+        assert agent.ask(250, 1) == (250, 1)
+        neon.bind(vm("next", ("2", "2", "2"), (4, 4, 4), labels={}), "next-a1b2c")
+        until(lambda: agent.ask(8000, 16) == (6000, 12), "a pod that is bound counts")
+        neon.run(neon.get("next"), "next-a1b2c")
+        assert agent.ask(8000, 16) == (6000, 12), "it does not count twice"
+        neon.delete("next")
+        for _ in range(5):
+            assert agent.ask(8000, 16) == (6000, 12), "its pod still has the memory"
+            time.sleep(0.2)
+        neon.end("next-a1b2c")
+        until(lambda: agent.ask(8000, 16) == (8000, 16), "QEMU has released it")
     finally:
         process.close()
     assert "forbidden" not in process.output().lower(), process.output()

@@ -140,10 +140,44 @@ class NeonVms:
     def run(self, machine: Object, pod: str) -> None:
         """A pod that runs it, and the status that says so."""
         metadata, guest = machine["metadata"], machine["spec"]["guest"]
-        self.pod(pod, metadata["name"], guest, metadata.get("labels", {}), uid=metadata["uid"])
+        if not self.cluster.get(f"{self.pods}/{pod}").ok:
+            self.pod(pod, metadata["name"], guest, metadata.get("labels", {}), uid=metadata["uid"])
+        else:
+            self.begin(pod)
         self.settle(metadata["name"], podName=pod)
 
-    def pod(self, name: str, machine: str, guest: Object, labels: dict[str, str], uid: str = "") -> None:
+    def bind(self, machine: Object, pod: str) -> None:
+        """The machine, with a pod that is on its node and pulls its image: until it runs, the status names no node."""
+        answer = self.cluster.create(self.machines, machine)
+        assert answer.ok, answer.message
+        created = answer.content
+        name, guest = created["metadata"]["name"], created["spec"]["guest"]
+        labels = created["metadata"].get("labels", {})
+        self.pod(pod, name, guest, labels, uid=created["metadata"]["uid"], phase="Pending")
+
+        def written() -> bool:
+            now = {**self.get(name), "status": {"phase": "Pending", "podName": pod}}
+            return self.cluster.replace(f"{self.machines}/{name}/status", now).ok
+
+        until(written, f"the status of {name} is written")
+
+    def begin(self, pod: str) -> None:
+        """The pod's container runs."""
+        there = self.cluster.get(f"{self.pods}/{pod}").content
+        begun = {**there, "status": {**there["status"], "phase": "Running"}}
+        assert self.cluster.replace(f"{self.pods}/{pod}/status", begun).ok
+
+    def delete(self, name: str) -> None:
+        """The machine's object; its pod goes when it has ended."""
+        assert self.cluster.delete(f"{self.machines}/{name}").ok
+
+    def end(self, pod: str) -> None:
+        """QEMU has ended, and the kubelet says so."""
+        assert self.cluster.delete(f"{self.pods}/{pod}?gracePeriodSeconds=0").ok
+
+    def pod(
+        self, name: str, machine: str, guest: Object, labels: dict[str, str], uid: str = "", *, phase: str = "Running"
+    ) -> None:
         """A pod that runs a machine, as it is when its container runs."""
         resources = {part: guest[part] for part in ("cpus", "memorySlots", "memorySlotSize")}
         owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "VirtualMachine", "name": machine, "uid": uid or "none"}
@@ -166,7 +200,7 @@ class NeonVms:
         self.cluster.create(self.pods.replace("/pods", "/serviceaccounts"), {"metadata": {"name": "default"}})
         answer = self.cluster.create(self.pods, body)
         assert answer.ok, answer.message
-        running = {**answer.content, "status": {"phase": "Running", "podIP": "10.77.0.5"}}
+        running = {**answer.content, "status": {"phase": phase, "podIP": "10.77.0.5"}}
         answer = self.cluster.replace(f"{self.pods}/{name}/status", running)
         assert answer.ok, answer.message
 

@@ -26,6 +26,7 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.machine_objects import is_neon_key, key_of_object, machine_key, object_key
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.neon_vms import KIND as NEON_KIND
+from devalloc.controller.permits.runner_usage import read_runner_pod
 from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
 from devalloc.controller.permits.vm_state import KIND
 from devalloc.net.http_server import HttpResponse
@@ -89,6 +90,10 @@ class StoreChanges:
     gap: bool = False
     """Something was missed: all is to be read again."""
     hosts: Mapping[str, Host] | None = None
+    pods: Sequence[Event] = ()
+    """Of runner pods."""
+    all_pods: Sequence[Object] | None = None
+    """All runner pods that there are."""
     is_settled: bool = False
     """No late permit can be written on a machine of NeonVM any more."""
 
@@ -173,10 +178,11 @@ class PermitDecider:
         """Requests in the queue. Changes of the store wait there too, and are not counted."""
         return self._waiting
 
-    async def load(self, hosts: Mapping[str, Host]) -> None:
-        """Begin with these hosts and all objects. Raises StoreError, Lost."""
+    async def load(self, hosts: Mapping[str, Host], pods: Sequence[Object] = ()) -> None:
+        """Begin with these hosts and runner pods, and all objects. Raises StoreError, Lost."""
         self._hosts = hosts
         self.book.begin(hosts)
+        self._list_pods(pods)
         if self.is_suspended:
             self.book.doubt(None)
         await self._reload(starting=True)
@@ -261,6 +267,10 @@ class PermitDecider:
         if seen.hosts is not None:
             self._limit(seen.hosts)
         self._stale |= seen.gap
+        if seen.all_pods is not None:
+            self._list_pods(seen.all_pods)
+        for event in seen.pods:
+            self._see_pod(event.object, event.type is EventType.DELETED)
         if seen.is_settled:
             self.is_suspended, self._stale = False, True
             self.book.doubt({})
@@ -272,6 +282,20 @@ class PermitDecider:
                 self._see_machine(obj, gone)
             elif self._lease.is_meant(obj):
                 self._lease.check_one(obj, gone)
+
+    def _list_pods(self, pods: Sequence[Object]) -> None:
+        there = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods}
+        for key in {*self.book.runners} - there:
+            self.book.drop_runner(key)
+        for pod in pods:
+            self._see_pod(pod, False)
+
+    def _see_pod(self, pod: Object, gone: bool) -> None:
+        runner = None if gone else read_runner_pod(pod)
+        if runner is None:
+            self.book.drop_runner((pod["metadata"]["namespace"], pod["metadata"]["name"]))
+        else:
+            self.book.put_runner(runner)
 
     def _limit(self, hosts: Mapping[str, Host]) -> None:
         self._hosts = hosts
@@ -492,7 +516,7 @@ class PermitDecider:
             if obj["kind"] != LEASE:
                 self._put(obj, starting=starting)
                 there.add(machine_key(obj))
-        for key in self.book.objects.keys() - there:
+        for key in {*self.book.machines} - there:
             self.book.drop(key)
         self.seen = listing.resource_version
         self._listed = int(listing.resource_version)

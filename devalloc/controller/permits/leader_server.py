@@ -70,6 +70,16 @@ class PermitListenAddress:
     """NeonVM's machines count as well, and get permits."""
 
 
+@dataclass(frozen=True, slots=True)
+class NeonAccess:
+    """How NeonVM's machines are counted and written."""
+
+    stamp: str = ""
+    """What fences them: a text that no leader had before."""
+    pods: Store | None = None
+    """Has the pods that run them (``RUNNER_PODS``); None: they count by their objects alone."""
+
+
 class LeaderPermitServer:
     """``run`` in a thread, once, while the process leads."""
 
@@ -82,15 +92,15 @@ class LeaderPermitServer:
         namespace: str,
         at: PermitListenAddress,
         *,
-        stamp: str = "",
+        neon: NeonAccess | None = None,
         on_serving: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
         """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
-        ``namespace``. ``stamp``: what fences NeonVM's machines, a text that no leader had before. ``on_serving``:
-        called with the URL for nodes, and that of plain HTTP if there is one."""
+        ``namespace``. ``neon``: what NeonVM's machines need, if the server counts them. ``on_serving``: called with
+        the URL for nodes, and that of plain HTTP if there is one."""
         self._store = store
         self._at = at
-        self._stamp = stamp
+        self._neon = neon or NeonAccess()
         self._config_map_store = config_map_store
         self._namespace = namespace
         self._on_serving = on_serving
@@ -123,6 +133,7 @@ class LeaderPermitServer:
             config_map_store=config_map_store,
             namespace=namespace,
             fence_neon=self._fence_neon_vms if at.neon else None,
+            pods=self._neon.pods if at.neon else None,
             on_ready=self._ready,
         )
 
@@ -156,12 +167,12 @@ class LeaderPermitServer:
         """
         # One first: writes that NeonVM's webhook does not answer must not use all of the store's threads.
         there = self._store.list((neon_vms.KIND,)).objects
-        first = next((obj for obj in there if ObjectView(obj).annotation(LEADER) != self._stamp), None)
+        first = next((obj for obj in there if ObjectView(obj).annotation(LEADER) != self._neon.stamp), None)
         if first is not None:
             with suppress(Conflict, NotFound):
                 fence_object(self._store.replace, first)
         with suppress(FencingInterrupted):
-            fence_objects(self._store, self._stamp, stop, kinds=(neon_vms.KIND,))
+            fence_objects(self._store, self._neon.stamp, stop, kinds=(neon_vms.KIND,))
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from devalloc.api.meta import parse_time
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.machine_objects import machine_key, read_machine
+from devalloc.controller.permits.neon_vms import GROUP as NEON_GROUP
+from devalloc.controller.permits.neon_vms import is_neon_vm
+from devalloc.controller.permits.runner_usage import RunnerPod, RunnerUsage
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, second_reservation
 from devalloc.scaling.messages.permits import NO_POD, RequestError
@@ -67,6 +70,9 @@ class PermitLedgers:
         """Machines that move, and the second node that counts them."""
         self._others: dict[MachineKey, str] = {}
         """Pods that are no machines, and on which node they are."""
+        self._runners = RunnerUsage()
+        self._runner_nodes: dict[MachineKey, str] = {}
+        """Runner pods that count by themselves, and on which node."""
         self._doubts: Mapping[MachineKey, Resources] | None = {}
         """Machines of NeonVM on which a permit may still be written that is not known here, and what it is at most.
         None: all of them, up to their upper bounds."""
@@ -76,6 +82,7 @@ class PermitLedgers:
         self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
         self._doubts = {}
         self._second_nodes = {}
+        self._runners, self._runner_nodes = RunnerUsage(), {}
         self.limit(hosts)
 
     def limit(self, hosts: Mapping[str, Host]) -> None:
@@ -108,8 +115,11 @@ class PermitLedgers:
         if before is not None and not starting and _version(obj) <= _version(before):
             return
         self._unbook(key)  # it may be on the node that counts it second now
+        old = self.records.get(key)
         self._put(key, obj, before, starting)
         self._book(key, obj)
+        if is_neon_vm(obj):
+            self._count_runners((*self._runners.own(key, obj), *_runner_pods(old, self.records.get(key))))
 
     def _put(self, key: MachineKey, obj: Object, before: Object | None, starting: bool) -> None:
         record, old = read_machine(obj), self.records.get(key)
@@ -146,6 +156,53 @@ class PermitLedgers:
         self._unbook(key)
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
+        self._count_runners((*self._runners.disown(key), *_runner_pods(old)))
+
+    def put_runner(self, pod: RunnerPod) -> None:
+        """A pod that runs a machine of NeonVM, as it is now."""
+        self._runners.put(pod)
+        self._count_runners((pod.key,))
+
+    def drop_runner(self, key: MachineKey) -> None:
+        """There is no such pod any more, or its machine has ended."""
+        self._runners.drop(key)
+        self._count_runners((key,))
+
+    @property
+    def runners(self) -> Collection[MachineKey]:
+        """The pods that run machines of NeonVM."""
+        return self._runners.pods.keys()
+
+    @property
+    def machines(self) -> Collection[MachineKey]:
+        """The machines of which an object is known, also those that are on no node."""
+        return self.objects.keys() | self._runners.machines
+
+    def _count_runners(self, pods: Iterable[MachineKey]) -> None:
+        """Count pods by themselves, unless their machine counts on their node."""
+        for pod in pods:
+            account = (pod[0], f"{NEON_GROUP}/pods/{pod[1]}")
+            if (node := self._runner_nodes.pop(pod, None)) is not None:
+                self.nodes[node] = self.nodes[node].without(account)
+            runner = self._runners.pods.get(pod)
+            for key in self._pods.get(pod, ()):  # what the pod says may have changed
+                if not self.records[key].is_own:
+                    self._account_anew(key)
+            if runner is None or self._node not in (None, runner.node):
+                continue
+            named = [self.records[key] for key in self._pods.get(pod, ())]
+            if any(record.node == runner.node and not record.is_own for record in named):
+                continue
+            if (amounts := self._runners.amounts(pod)) != NO_RESOURCES:
+                ledger_of_node = self.nodes.get(runner.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
+                self.nodes[runner.node] = ledger.replace_machine(ledger_of_node, account, _other_consumer(amounts))
+                self._runner_nodes[pod] = runner.node
+
+    def _account_anew(self, key: MachineKey) -> None:
+        record = self.records[key]
+        node = self.nodes[record.node]
+        machine = self._machine(record, self.objects[key], node.machines[key], starting=False)
+        self.nodes[record.node] = ledger.replace_machine(node, key, machine)
 
     @property
     def doubtful(self) -> Collection[MachineKey] | None:
@@ -158,9 +215,7 @@ class PermitLedgers:
         self._doubts = permits
         for key, record in self.records.items():
             if not record.is_own:
-                node = self.nodes[record.node]
-                machine = self._machine(record, self.objects[key], node.machines[key], starting=False)
-                self.nodes[record.node] = ledger.replace_machine(node, key, machine)
+                self._account_anew(key)
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
         """The machine of that name. ``of``: of several that name one pod, that of this node, then NeonVM's, then the
@@ -191,6 +246,8 @@ class PermitLedgers:
             self._second_nodes[key] = second.node
 
     def _leave(self, key: MachineKey, old: VmState) -> None:
+        if old.runner_pod is not None and not old.is_own:
+            self._runners.had(old.runner_pod, self.nodes[old.node].machines[key].use)
         self.nodes[old.node] = self.nodes[old.node].without(key)
         del self.records[key]
         self._forget_pod(key, old)
@@ -207,6 +264,9 @@ class PermitLedgers:
             return NO_RESOURCES
         return record.most if self._doubts is None else self._doubts.get(record.key, NO_RESOURCES)
 
+    def _usage_of(self, record: VmState) -> Resources:
+        return self._runners.usage(record.runner_pod, record.node).least(record.most)
+
     def _is_movable(self, record: VmState, obj: Object) -> bool:
         return (record.movable or record.must_move) and self._can_move(obj)
 
@@ -216,7 +276,7 @@ class PermitLedgers:
             least=record.least,
             most=record.most,
             reserved=NO_RESOURCES,
-            use=record.use,
+            use=record.use if record.is_own else record.use.most(self._usage_of(record)),
             overhead=self._overhead(obj),
             overcommit=(record.overcommit or self.settings.overcommit) if newest else NO_OVERCOMMIT,
             reserve_max=record.reserve_max,
@@ -257,6 +317,10 @@ def _keep_run_amounts(record: VmState, old: VmState, machine: MachineAccount) ->
     if record.permit is not None or machine.permit is None or not (same_run and record.scaled and old.scaled):
         return record
     return replace(record, withdrawn=machine.permit.most(machine.previous))
+
+
+def _runner_pods(*records: VmState | None) -> list[MachineKey]:
+    return [pod for record in records if record is not None and (pod := record.runner_pod) is not None]
 
 
 def _other_consumer(amount: Resources) -> MachineAccount:

@@ -57,10 +57,7 @@ def read_neon_vm(obj: Object) -> VmState | None:
     node, phase, pod = (_text(status.get(name)) for name in ("node", "phase", "podName"))
     if not node or phase in _HAS_ENDED:
         return None
-    info = from_vm(obj).info
-    # Annotations that cannot be read end its scaling, as with its own agents; what it has counts all the same.
-    is_readable = info is not None
-    info = info or from_vm({**obj, "metadata": {**metadata, "annotations": {}}}).info
+    info, is_readable = _read_info(obj)
     if info is None:
         log.warning("cannot read the amounts of NeonVM machine %s/%s", metadata["namespace"], metadata["name"])
         return None
@@ -91,6 +88,20 @@ def read_neon_vm(obj: Object) -> VmState | None:
         machine_id=pod,
         is_own=False,
     )
+
+
+def upper_bound(obj: Object) -> Resources | None:
+    """The most that a machine may have, wherever it is; None if that cannot be read."""
+    info, _ = _read_info(obj)
+    return None if info is None else info.min.most(info.max)
+
+
+def _read_info(obj: Object) -> tuple[VmInfo | None, bool]:
+    """Its amounts, and whether its annotations can be read. If not, that ends its scaling, as with its own agents; what
+    it has counts all the same."""
+    if (info := from_vm(obj).info) is not None:
+        return info, True
+    return from_vm({**obj, "metadata": {**obj["metadata"], "annotations": {}}}).info, False
 
 
 def neon_permit_change(obj: Object, *, permit: Resources | None, previous: Resources, given_by: str) -> Change:

@@ -36,6 +36,7 @@ from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.controller.runner_pods import POD
 from devalloc.net.http_server import (
     JSON,
     HttpResponse,
@@ -50,7 +51,7 @@ from devalloc.scaling.messages.permits import MAX_BODY, RequestError, decode_req
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources
-from devalloc.store import Conflict, Expired, NotFound, Store, StoreError, Unavailable
+from devalloc.store import Conflict, Expired, NotFound, Object, Store, StoreError, Unavailable
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import fence_object
 
@@ -173,6 +174,7 @@ class PermitServer:
         config_map_store: ConfigMapStore | None = None,
         namespace: str = NAMESPACE,
         fence_neon: Callable[[threading.Event], None] | None = None,
+        pods: Store | None = None,
         on_ready: Callable[[ServerAddresses], None] = lambda addresses: None,
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
@@ -201,6 +203,7 @@ class PermitServer:
         self._still = still
         self._migrator = migrator
         self._fence_neon = fence_neon
+        self._pods = pods
         self._on_ready = on_ready
         self._on_waiting = on_waiting
         self._waits_for: str | None = None
@@ -254,7 +257,7 @@ class PermitServer:
     async def _serve(self, stop: threading.Event) -> None:
         s = self.settings
         # One thread: what is written is written in order.
-        with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(3, "permits-watch") as helpers:
+        with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(4, "permits-watch") as helpers:
             decider = PermitDecider(
                 self._store,
                 self.book,
@@ -303,6 +306,7 @@ class PermitServer:
                     self.usage.run(decider.run_in_writer, s.resync),
                     _wait_until(stop),
                     self._watch(decider, over, helpers),
+                    self._watch_pods(decider, over, helpers),
                     self._settle_neon(decider, over, helpers),
                 )
             ]
@@ -373,7 +377,12 @@ class PermitServer:
         except Exception as error:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
-        await decider.load(hosts)
+        pods: Sequence[Object] = ()
+        if (store := self._pods) is not None:
+            with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
+                listing = partial(store.list, (POD,))
+                pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
+        await decider.load(hosts, pods)
 
     async def _watch(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """Tell the deciding task what changes."""
@@ -384,6 +393,19 @@ class PermitServer:
                 loop.call_soon_threadsafe(decider.see, seen)
 
         await loop.run_in_executor(helpers, _watch, self._store, decider, over, tell)
+
+    async def _watch_pods(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+        """Tell the deciding task which pods run machines of NeonVM."""
+        loop = asyncio.get_running_loop()
+
+        def tell(seen: StoreChanges) -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(decider.see, seen)
+
+        if self._pods is None:
+            await asyncio.Event().wait()
+        else:
+            await loop.run_in_executor(helpers, _watch_pods, self._pods, over, tell)
 
     async def _settle_neon(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """While machines of NeonVM cannot be written, try to; beside the decisions, which do not wait for it."""
@@ -516,6 +538,22 @@ def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Ca
             with suppress(StoreError):
                 since = store.list(kinds).resource_version
                 tell(StoreChanges(gap=True))
+
+
+def _watch_pods(store: Store, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
+    """Tell which runner pods there are, until it is over. In a thread of its own."""
+    backoff = Backoff(RETRY_SECONDS, MAX_SETTLE_SECONDS)
+    while not over.is_set():
+        try:
+            listing = store.list((POD,))
+            tell(StoreChanges(all_pods=listing.objects))
+            backoff.reset()
+            for event in store.watch((POD,), listing.resource_version, stop=over):
+                tell(StoreChanges(pods=(event,)))
+        except StoreError as error:
+            if not isinstance(error, Expired) and not over.is_set():
+                log.warning("cannot read which pods run machines of NeonVM: %s; trying again", error)
+            over.wait(backoff.next_delay())
 
 
 @dataclass(frozen=True, slots=True)

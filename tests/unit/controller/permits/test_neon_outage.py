@@ -17,7 +17,7 @@ import pytest
 
 from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits import decider, server
-from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.machine_objects import object_key
@@ -82,7 +82,7 @@ class Leading:
             ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
             PermitListenAddress("127.0.0.1", 0, "127.0.0.1", neon=True),
-            stamp=f"1 {name}",
+            neon=NeonAccess(f"1 {name}"),
             on_serving=lambda url, plain: self.urls.append(url),
         )
 

@@ -1,0 +1,197 @@
+"""Pods that run NeonVM's machines count on their nodes from binding until they are gone, once with their machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devalloc.controller.permits import Settings
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.machine_objects import machine_key
+from devalloc.controller.permits.runner_usage import read_runner_pod
+from devalloc.scaling.permits.ledger import NO_RESOURCES
+from devalloc.scaling.resources import Resources
+from tests.support.neon_installation import vm
+from tests.support.permit_bench import amounts, machine
+
+Object = dict[str, Any]
+LIMIT = amounts(10_000, 20)
+POD = ("default", "vm1-x7k2p")
+OWNER = {"apiVersion": "vm.neon.tech/v1", "kind": "VirtualMachine", "name": "vm1", "uid": "u-1", "controller": True}
+
+
+def neon_vm(version: int, uid: str = "u-1", **status: str) -> Object:
+    obj = vm("vm1", ("250m", "4", "1"), (1, 8, 2))
+    stored = {"namespace": "default", "uid": uid, "resourceVersion": str(version)}
+    return {**obj, "metadata": {**obj["metadata"], **stored}, "status": status}
+
+
+def running(version: int, node: str = "node-a", pod: str = POD[1]) -> Object:
+    return neon_vm(version, phase="Running", node=node, podName=pod)
+
+
+def pod(
+    node: str | None = "node-a",
+    phase: str = "Pending",
+    usage: Resources | None = None,
+    *,
+    name: str = POD[1],
+    use: tuple[str, int] = ("1", 2),
+    owner: Object = OWNER,
+) -> Object:
+    resources = {
+        "cpus": {"min": "250m", "max": "4", "use": use[0]},
+        "memorySlots": {"min": 1, "max": 8, "use": use[1]},
+        "memorySlotSize": "1Gi",
+    }
+    annotations = {"vm.neon.tech/resources": json.dumps(resources)}
+    if usage is not None:
+        annotations["vm.neon.tech/usage"] = json.dumps({"cpu": f"{usage.cpu}m", "memory": usage.memory})
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "labels": {"vm.neon.tech/name": "vm1"},
+            "annotations": annotations,
+            "ownerReferences": [owner],
+        },
+        "spec": {} if node is None else {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+class Book:
+    def __init__(self) -> None:
+        self.ledgers = PermitLedgers(Settings())
+        self.ledgers.begin({"node-a": Host(LIMIT), "node-b": Host(LIMIT)})
+
+    def put(self, obj: Object) -> None:
+        if obj["kind"] != "Pod":
+            self.ledgers.put(obj)
+        elif (read := read_runner_pod(obj)) is not None:
+            self.ledgers.put_runner(read)
+        else:
+            self.ledgers.drop_runner((obj["metadata"]["namespace"], obj["metadata"]["name"]))
+
+    def counted(self, node: str = "node-a") -> Resources:
+        return self.ledgers.nodes[node].counted
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_a_bound_pod_counts_before_its_machine_runs_and_once_when_it_does(book: Book) -> None:
+    book.put(neon_vm(1))
+    book.put(pod(node=None))
+    assert book.counted() == NO_RESOURCES, "it is on no node"
+    book.put(pod())
+    assert book.counted() == amounts(1000, 2)
+    book.put(neon_vm(2, phase="Pending", podName=POD[1]))
+    assert book.counted() == amounts(1000, 2)
+    book.put(running(3))
+    book.put(pod(phase="Running"))
+    assert book.counted() == amounts(1000, 2)
+
+
+def test_a_pod_counts_until_it_has_ended_though_its_machine_was_deleted(book: Book) -> None:
+    book.put(running(1))
+    book.put(pod(phase="Running", usage=amounts(2000, 4)))
+    assert book.counted() == amounts(2000, 4), "what the pod says counts with its machine"
+    book.ledgers.drop(machine_key(running(1)))
+    assert book.counted() == amounts(2000, 4)
+    book.put(pod(phase="Succeeded", usage=amounts(2000, 4)))
+    assert book.counted() == NO_RESOURCES
+
+
+def test_what_a_machine_had_counts_although_its_pod_says_less(book: Book) -> None:
+    book.put({**running(1), "status": {**running(1)["status"], "cpus": "3", "memorySize": "6Gi"}})
+    book.put(pod(phase="Running"))
+    book.ledgers.drop(machine_key(running(1)))
+    assert book.counted() == amounts(3000, 6)
+    book.ledgers.drop_runner(POD)
+    assert book.counted() == NO_RESOURCES
+
+
+def test_a_machine_that_migrates_counts_on_both_nodes(book: Book) -> None:
+    book.put(running(1))
+    book.put(pod(phase="Running"))
+    book.put(pod("node-b", "Running", name="vm1-target"))
+    assert (book.counted("node-a"), book.counted("node-b")) == (amounts(1000, 2), amounts(1000, 2))
+    book.put(running(2, "node-b", "vm1-target"))
+    assert (book.counted("node-a"), book.counted("node-b")) == (amounts(1000, 2), amounts(1000, 2))
+    book.ledgers.drop_runner(POD)
+    assert (book.counted("node-a"), book.counted("node-b")) == (NO_RESOURCES, amounts(1000, 2))
+
+
+def test_only_a_machine_that_exists_takes_room_and_no_more_than_it_may_have(book: Book) -> None:
+    book.put(pod(use=("900", 16_000)))
+    assert book.counted() == NO_RESOURCES, "whoever may create pods can name any owner"
+    book.put(neon_vm(1))
+    assert book.counted() == amounts(4000, 8)
+    book.put(pod(owner={**OWNER, "apiVersion": "devalloc.io/v1alpha1"}))
+    assert book.counted() == NO_RESOURCES
+
+
+def test_another_machine_of_the_name_does_not_inherit_the_pod(book: Book) -> None:
+    book.put(running(1))
+    book.put(pod(phase="Running"))
+    book.put(neon_vm(2, "u-2"))
+    assert book.counted() == amounts(1000, 2), "the old pod is still there"
+    book.ledgers.drop_runner(POD)
+    assert book.counted() == NO_RESOURCES
+
+
+def test_a_devalloc_machine_is_counted_beside_the_pod_of_neonvm_that_it_names(book: Book) -> None:
+    own = machine("web", least=amounts(2000, 4))
+    own["status"] = {"nodeName": "node-a", "phase": "Running", "machineID": "1", "runnerPod": POD[1]}
+    own["metadata"] |= {"resourceVersion": "7", "namespace": "default"}
+    book.put(neon_vm(1))
+    book.put(pod(phase="Running"))
+    before = book.counted()
+    book.put(own)
+    assert book.counted().cpu >= before.cpu + 2000
+
+
+EVENTS = st.lists(st.integers(0, 8), max_size=14)
+
+
+@given(EVENTS)
+@settings(deadline=None)
+def test_whatever_the_order_of_events_the_ledger_is_that_of_the_last_state(events: list[int]) -> None:
+    """A server that begins anew counts the same, up to what a machine had that is gone."""
+    changes: list[Object | None] = [
+        neon_vm(1), running(1), running(1, "node-b"), None,
+        pod(node=None), pod(), pod("node-b", "Running"), pod(phase="Failed"), None,
+    ]  # fmt: skip
+    book, last_vm, last_pod = Book(), None, None
+    for version, event in enumerate(events, 1):
+        change = changes[event]
+        if change is None and event == 3:
+            book.ledgers.drop(machine_key(neon_vm(1)))
+            last_vm = None
+        elif change is None:
+            book.ledgers.drop_runner(POD)
+            last_pod = None
+        elif change["kind"] == "Pod":
+            book.put(change)
+            last_pod = change
+        else:
+            last_vm = {**change, "metadata": {**change["metadata"], "resourceVersion": str(version)}}
+            book.put(last_vm)
+    anew = Book()
+    for obj in (last_vm, last_pod):
+        if obj is not None:
+            anew.put(obj)
+    for node in ("node-a", "node-b"):
+        if last_vm is not None:
+            assert book.counted(node) == anew.counted(node)
+        elif last_pod is None:
+            assert book.counted(node) == NO_RESOURCES
