@@ -220,12 +220,15 @@ def test_of_a_claim_with_a_device_that_finds_no_window_none_goes_in(world: World
     assert [one.ref for one in world.bench.claims.prepared()] == [ref], "it was prepared before, and stays so"
 
 
-def test_a_guest_that_gives_no_addresses_is_waited_for_and_told_apart_from_one_without_a_window(world: World) -> None:
+def test_a_guest_that_gives_no_addresses_is_waited_for_and_told_apart_from_one_without_a_window(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_operations, "UNDO_SECONDS", 0.5)
     world.adopted()
     world.qemu.gives_addresses = False
     ref = world.bench.add("a/slot-0")
     with pytest.raises(Denied, match="a/0 got no addresses") as denied:
-        world.operations.attach(ref, KEY, Deadline.after(12))  # ten of it are kept for undoing
+        world.operations.attach(ref, KEY, Deadline.after(2))
     assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
     assert (world.qemu.devices, world.bench.is_initial()) == ({}, True)
 
@@ -789,7 +792,7 @@ def test_a_start_that_failed_just_now_is_undone_though_qemu_does_not_answer(
         monkeypatch.setattr(world.machines, "start", start)
         ref = world.bench.add("a/slot-0")
         with pytest.raises(NodeError):
-            world.operations.create(virtual_machine("m"), [ref], Deadline.after(13))
+            world.operations.create(virtual_machine("m"), [ref], Deadline.after(2))
         assert started[0].wait(60)
         assert (world.machines.list(), world.bench.is_initial()) == ([], True)
 

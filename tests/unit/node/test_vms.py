@@ -32,7 +32,7 @@ from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms import LoopSettings, VirtualMachineLoop, objects, start_refusals
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
@@ -266,7 +266,10 @@ WAITS = {
 
 class TestWaiting:
     @pytest.mark.parametrize("what", WAITS)
-    def test_a_machine_goes_on_as_soon_as_what_it_waits_for_is_there(self, world: World, what: str) -> None:
+    def test_a_machine_goes_on_as_soon_as_what_it_waits_for_is_there(
+        self, world: World, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(objects, "BUSY_SECONDS", 0.3)
         wait = WAITS[what]
         wait.before(world)
         with world.running():
@@ -1885,7 +1888,10 @@ class TestCannotStart:
         assert [one["type"] for one in world.status()["conditions"] if one["status"] == "False"] == []
 
     @pytest.mark.parametrize("is_restarted", [False, True])
-    def test_it_starts_when_what_it_needs_is_there(self, world: World, is_restarted: bool) -> None:
+    def test_it_starts_when_what_it_needs_is_there(
+        self, world: World, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(start_refusals, "CHANGE_SECONDS", 0.3)
         self.refused(world, Denied("PathMissing", "no image"))
         if is_restarted:
             world.restart()
@@ -1894,7 +1900,8 @@ class TestCannotStart:
         world.machines.files += 1
         until(lambda: self.both(world, times=1) or world.phase() == "Running", "it starts", 30)
 
-    def test_it_starts_when_a_device_is_there_again(self, world: World) -> None:
+    def test_it_starts_when_a_device_is_there_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(start_refusals, "CHANGE_SECONDS", 0.3)
         self.refused(world, Denied("DeviceNotThere", "no card"))
         world.machines.refuse.clear()
         world.loop._hear([DEVICES])
