@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.images import constraints, dockerfile, layers, tree, wheels
 from deploy.images.build import BuiltImage, build
 from deploy.images.cache import Unavailable
-from deploy.images.contents import BUILD_LOCK, CONSTRAINTS, Contents, Image, contents
+from deploy.images.contents import BUILD_LOCK, CONSTRAINTS, Contents, Image, Platform, contents
 from devalloc.version import VERSION
 
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verb == "build":
             _build(wanted, catalog, options)
         elif options.verb == "layers":
-            _layers(wanted, catalog, options.folder)
+            _layers(wanted, catalog, catalog.platforms[options.arch], options.folder)
         elif options.verb == "constrain":
             constraints.constrain(_say, keep=options.keep)
             print(CONSTRAINTS)
@@ -50,10 +50,12 @@ def _parser(catalog: Contents) -> argparse.ArgumentParser:
     making.add_argument("--prefix", default="localhost", metavar="REGISTRY/PATH", help="default: localhost")
     making.add_argument("--tag", default=VERSION, help=f"default: {VERSION}")
     making.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="one more; may be repeated")
+    making.add_argument("--arch", choices=[*catalog.platforms], default="amd64", help="default: amd64")
     making.add_argument("--fresh", action="store_true", help="ask Debian for newer packages than the cache has")
     stacking = verbs.add_parser("layers", help="write an image's layers as folders, for the Dockerfile")
     stacking.add_argument("images", nargs=1, choices=[*catalog.images])
     stacking.add_argument("folder", type=Path)
+    stacking.add_argument("--arch", choices=[*catalog.platforms], default="amd64", help="default: amd64")
     locking = verbs.add_parser("lock", help="name the wheels of the images, in the versions that the tests run with")
     locking.add_argument("images", nargs="*", default=[*catalog.images], metavar="IMAGE")
     constraining = verbs.add_parser(
@@ -68,13 +70,14 @@ def _parser(catalog: Contents) -> argparse.ArgumentParser:
 
 def _build(images: Sequence[Image], catalog: Contents, options: argparse.Namespace) -> None:
     labels = dict(label.split("=", 1) for label in options.label)
+    platform = catalog.platforms[options.arch]
+    suffix = "" if platform == catalog.builder_platform else f"-{platform.name}"
     options.out.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(images):
         reference = f"{options.prefix.rstrip('/')}/{image.name}".lstrip("/") + f":{options.tag}"
-        archive = options.out / f"{image.name}-{options.tag}.tar"
-        _print_built(
-            build(image, catalog, reference, archive, _say, labels=labels, fresh=options.fresh and number == 0)
-        )
+        archive = options.out / f"{image.name}-{options.tag}{suffix}.tar"
+        fresh = options.fresh and number == 0
+        _print_built(build(image, catalog, reference, archive, _say, platform=platform, labels=labels, fresh=fresh))
 
 
 def _print_built(built: BuiltImage) -> None:
@@ -83,9 +86,9 @@ def _print_built(built: BuiltImage) -> None:
         print(f"  {layer.size / 1e6:6.1f} MB  {layer.made}")
 
 
-def _layers(images: Sequence[Image], catalog: Contents, folder: Path) -> None:
+def _layers(images: Sequence[Image], catalog: Contents, platform: Platform, folder: Path) -> None:
     for image in images:
-        for name, made in zip(layers.NAMES, layers.layers(image, catalog, _say), strict=True):
+        for name, made in zip(layers.NAMES, layers.layers(image, catalog, _say, platform), strict=True):
             tree.unpack(made / "layer.tar", folder / name)
 
 

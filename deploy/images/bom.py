@@ -19,9 +19,9 @@ _LICENSES = {
 """Licences of packages whose metadata does not say it, or says it of more than is in an image."""
 
 
-def debian_component(name: str, version: str, release: str) -> Component:
+def debian_component(name: str, version: str, release: str, architecture: str) -> Component:
     """Of a Debian package; its licence stands in /usr/share/doc/<name>/copyright."""
-    return _component(name, version, f"pkg:deb/debian/{name}@{version}?arch=amd64&distro={release}")
+    return _component(name, version, f"pkg:deb/debian/{name}@{version}?arch={architecture}&distro={release}")
 
 
 def wheel_components(site: Path) -> list[Component]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.images import layers, oci
 from deploy.images.cache import Progress
-from deploy.images.contents import Contents, Image
+from deploy.images.contents import Contents, Image, Platform
 from devalloc.version import VERSION
 
 ENTRYPOINT = f"/{layers.LAUNCHER}"
@@ -34,17 +34,20 @@ def build(
     archive: Path,
     progress: Progress,
     *,
+    platform: Platform | None = None,
     labels: Mapping[str, str] | None = None,
     fresh: bool = False,
 ) -> BuiltImage:
-    """Write the image as an OCI archive. ``labels``: more than it has anyway. Raises Unavailable."""
-    folders = layers.layers(image, contents, progress, fresh=fresh)
+    """Write the image as an OCI archive. ``platform``: the builder's if none is given; ``labels``: more than it has
+    anyway. Raises Unavailable."""
+    platform = platform or contents.builder_platform
+    folders = layers.layers(image, contents, progress, platform, fresh=fresh)
     stacked = [
         oci.layer(folder / "layer.tar", f"deploy/images: {name}")
         for name, folder in zip(layers.NAMES, folders, strict=True)
     ]
     annotations = labelled(image) | dict(labels or {})
-    digest = oci.write(archive, reference, stacked, config(image) | {"Labels": annotations}, annotations)
+    digest = oci.write(archive, reference, stacked, config(image) | {"Labels": annotations}, annotations, platform.name)
     return BuiltImage(reference, archive, digest, tuple(stacked))
 
 

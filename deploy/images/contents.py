@@ -19,6 +19,20 @@ BUILD_LOCK = HERE / "build.lock"
 
 
 @dataclass(frozen=True)
+class Platform:
+    """An architecture that images are built for."""
+
+    name: str
+    """As Debian, OCI and Docker call it."""
+    triplet: str
+    """The folder of its libraries."""
+    wheels: tuple[str, ...]
+    """The platform tags that pip accepts, the best first."""
+    elf: int
+    """``e_machine`` of its programs."""
+
+
+@dataclass(frozen=True)
 class Base:
     """The lowest layer."""
 
@@ -30,7 +44,7 @@ class Base:
     without: tuple[str, ...]
     """Packages that those depend on, and that are left out."""
     left_out: tuple[str, ...]
-    """Patterns of paths, from the root."""
+    """Patterns of paths, from the root; ``{triplet}`` is the platform's."""
 
     @property
     def library(self) -> str:
@@ -47,7 +61,6 @@ class Base:
 class Dependencies:
     """The layer of wheels."""
 
-    platforms: tuple[str, ...]
     left_out: tuple[str, ...]
     """Patterns of paths, from the folder of what is installed."""
 
@@ -85,17 +98,24 @@ class Contents:
 
     builder: str
     """The digest of the Debian image in which the Dockerfile builds."""
+    platforms: dict[str, Platform]
     base: Base
     dependencies: Dependencies
     images: dict[str, Image]
+
+    @property
+    def builder_platform(self) -> Platform:
+        """Where the build runs: its Python compiles for all of them, as bytecode is the same on each."""
+        return self.platforms["amd64"]
 
 
 def contents() -> Contents:
     """Raises TypeError where the file says what is not known here, or too little."""
     document = tomllib.loads((HERE / "contents.toml").read_text())
     images = {key: Image(key=key, **_frozen(image)) for key, image in document["images"].items()}
+    platforms = {name: Platform(name=name, **_frozen(platform)) for name, platform in document["platforms"].items()}
     base, dependencies = Base(**_frozen(document["base"])), Dependencies(**_frozen(document["dependencies"]))
-    return Contents(document["builder"], base, dependencies, images)
+    return Contents(document["builder"], platforms, base, dependencies, images)
 
 
 def requirements(keys: Iterable[str]) -> list[str]:

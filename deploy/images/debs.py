@@ -46,7 +46,9 @@ def unpack(release: str, packages: Sequence[str], folder: Path, progress: Progre
     return dict(sorted(name_and_version(archive) for archive in archives))
 
 
-def fetch(release: str, packages: Sequence[str], folder: Path, progress: Progress) -> list[Path]:
+def fetch(
+    release: str, packages: Sequence[str], folder: Path, progress: Progress, architecture: str = ARCHITECTURE
+) -> list[Path]:
     """The archives of the packages and of all they depend on, below ``folder``/apt. Raises Unavailable."""
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
@@ -55,8 +57,8 @@ def fetch(release: str, packages: Sequence[str], folder: Path, progress: Progres
     for part in ("lists/partial", "archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     (state / "status").write_text("")
-    (state / "sources.list").write_text(_sources(release))
-    options = _options(state)
+    (state / "sources.list").write_text(_sources(release, architecture))
+    options = _options(state, architecture)
     progress(f"Debian {release}: reading the lists of packages")
     _run(["apt-get", *options, "update"], _Complaints)
     wanted = _run(["apt-get", *options, "install", "--yes", "--print-uris", *packages])
@@ -92,7 +94,7 @@ def program(root: Path, path: str) -> list[str]:
     return [str(loader), "--library-path", libraries, str(root / path)]
 
 
-def _sources(release: str) -> str:
+def _sources(release: str, architecture: str) -> str:
     """The release and its security updates, from the mirrors that this machine knows."""
     main, security = MIRROR, SECURITY_MIRROR
     listed = subprocess.run(
@@ -107,11 +109,11 @@ def _sources(release: str) -> str:
             main = uri.rstrip("/")
         elif name.endswith("-security") and name.removesuffix("-security") in RELEASES:
             security = uri.rstrip("/")
-    options = f"[arch={ARCHITECTURE}{f' signed-by={KEYRING}' if KEYRING.exists() else ''}]"
+    options = f"[arch={architecture}{f' signed-by={KEYRING}' if KEYRING.exists() else ''}]"
     return f"deb {options} {main} {release} main\ndeb {options} {security} {release}-security main\n"
 
 
-def _options(state: Path) -> list[str]:
+def _options(state: Path, architecture: str) -> list[str]:
     """apt with folders of its own; what the machine says of proxies and certificates stays."""
     values = {
         "Dir::Etc::sourcelist": state / "sources.list",
@@ -123,8 +125,8 @@ def _options(state: Path) -> list[str]:
         "Dir::State::extended_states": state / "extended_states",
         "Dir::Cache": state,
         "Dir::Cache::archives": state / "archives",
-        "APT::Architecture": ARCHITECTURE,
-        "APT::Architectures": ARCHITECTURE,
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "APT::Sandbox::User": "",  # the folders belong to who runs this
         "APT::Install-Recommends": "false",
         "APT::Install-Suggests": "false",

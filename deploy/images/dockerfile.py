@@ -16,7 +16,9 @@ _HEAD = """\
 #   docker build -f deploy/images/Dockerfile --target controller -t devalloc-controller .
 #   docker build -f deploy/images/Dockerfile --target node -t devalloc-node .
 # Written by python -m deploy.images dockerfile from contents.toml and the script; change those.
-FROM debian:{release}@{digest} AS builder
+# With --platform linux/arm64 (buildx) the builder still runs on amd64.
+ARG BUILDPLATFORM=linux/amd64
+FROM --platform=$BUILDPLATFORM debian:{release}@{digest} AS builder
 RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates python3 python3-pip
 COPY . /source
 WORKDIR /source
@@ -30,7 +32,10 @@ def text(contents: Contents) -> str:
         started = config(image)
         labels = labelled(image)
         del labels["org.opencontainers.image.version"]  # docker build --label says it
-        parts.append(f"FROM builder AS {image.key}-layers\nRUN python3 -m deploy.images layers {image.key} /layers\n")
+        parts.append(
+            f"FROM builder AS {image.key}-layers\nARG TARGETARCH=amd64\n"
+            f"RUN python3 -m deploy.images layers {image.key} /layers --arch $TARGETARCH\n"
+        )
         lines = [f"FROM scratch AS {image.key}"]
         lines += [f"COPY --from={image.key}-layers /layers/{name} /" for name in layers.NAMES]
         lines += [f"LABEL {key}={json.dumps(value)}" for key, value in labels.items()]

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from deploy.images import bom, debs, tree, wheels
 from deploy.images.cache import Progress, Unavailable, cache_folder, lock_folder
-from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image
+from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image, Platform
 from devalloc.version import VERSION
 
 NAMES = ("base", "dependencies", "devalloc")
@@ -37,12 +37,18 @@ Write = Callable[[Path], list[bom.Component]]
 """Fills the folder that becomes a layer; what it brought."""
 
 
-def layers(image: Image, contents: Contents, progress: Progress, *, fresh: bool = False) -> list[Path]:
-    """The folders of an image's layers, from below; what is not in the cache is made. ``fresh``: Debian is asked for
-    newer packages even where the cache has some. Raises Unavailable."""
-    base = _base(contents, progress, fresh)
-    dependencies = _dependencies(image, contents, base, progress)
-    return [base, dependencies, _devalloc(image, contents, [base, dependencies], progress)]
+def layers(
+    image: Image, contents: Contents, progress: Progress, platform: Platform | None = None, *, fresh: bool = False
+) -> list[Path]:
+    """The folders of an image's layers, from below; what is not in the cache is made. ``platform``: the builder's if
+    none is given. ``fresh``: Debian is asked for newer packages even where the cache has some. Raises Unavailable."""
+    platform = platform or contents.builder_platform
+    builder = _base(contents, contents.builder_platform, None, progress, fresh)
+    foreign = platform != contents.builder_platform
+    base = _base(contents, platform, builder, progress, fresh) if foreign else builder
+    dependencies = _dependencies(image, contents, platform, builder, progress)
+    own = _devalloc(image, contents, platform, _package(contents, builder, progress), [base, dependencies], progress)
+    return [base, dependencies, own]
 
 
 def components(folder: Path) -> list[bom.Component]:
@@ -50,12 +56,14 @@ def components(folder: Path) -> list[bom.Component]:
     return list(json.loads((folder / "components.json").read_text()))
 
 
-def _base(contents: Contents, progress: Progress, fresh: bool) -> Path:
+def _base(contents: Contents, platform: Platform, builder: Path | None, progress: Progress, fresh: bool) -> Path:
+    """``builder``: the layer whose Python compiles; its own if none is given."""
     base = contents.base
+    left_out = tuple(pattern.format(triplet=platform.triplet) for pattern in base.left_out)
 
     def write(root: Path) -> list[bom.Component]:
         with tempfile.TemporaryDirectory() as folder:
-            archives = debs.fetch(base.release, base.packages, Path(folder), progress)
+            archives = debs.fetch(base.release, base.packages, Path(folder), progress, platform.name)
             named = {debs.name_and_version(archive): archive for archive in archives}
             _check_packages(base.without, [name for name, _ in named])
             wanted = {key: archive for key, archive in sorted(named.items()) if key[0] not in base.without}
@@ -63,17 +71,21 @@ def _base(contents: Contents, progress: Progress, fresh: bool) -> Path:
             debs.extract(wanted.values(), root)
             for (name, _), archive in wanted.items():
                 _write_text(root / f"var/lib/dpkg/status.d/{name}", debs.control_file(archive))  # where scanners look
-        _trim(root, base.left_out)
+        _trim(root, left_out)
         _write_text(root / "etc/passwd", _PASSWD)
         _write_text(root / "etc/group", _GROUP)
         _write_text(root / "etc/nsswitch.conf", _NSSWITCH)
         (root / "tmp").mkdir()
         (root / "tmp").chmod(0o1777)
         progress("compiling Python's library")
-        tree.compile_all(root, base.library, base, root)
-        return [bom.debian_component(name, fields, base.release) for name, fields in wanted]
+        if builder is None:
+            tree.compile_all(root, base.library, base, root)
+        else:
+            _compile(root, contents, builder, base.library)
+        return [bom.debian_component(name, fields, base.release, platform.name) for name, fields in wanted]
 
-    return _cached_layer("base", [repr(base), _PASSWD, _GROUP, _NSSWITCH], [debs], write, progress, fresh=fresh)
+    made = [repr(base), repr(platform), _PASSWD, _GROUP, _NSSWITCH]
+    return _cached_layer(f"base-{platform.name}", made, [debs], write, progress, fresh=fresh)
 
 
 def _trim(root: Path, left_out: tuple[str, ...]) -> None:
@@ -89,26 +101,26 @@ def _trim(root: Path, left_out: tuple[str, ...]) -> None:
             path.rmdir()
 
 
-def _dependencies(image: Image, contents: Contents, base: Path, progress: Progress) -> Path:
+def _dependencies(image: Image, contents: Contents, platform: Platform, builder: Path, progress: Progress) -> Path:
     left_out = (*contents.dependencies.left_out, *image.left_out)
 
     def write(root: Path) -> list[bom.Component]:
         site = root / contents.base.site
         site.mkdir(parents=True)
-        wheels.install(image, contents, site, progress)
+        wheels.install(image, contents, platform, site, progress)
         tree.remove(site, left_out)
         progress(f"{image.name}: compiling what was fetched")
-        _compile(root, contents, base)
+        _compile(root, contents, builder, contents.base.site)
         return bom.wheel_components(site)
 
-    made = [repr(contents.base), contents.base.site, repr(left_out), repr(contents.dependencies)]
+    made = [repr(contents.base), contents.base.site, repr(left_out), repr(contents.dependencies), repr(platform)]
     made += [image.lock.read_text()]
-    return _cached_layer(f"{image.key}-dependencies", made, [wheels, debs], write, progress)
+    return _cached_layer(f"{image.key}-dependencies-{platform.name}", made, [wheels, debs], write, progress)
 
 
-def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Progress) -> Path:
-    package = _package(contents, below[0], progress)
-
+def _devalloc(
+    image: Image, contents: Contents, platform: Platform, package: Path, below: list[Path], progress: Progress
+) -> Path:
     def write(root: Path) -> list[bom.Component]:
         tree.unpack(package / "layer.tar", root)
         tree.remove(root / contents.base.site, image.packages_left_out)
@@ -121,12 +133,12 @@ def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Pro
         _write_text(root / BOM, bom.document(image.name, VERSION, everything).decode())
         return components(package)
 
-    made = [image.key, package.name, repr(image.packages_left_out)]
+    made = [image.key, platform.name, package.name, repr(image.packages_left_out)]
     made += [(folder / "components.json").read_text() for folder in below]
-    return _cached_layer(f"{image.key}-devalloc", made, [], write, progress)
+    return _cached_layer(f"{image.key}-devalloc-{platform.name}", made, [], write, progress)
 
 
-def _package(contents: Contents, base: Path, progress: Progress) -> Path:
+def _package(contents: Contents, builder: Path, progress: Progress) -> Path:
     """devalloc's own wheel where it lies in an image, compiled: the same for all of them."""
 
     def write(root: Path) -> list[bom.Component]:
@@ -137,17 +149,18 @@ def _package(contents: Contents, base: Path, progress: Progress) -> Path:
         for path in site.glob("*.dist-info"):
             for name in ("RECORD", "WHEEL"):  # which build backend packed it is of no interest
                 (path / name).unlink()
-        _compile(root, contents, base)
+        _compile(root, contents, builder, contents.base.site)
         return bom.wheel_components(site)
 
     made = [repr(contents.base), contents.base.site, BUILD_LOCK.read_text(), _sources()]
     return _cached_layer("package", made, [wheels, debs], write, progress)
 
 
-def _compile(root: Path, contents: Contents, base: Path) -> None:
+def _compile(root: Path, contents: Contents, builder: Path, folder: str) -> None:
+    """Compile what is below ``root``/``folder``, by the Python of the builder's lowest layer."""
     with tempfile.TemporaryDirectory() as python:
-        tree.unpack(base / "layer.tar", Path(python))
-        tree.compile_all(root, contents.base.site, contents.base, Path(python))
+        tree.unpack(builder / "layer.tar", Path(python))
+        tree.compile_all(root, folder, contents.base, Path(python))
 
 
 def _cached_layer(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import platform
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -43,16 +41,16 @@ def write(
     layers: Sequence[Layer],
     config: Mapping[str, Any],
     annotations: Mapping[str, str] | None = None,
+    architecture: str = "amd64",
 ) -> str:
     """Write the image, called such as ``devalloc-node:1.2.0``; the digest of its manifest.
 
     ``config``: what a container starts with, as OCI's image configuration has it. Layers are not compressed: the same
     files make the same digest wherever it is built, and who pushes or pulls compresses.
     """
-    machine = platform.machine()
     history = [{"created_by": one.made} for one in layers]
     rootfs = {"type": "layers", "diff_ids": [one.digest for one in layers]}
-    image = {"architecture": _ARCHITECTURES.get(machine, machine), "os": "linux", "config": dict(config)}
+    image = {"architecture": architecture, "os": "linux", "config": dict(config)}
     configuration = _json(image | {"rootfs": rootfs, "history": history})
     described = [
         {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": one.digest, "size": one.size}
@@ -72,7 +70,8 @@ def write(
         "io.containerd.image.name": full_reference(reference),
         "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
     }
-    index = {"schemaVersion": 2, "manifests": [entry | {"annotations": names}]}
+    platform = {"architecture": architecture, "os": "linux"}
+    index = {"schemaVersion": 2, "manifests": [entry | {"platform": platform, "annotations": names}]}
     paths = [_path(one.digest) for one in layers]
     docker = [{"Config": _path(_digest(configuration)), "RepoTags": [reference], "Layers": paths}]
     small = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.images.cache import Progress, Unavailable
 from deploy.images.constraints import Pin, pins, write_versions
-from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image, build_requirements, requirements
+from deploy.images.contents import BUILD_LOCK, SOURCE, Contents, Image, Platform, build_requirements, requirements
 
 _HEAD = """\
 # The wheels of the image devalloc-{}, for Python {}: written by python -m deploy.images lock.
@@ -38,16 +38,19 @@ def lock_build(contents: Contents, progress: Progress) -> None:
 def _locked(wanted: list[str], contents: Contents) -> str:
     with tempfile.TemporaryDirectory() as folder:
         versions = write_versions(Path(folder))
-        resolved = _resolved([*wanted, "--constraint", str(versions)], contents)
-    return "".join(sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in resolved))
+        hashes: dict[str, set[str]] = {}
+        for platform in contents.platforms.values():
+            for name, version, digest in _resolved([*wanted, "--constraint", str(versions)], contents, platform):
+                hashes.setdefault(f"{name}=={version}", set()).add(f" --hash=sha256:{digest}")
+    return "".join(sorted(f"{pin}{''.join(sorted(hashes[pin]))}\n" for pin in hashes))
 
 
-def _resolved(words: list[str], contents: Contents) -> list[tuple[str, str, str]]:
+def _resolved(words: list[str], contents: Contents, platform: Platform) -> list[tuple[str, str, str]]:
     """Name, version and digest of each wheel that pip would install. Raises Unavailable."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        _pip("install", "--dry-run", "--ignore-installed", "--report", str(report), *_target(Path(folder), contents),
-             *words)  # fmt: skip
+        target = _target(Path(folder), contents, platform)
+        _pip("install", "--dry-run", "--ignore-installed", "--report", str(report), *target, *words)
         return [
             (
                 one["metadata"]["name"].lower().replace("_", "-"),
@@ -63,10 +66,11 @@ def locked(file: Path) -> dict[str, Pin]:
     return pins(file.read_text())
 
 
-def install(image: Image, contents: Contents, site: Path, progress: Progress) -> None:
+def install(image: Image, contents: Contents, platform: Platform, site: Path, progress: Progress) -> None:
     """Install what the lock names into a folder, not compiled. Raises Unavailable."""
     progress(f"{image.name}: fetching {len(locked(image.lock))} wheels")
-    _pip("install", "--no-compile", "--no-deps", "--require-hashes", "-r", str(image.lock), *_target(site, contents))
+    target = _target(site, contents, platform)
+    _pip("install", "--no-compile", "--no-deps", "--require-hashes", "-r", str(image.lock), *target)
     for path in site.glob("*.dist-info"):
         for name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):  # of this installation
             (path / name).unlink(missing_ok=True)
@@ -84,8 +88,8 @@ def build(folder: Path, progress: Progress) -> Path:
     return wheel
 
 
-def _target(folder: Path, contents: Contents) -> list[str]:
-    platforms = [word for platform in contents.dependencies.platforms for word in ("--platform", platform)]
+def _target(folder: Path, contents: Contents, platform: Platform) -> list[str]:
+    platforms = [word for tag in platform.wheels for word in ("--platform", tag)]
     python = ["--python-version", contents.base.python, "--implementation", "cp"]
     return ["--target", str(folder), "--only-binary", ":all:", *platforms, *python]
 
