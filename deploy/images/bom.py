@@ -29,23 +29,31 @@ def wheel_components(site: Path) -> list[Component]:
     return [_wheel(HeaderParser().parsestr(path.read_text())) for path in sorted(site.glob("*.dist-info/METADATA"))]
 
 
-def document(name: str, version: str, components: Sequence[Component]) -> bytes:
-    """All of an image, the same for the same components."""
+def document(name: str, version: str, components: Sequence[Component], kind: str = "container") -> bytes:
+    """All of an image or package (CycloneDX's ``kind``), the same for the same components."""
     content = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": {"type": "container", "name": name, "version": version}},
+        "metadata": {"component": {"type": kind, "name": name, "version": version}},
         "components": sorted(components, key=lambda component: str(component["purl"])),
     }
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
+def wheel_component(name: str, version: str) -> Component:
+    """Of a package of which nothing else is to hand."""
+    return _component(name, version, f"pkg:pypi/{_normalized(name)}@{version}")
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.lower())
+
+
 def _wheel(metadata: Message) -> Component:
-    name, version = str(metadata["Name"]), str(metadata["Version"])
-    normalized = re.sub(r"[-_.]+", "-", name.lower())
-    component = _component(name, version, f"pkg:pypi/{normalized}@{version}")
-    if (license_name := _LICENSES.get(normalized) or license_of(metadata)) not in _NO_LICENSE:
+    name = str(metadata["Name"])
+    component = wheel_component(name, str(metadata["Version"]))
+    if (license_name := _LICENSES.get(_normalized(name)) or license_of(metadata)) not in _NO_LICENSE:
         component["licenses"] = [{"license": {"name": license_name}}]
     return component
 

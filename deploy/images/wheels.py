@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.images.cache import Progress, Unavailable
@@ -79,13 +80,33 @@ def install(image: Image, contents: Contents, platform: Platform, site: Path, pr
 def build(folder: Path, progress: Progress) -> Path:
     """devalloc's own wheel, built by what its lock names. Raises Unavailable."""
     progress("building devalloc's wheel")
-    with tempfile.TemporaryDirectory() as backend:
-        _pip("install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", backend,
-             "-r", str(BUILD_LOCK))  # fmt: skip
+    with _backend() as backend:
         _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(SOURCE),
              environment={"PYTHONPATH": backend})  # fmt: skip
     (wheel,) = folder.glob("devalloc-*.whl")
     return wheel
+
+
+def build_source(folder: Path, progress: Progress) -> Path:
+    """devalloc's source distribution, built by the same. Raises Unavailable."""
+    progress("building devalloc's source distribution")
+    script = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    with _backend() as backend:
+        command = [sys.executable, "-c", script, str(folder.absolute())]
+        settings = {**os.environ, "PYTHONPATH": backend}
+        done = subprocess.run(command, cwd=SOURCE, env=settings, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"no source distribution: {' '.join(done.stderr.split())[-600:]}")
+    return folder / done.stdout.split()[-1]
+
+
+@contextmanager
+def _backend() -> Iterator[str]:
+    """A folder with what builds packages."""
+    with tempfile.TemporaryDirectory() as folder:
+        _pip("install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", folder,
+             "-r", str(BUILD_LOCK))  # fmt: skip
+        yield folder
 
 
 def _target(folder: Path, contents: Contents, platform: Platform) -> list[str]:
