@@ -38,6 +38,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # How many requests `make permits-soak` makes.
 PERMIT_REQUESTS ?= 100000
+# Of random runs, such as a date; empty: another one each time.
+SEED ?=
 # At which points `make power-cuts` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
@@ -45,7 +47,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -140,6 +142,12 @@ images: setup ## test machines, built from Debian packages into the user's cache
 oci-images: setup ## the container images, as OCI archives in dist/; ARGS='--prefix REGISTRY/PATH --fresh', see docs/images.md
 	$(BIN)/python -m deploy.images build $(ARGS)
 
+release: setup ## all files of a release, of the last commit, into dist/vVERSION: packages, images of amd64 and arm64, chart, manifests, bills of materials
+	@$(BIN)/python -m tools.release $(ARGS)
+
+lint-workflows: ## .github/workflows, with actionlint (needs Go)
+	GOFLAGS=-mod=mod go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
 lint: setup ## style, types, import rules, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -169,9 +177,9 @@ bench: setup ## discovery by tree size, solving by fleet size: a table
 
 fuzz: setup ## random fleets against the oracle and upstream's allocator, then property tests with new seeds
 	@mkdir -p build
-	$(BIN)/python -m tools.fuzz_resource_claims --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
-	$(BIN)/python -m tools.fuzz_claims --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
-	$(BIN)/python -m tools.fuzz_pools --events $(FUZZ_EVENTS) --seed $$((RANDOM * 32768 + RANDOM))
+	$(BIN)/python -m tools.fuzz_resource_claims --count $(FUZZ_INSTANCES) --seed $(or $(SEED),$$((RANDOM * 32768 + RANDOM))) --out build
+	$(BIN)/python -m tools.fuzz_claims --seconds $(FUZZ_SECONDS) --seed $(or $(SEED),$$RANDOM) --out build
+	$(BIN)/python -m tools.fuzz_pools --events $(FUZZ_EVENTS) --seed $(or $(SEED),$$((RANDOM * 32768 + RANDOM)))
 	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/conformance/test_,$(SEARCHED)) -n $(JOBS) -q
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
@@ -208,6 +216,17 @@ migration-faults: setup ## a real machine that moves between two plugins, with o
 
 guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with SR-IOV, scaled up and down: minutes
 	$(BIN)/python -m tools.guest_soak
+
+# What .github/workflows/nightly.yml runs, each with the seed of the day; `make nightly-fuzz SEED=20261129` repeats one.
+nightly-fuzz: FUZZ_SECONDS = 600
+nightly-fuzz: fuzz
+nightly-faults: faults partitions
+nightly-mutants: setup
+	@$(BIN)/python -m tools.mutants --drawn 40 --seed $(or $(SEED),1) --most 8
+nightly-golden: golden
+nightly-soak: built-cluster
+	$(BIN)/python -m tools.permits_soak --requests 20000 --seed $(or $(SEED),1)
+	$(BIN)/python -m tools.controllers_soak --seed $(or $(SEED),1)
 
 timeline: setup ## docs/scaling-timeline.svg and .json anew, from a real machine that is scaled
 	DEVALLOC_UPDATE_DOCS=1 $(PYTEST) tests/machine/test_guest_scaling.py -n 1 $(ARGS)

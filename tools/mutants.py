@@ -147,6 +147,12 @@ def changed(tree: Path, base: str) -> list[str]:
     return sorted(path for path in paths if is_ours(path) and (tree / path).exists())
 
 
+def drawn(tree: Path, count: int, seed: int) -> list[str]:
+    """So many modules of ours, the same for the same seed."""
+    every = [path for path in _git(tree, "ls-files") if is_ours(path) and (tree / path).is_file()]
+    return sorted(random.Random(seed).sample(every, min(count, len(every))))
+
+
 def unit_tests_of(tree: Path, path: str, more: Mapping[str, Sequence[str]]) -> list[str]:
     """The unit tests of a module: those of its package that have its name or its folder's, those that import it, and
     those that ``mutants.toml`` names."""
@@ -251,11 +257,13 @@ def outcomes(copies: Sequence[Copy], tests: Sequence[str], chosen: Sequence[Muta
     return [codes[number] for number in range(len(chosen))]
 
 
-def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, most: int) -> bool | None:
-    """Whether all mutants of a module are noticed or accepted, with the others printed. None: unknown."""
+def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, most: int, seed: int = 0) -> bool | None:
+    """Whether all mutants of a module are noticed or accepted, with the others printed. None: unknown. Of more than
+    ``most``, some are drawn by the seed."""
     tests, source = unit_tests_of(tree, path, settings.get("tests", {})), (tree / path).read_bytes()
     every = [*mutants(path, source)]
-    chosen = every if len(every) <= most else sorted(random.Random(path).sample(every, most), key=lambda one: one.line)
+    draw = random.Random(f"{seed or ''}{path}")
+    chosen = every if len(every) <= most else sorted(draw.sample(every, most), key=lambda one: one.line)
     if not chosen:
         return True
     if not tests:
@@ -291,6 +299,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--most", type=int, default=60, help="mutants of a module, drawn; the same each time (default: 60)"
     )
+    parser.add_argument("--drawn", type=int, metavar="N", help="change N modules of all, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0, help="draws other modules and mutants")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     chosen = parser.parse_args(arguments)
     tree = Path.cwd()
@@ -302,9 +312,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = tomllib.loads((tree / SETTINGS).read_text())
     with tempfile.TemporaryDirectory(prefix="devalloc-mutants-") as folder:
         copies = [Copy(tree, Path(folder) / str(number)) for number in range(chosen.jobs)]
-        results = [
-            judge(tree, path, copies, settings, chosen.most) for path in chosen.modules or changed(tree, chosen.base)
-        ]
+        modules = chosen.modules or (
+            changed(tree, chosen.base) if chosen.drawn is None else drawn(tree, chosen.drawn, chosen.seed)
+        )
+        results = [judge(tree, path, copies, settings, chosen.most, chosen.seed) for path in modules]
     return 2 if None in results else int(False in results)
 
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.images import bom, inspection, layers, wheels
@@ -39,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(describe_commit(SOURCE), file=sys.stderr)
         folder = options.out or SOURCE / "dist" / f"v{VERSION}"
-        _empty(folder)
+        empty(folder)
         prefix = os.environ.get("DEVALLOC_IMAGE_PREFIX") or IMAGE_PREFIX
         wheels.build(folder, _say)
         wheels.build_source(folder, _say)
         _write(folder / f"devalloc-{VERSION}.cdx.json", package_bom(contents()))
-        _write(folder / f"devalloc-{VERSION}.tgz", chart(SOURCE / "deploy" / "helm", prefix))
+        _write(folder / f"devalloc-chart-{VERSION}.tgz", chart(SOURCE / "deploy" / "helm", prefix))
         _write(folder / f"devalloc-crds-{VERSION}.yaml", _command("crds"))
         _write(folder / f"devalloc-{VERSION}.yaml", _command("install", "--dry-run=client", "--image-prefix", prefix))
         if not options.no_images:
@@ -79,7 +79,7 @@ def describe_commit(source: Path) -> str:
         return f"release v{VERSION} of commit {commit}"
     if tags:
         raise Refused(f"the commit has the tag {tags[0]}, and devalloc/version.py is {VERSION}")
-    return f"no release: commit {commit} has no tag v{VERSION}, so these files are for a try"
+    return f"commit {commit} has no tag v{VERSION}: these files are a trial, not the release"
 
 
 def _git(source: Path, *words: str) -> str:
@@ -156,17 +156,15 @@ def _command(*words: str) -> bytes:
     return done.stdout
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
+    """Make the folder, or remove the files of another release from it. Raises Refused if it has other content."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _files(folder):
-        path.unlink()
-
-
-def _files(folder: Path) -> Iterable[Path]:
     entries = sorted(folder.iterdir())
-    if strange := [path for path in entries if not path.is_file()]:
-        raise Refused(f"{strange[0]} is not a file of a release: give an empty folder with --out")
-    return entries
+    for path in entries:
+        if not (path.is_file() and (path.name == SUMS or path.name.startswith("devalloc-"))):
+            raise Refused(f"{path} is no file of a release: give an empty folder with --out")
+    for path in entries:
+        path.unlink()
 
 
 def _write(path: Path, content: bytes) -> None:

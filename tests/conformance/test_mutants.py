@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository import REPO
-from tools.mutants import changed, mutants, unit_tests_of
+from tools.mutants import changed, drawn, mutants, unit_tests_of
 
 SUMS = '''"""Sums."""
 
@@ -168,3 +168,10 @@ def test_changed_modules_are_those_since_the_branch_began(tree: Path) -> None:
     (tree / "devalloc/math/new.py").write_text("ONE = 1\n")
     (tree / "tests/unit/math/test_new.py").write_text("")
     assert changed(tree, "main") == ["devalloc/math/new.py", "devalloc/math/sums.py"]
+
+
+def test_modules_of_a_night_are_drawn_by_its_seed() -> None:
+    first = drawn(REPO, 40, 20261129)
+    assert (len(first), first) == (40, drawn(REPO, 40, 20261129))
+    assert first != drawn(REPO, 40, 20261130)
+    assert all((REPO / path).is_file() for path in first)
