@@ -1,7 +1,7 @@
 """What the package says of itself that depends on where its source is published: links, and the README with absolute
 ones, because a registry shows it without the files beside it.
 
-The build backend calls this. DEVALLOC_REPOSITORY names the repository; without it, links lead to a domain that nobody
+The build backend calls this. DEVALLOC_REPOSITORY names the repository; without it, links lead to a domain that no one
 can own.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 REPOSITORY = "https://git.example/devalloc/devalloc"
-"""A name of RFC 2606, as long as nobody says where the source is."""
+"""A name of RFC 2606, for as long as the source has no home."""
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _ABSOLUTE = ("http://", "https://", "mailto:")
 
