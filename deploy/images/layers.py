@@ -96,6 +96,9 @@ def _trim(root: Path, left_out: tuple[str, ...]) -> None:
     for path in sorted((root / "usr/share/doc").rglob("*"), reverse=True):
         if path.name != "copyright" and path.is_file() and not path.is_symlink():
             path.unlink()
+    for path in sorted((root / "usr/share/doc").rglob("*")):
+        if path.is_symlink() and not path.exists():  # to what went just now
+            path.unlink()
     for path in sorted(root.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.images import inspection
 from deploy.images.build import BuiltImage, build
 from deploy.images.cache import Progress, Unavailable
 from deploy.images.contents import contents
@@ -133,6 +134,37 @@ def test_neither_has_what_the_other_one_is_for(key: str, members: dict[str, tarf
     packages = {name.removeprefix(f"{SITE}/").split("/")[0] for name in members if name.startswith(f"{SITE}/")}
     assert "devalloc" in packages
     assert not packages & set(NOT_IN[key])
+
+
+OF_AN_ARCHITECTURE = (
+    r".*\.dist-info/(WHEEL|sboms/.*)",
+    r"etc/ld\.so\.conf\.d/TRIPLET\.conf",
+    r"lib/TRIPLET/(ld-linux-.*|libmvec\.so\.1)",
+    r".*/(numpy|ortools)\.libs/.*",
+    r".*/numpy/(__config__\.py|__pycache__/__config__\.cpython-311\.pyc)",
+    r"usr/lib/python3\.11/(__pycache__/)?_sysconfigdata__.*",
+    r"usr/share/devalloc/bom\.json",
+    r"usr/share/gdb/.*",
+    r"var/lib/dpkg/status\.d/.*",
+)
+"""Files that describe the machine that they are for, and libraries that wheels bring under names of their own."""
+
+
+def test_images_of_another_architecture_have_all_they_need_and_otherwise_the_same_files(
+    key: str, images: dict[str, BuiltImage], progress: Progress, tmp_path: Path
+) -> None:
+    content = contents()
+    amd64, arm64 = content.platforms["amd64"], content.platforms["arm64"]
+    image, archive = content.images[key], tmp_path / "arm64.tar"
+    with untimed():
+        build(image, content, f"{IMAGE_PREFIX}{image.name}:{VERSION}", archive, progress, platform=arm64)
+    trees = inspection.read(images[key].archive), inspection.read(archive)
+    archive.unlink()
+    assert [*inspection.problems(trees[0], amd64)] == []
+    assert [*inspection.problems(trees[1], arm64)] == []
+    assert sum(file.startswith(b"\x7fELF") for file in trees[1].files.values()) > 80
+    differences = [text.partition(" ")[0] for text in inspection.differences(*trees, (amd64, arm64))]
+    assert [path for path in differences if not re.fullmatch("|".join(OF_AN_ARCHITECTURE), path)] == []
 
 
 def test_what_changes_with_each_version_is_small(images: dict[str, BuiltImage]) -> None:
