@@ -57,6 +57,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.RELEASE, (_CLAIM,), by_users=True, values=meta.RELEASES),
     MetadataKey("annotations", meta.EVICT, (_MACHINE,)),
     MetadataKey("annotations", meta.LAST_NODE, (_MACHINE,)),
+    MetadataKey("annotations", meta.RESTART, (_MACHINE,), by_users=True),
     MetadataKey("annotations", meta.ALLOCATED_NODE, (_CLAIM,)),
     MetadataKey("annotations", meta.ALLOCATED_DEVICES, (_CLAIM,)),
     MetadataKey("annotations", meta.ALLOCATION_DETAILS, (_CLAIM,)),

@@ -72,6 +72,9 @@ has this one without ``LAST_NODE`` while the node has the machine."""
 LAST_NODE = "devalloc.io/last-node"
 """On a machine that left a node: the node that has its disks, UEFI variables and TPM. Until its spec names a node, it
 is placed there, or where all of these can be reached."""
+RESTART = "devalloc.io/restart"
+"""On a machine: any text. If it is another one than the machine was started with, its node powers the machine down and
+starts it again, in its place."""
 FENCED_FROM = "devalloc.io/fenced-from"
 """On a claim or machine that was taken away from fenced nodes: the names of these nodes, separated by commas. A node
 that comes back ends what it still runs or has prepared for the object before anything else, then removes its name."""

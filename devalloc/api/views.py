@@ -172,6 +172,11 @@ class MachineView(ObjectView):
         return node == self.holder or (self.holder is None and node == self.node)
 
     @property
+    def restart_request(self) -> str | None:
+        """The text that has it started again if it was started with another one; None if there is none."""
+        return self.annotation(meta.RESTART)
+
+    @property
     def handed_over_to(self) -> str | None:
         """The node to which its source has handed it over by a migration, and which has not taken it yet; None if there
         is none. Until the target takes it, the source holds it, paused: it must stay as it was handed over."""

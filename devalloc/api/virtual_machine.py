@@ -550,7 +550,7 @@ class MachineMigrationState(ApiModel):
     become movedClaims when it has moved."""
 
 
-MachinePhase = Literal["Pending", "Starting", "Running", "Stopping", "Stopped", "Failed", "Unknown"]
+MachinePhase = Literal["Pending", "Starting", "Running", "Paused", "Stopping", "Stopped", "Failed", "Unknown"]
 
 
 class VirtualMachineStatus(ApiModel):
@@ -650,6 +650,8 @@ class VirtualMachineSpec(ApiModel):
     """Root ports for devices, one for each device; by default the number of claims plus 4."""
     running: bool = True
     """False: it is stopped (powered down by its guest, then ended) and stays stopped."""
+    paused: bool = False
+    """True: while it runs, its CPUs stand still; it keeps its memory and devices, and nothing else of it changes."""
     restart_policy: Literal["Always", "Never"] = "Always"
     """Whether to start the machine again after it ended or its node was restarted."""
     powerdown_seconds: Annotated[int, Field(ge=0, le=3600), Unit("seconds")] = 30

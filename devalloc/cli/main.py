@@ -47,6 +47,14 @@ VERBS: dict[str, dict[str, str]] = {
         "dra": "allocate ResourceClaims of Kubernetes on one node",
         "release": "take back a claim's devices, but keep the claim",
     },
+    "Machines": {
+        "start": "start machines that are stopped or have ended",
+        "stop": "power machines down; they keep their disks",
+        "restart": "power machines down and start them again as their specs say",
+        "pause": "stop the CPUs of machines that run",
+        "resume": "let the CPUs of paused machines run again",
+        "scale": "change a machine's CPUs and memory while it runs, or how many machines a set has",
+    },
     "Machines on this node": {
         "console": "open the console of a machine's guest",
         "logs": "show what a machine's guest, or its QEMU, has written",
@@ -85,10 +93,15 @@ _MODULES = {
     "discover": "capacity",
     "kubeconfig": "install",
     "logs": "console",
+    "pause": "power",
     "release": "cordon",
     "replay": "snapshot",
+    "restart": "power",
     "restore": "snapshot",
+    "resume": "power",
     "solve": "explain",
+    "start": "power",
+    "stop": "power",
     "uncordon": "cordon",
     "unfence": "fence",
     "uninstall": "install",
@@ -99,13 +112,6 @@ _MODULES = {
 _EDIT = (
     "change the manifest and apply it: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
     "devalloc apply -f object.yaml"
-)
-_RUNNING = (
-    "a VirtualMachine runs while its spec.running is true: change that and apply it. For machines without an object: "
-    "`devalloc vm create` and `devalloc vm stop`"
-)
-_SCALE = (
-    "change cpu, memory or replicas in the manifest and apply it. For machines without an object: `devalloc vm scale`"
 )
 _PODS = "devalloc does not manage Pods and Deployments; use kubectl for those of a cluster"
 _CLUSTER = "devalloc uses the cluster of --kubeconfig; for anything else about the cluster use kubectl"
@@ -138,8 +144,6 @@ ADVICE = {
     "attach": "to plug a claim's devices into a machine: `devalloc vm attach`",
     **dict.fromkeys(("autoscale", "cp", "debug", "exec", "expose", "port-forward", "rollout", "run"), _PODS),
     **dict.fromkeys(("auth", "certificate", "cluster-info", "config", "proxy"), _CLUSTER),
-    **dict.fromkeys(("start", "stop", "restart"), _RUNNING),
-    "scale": _SCALE,
     "options": "`devalloc help COMMAND` shows the options of a command",
     "plugin": "devalloc has no plugins; `devalloc --help` lists the commands",
 }

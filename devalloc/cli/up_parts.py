@@ -41,7 +41,8 @@ _LOG_SECONDS = 60.0
 """How long one watch of the machines lasts."""
 _MAX_REASONS = 20
 """Reasons why one machine cannot start that the log has at most, until the machine runs."""
-_SETTLED_PHASES = ("Running", "Stopped", "Failed")
+_SETTLED_PHASES = ("Running", "Paused", "Stopped", "Failed")
+_LIVE_PHASES = ("Running", "Paused")
 STOP_SECONDS = 5.0
 """How long a stop waits for it, in seconds. Unfinished work is in its journal."""
 
@@ -275,7 +276,7 @@ class MachineLog:
         has_left = phase == "Pending" and not view.is_held  # else it is on its way from one phase to another
         if phase not in _SETTLED_PHASES and not has_left and not is_gone:
             phase, node = before, before_node
-        name, ran, runs = Key.of(machine), before == "Running", phase == "Running" and not is_gone
+        name, ran, runs = Key.of(machine), before in _LIVE_PHASES, phase in _LIVE_PHASES and not is_gone
         if not is_gone:
             self._seen[uid] = (phase, node)
         if is_gone or view.status.get("phase") == "Running":
@@ -288,6 +289,9 @@ class MachineLog:
             self._say(f"{name} started on node {node}")
         elif runs and node != before_node:
             self._say(f"{name} moved from node {before_node} to node {node}")
+        elif runs and phase != before:
+            why = view.status.get("message") or view.status.get("reason")
+            self._say(f"{name} runs again" if phase == "Running" else f"{name} is paused{f': {why}' if why else ''}")
         elif ran and not runs:
             why = "it was deleted" if is_gone else view.status.get("message") or view.status.get("reason")
             self._say(f"{name} stopped{f': {why}' if why else ''}")

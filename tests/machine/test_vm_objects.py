@@ -179,6 +179,32 @@ def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(hos
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
 
 
+def test_a_machine_is_paused_resumed_and_restarted_by_verbs(host: Host) -> None:
+    with host.plugin() as killed:
+        host("apply", "-f", "-", stdin=host.manifest(restartPolicy="Never"))
+        assert host("wait", "vm/web") == "virtualmachine/web running\n"
+        first = host.status()
+        assert host("pause", "vm/web") == "virtualmachine/web paused\n"
+        assert (host.status()["phase"], host.status()["reason"]) == ("Paused", "PausedOnRequest")
+        killed.kill()
+        killed.wait()
+    with host.plugin():
+        until(lambda: "PausedOnRequest" in host("vm", "list"), "the next plugin finds it paused", host.log)
+        assert host.status() == first | {
+            name: host.status()[name] for name in ("phase", "reason", "message", "conditions")
+        }, "it is the same run"
+        assert host("resume", "vm/web") == "virtualmachine/web resumed\n"
+        assert host("restart", "vm/web") == "virtualmachine/web restarted\n"
+        assert host.status()["machineID"] != first["machineID"]
+        host("pause", "vm/web")
+        assert host("stop", "vm/web") == "virtualmachine/web stopped\n", "its guest hears the power button all the same"
+        assert host.status()["message"] == "it was stopped on request"
+        assert host("start", "vm/web") == "virtualmachine/web started\n"
+        assert host.status()["phase"] == "Running", "who starts it wants it to run"
+        host("delete", "vm/web")
+        until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
+
+
 def test_the_console_and_the_logs_of_a_guest(host: Host) -> None:
     append = f"console=ttyS0 quiet shell=ttyS0 {QUICK_BOOT}"
     start = {"kernel": str(host.image.kernel), "initrd": str(host.image.initrd), "append": append}

@@ -15,7 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
 from devalloc_node.machine.console import FILES, LogName
-from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
@@ -96,6 +96,11 @@ class ToyMachines:
 
     def log_file(self, key: str, log: LogName) -> Path:
         return self.logs / FILES[log]
+
+    def pause(self, key: str, deadline: Deadline) -> None:
+        self._check("pause", key)
+        paused = "its CPUs stand still, as its spec.paused says"
+        self.views[key] = replace(self.views[key], has_idle_cpus=True, reason=PAUSED_ON_REQUEST, message=paused)
 
     def host_files(self, spec: MachineSpec) -> Hashable:
         return self.files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
     from devalloc.store.errors import Key
 
 MIGRATION = "VirtualMachineMigration"
+REPLICA_SET = "VirtualMachineReplicaSet"
 WAIT_STATES = {
     "DeviceClaim": ("allocated", "released", "deleted"),
-    "VirtualMachine": ("running", "stopped", "deleted"),
+    "VirtualMachine": ("running", "paused", "stopped", "deleted"),
+    REPLICA_SET: ("ready", "deleted"),
     MIGRATION: ("succeeded", "failed", "deleted"),
 }
 """The states of each kind, with the default first."""
+StateTest = Callable[[dict[str, Any]], bool]
+"""Whether an object has a state."""
 
 
 class _State(click.Choice[str]):
@@ -37,8 +42,6 @@ class _State(click.Choice[str]):
             for prefix in ("condition=", "jsonpath={.status.phase}="):
                 if value.startswith(prefix):
                     value = value.removeprefix(prefix).lower().removesuffix("=true")
-                    if value == "ready":
-                        self.fail("there is no condition Ready: claims become allocated, machines running")
             value = "deleted" if value == "delete" else value
         return super().convert(value, param, ctx)
 
@@ -48,17 +51,18 @@ class _State(click.Choice[str]):
 @click.option(
     "--for",
     "state",
-    type=_State(["allocated", "released", "running", "stopped", "succeeded", "failed", "deleted"]),
-    help="State to wait for [default: allocated for claims, running for machines, succeeded for migrations].",
+    type=_State(["allocated", "released", "running", "paused", "stopped", "ready", "succeeded", "failed", "deleted"]),
+    help="State to wait for [default: allocated for claims, running for machines, ready (all replicas) for sets of "
+    "machines, succeeded for migrations].",
 )
 @click.option("--timeout", type=parse_duration, default="30s", metavar="DURATION", help="Maximum time to wait.")
 @namespace_option
 @target_options
 def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: StoreTarget) -> int:
-    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted,
-    migrations succeeded, failed or deleted.
+    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, paused or stopped, all
+    replicas of a set ready, migrations succeeded or failed.
 
-    Exit code 1 when the time is up. At once for an object that is deleted meanwhile, for a machine that will not start
+    Exit code 1 when the time is up. At once for an object that is deleted meanwhile, for a machine that cannot start
     as it is, and for a migration that is over and has not the state.
 
     \b
@@ -67,6 +71,8 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     devalloc wait claim/train --for=delete
     """
 
+    if state == "ready" and {key.kind for key in keys_of(names, namespace, default="claims")} != {REPLICA_SET}:
+        raise BadInput("there is no condition Ready: claims become allocated, machines running, sets of machines ready")
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:
@@ -77,14 +83,22 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
             for key in keys:
                 _check_can_happen(objects, key)
         with show_spinner(f"waiting for {', '.join(format_key(key) for key in keys)}"):
-            missing = _wait(objects, keys, state, timeout)
-        advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running", "succeeded")}
-    for key in keys:
-        if key not in missing:
-            print_line(f"{format_key(key)} {state}")
+            missing = wait_until(objects, keys, state, timeout)
+        for key in keys:
+            if key not in missing:
+                print_line(f"{format_key(key)} {state}")
+        return report_missing(objects, state, missing, timeout)
+
+
+_ADVISED = ("allocated", "running", "paused", "scaled", "ready", "succeeded")
+
+
+def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: float) -> int:
+    """Print which objects have not reached a state, and why; the exit code. ``missing``: as of ``wait_until``."""
     for key, why in missing.items():
         verb_text = "has not" if state in ("succeeded", "failed") else "is not"
-        print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice.get(key, '')}")
+        advice = _advice(store, key) if state in _ADVISED else ""
+        print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice}")
     return 1 if missing else 0
 
 
@@ -129,15 +143,33 @@ def _advice(store: Store, key: Key) -> str:
                 return "; it is not placed yet: is `devalloc up` running on this store?"
         if silence := missing_node_note(stored):
             return f"; {silence}"
-        return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
+        message = f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
+        return f"{message}{_verb_advice(stored)}"
     if key.kind == MIGRATION:
         return _migration_advice(stored)
+    if key.kind == REPLICA_SET:
+        return _replica_set_advice(store, stored)
     annotations = stored["metadata"].get("annotations", {})
     if meta.REASON not in annotations:
         if silence := missing_controller_note(store):
             return f"; {silence}"
         return "; it has no answer yet: is `devalloc up` running on this store?"
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
+
+
+def _verb_advice(machine: dict[str, Any]) -> str:
+    """The verb that changes what a machine is as wanted; empty if there is none."""
+    from devalloc.api.decode import decode
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+
+    vm, name = decode(machine).object, machine["metadata"]["name"]
+    if not isinstance(vm, VirtualMachine):
+        return ""
+    if not vm.spec.running or has_ended(vm):
+        return f"; to start it: devalloc start vm/{name}"
+    is_paused = vm.spec.paused and machine.get("status", {}).get("phase") == "Paused"
+    return f"; to let it run: devalloc resume vm/{name}" if is_paused else ""
 
 
 def _migration_advice(migration: dict[str, Any]) -> str:
@@ -148,15 +180,35 @@ def _migration_advice(migration: dict[str, Any]) -> str:
     return f": it is {view.phase}{': ' if message else ''}{message}"
 
 
-def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key, str]:
-    """The keys that did not reach the state in time, or never will as they are: then with the reason.
+def _replica_set_advice(store: Store, replica_set: dict[str, Any]) -> str:
+    from devalloc.api.views import MachineView
+    from devalloc.controller.replica_sets import is_ready, owner_of
+
+    metadata, wanted = replica_set["metadata"], replica_set["spec"].get("replicas", 1)
+    status = replica_set.get("status") or {}
+    if status.get("observedGeneration") != metadata.get("generation"):
+        return f"; {missing_controller_note(store) or 'is `devalloc up` running on this store?'}"
+    advice = f": {status.get('readyReplicas', 0)} of {wanted} are ready"
+    machines = [obj for obj in store.list("VirtualMachine", metadata["namespace"]).objects if not is_ready(obj)]
+    for machine in (obj for obj in machines if (owner_of(obj) or ("", ""))[1] == metadata["uid"]):
+        view = MachineView(machine)
+        why = view.status.get("message") or view.status.get("phase") or "it is not placed yet"
+        return f"{advice}; {view.key[1]}: {why}"
+    return advice
+
+
+def wait_until(
+    store: Store, keys: Sequence[Key], state: str, timeout: float, *, test: StateTest | None = None
+) -> dict[Key, str]:
+    """The keys that did not reach the state in time, or never will as they are: then with the reason. ``test``: a
+    stricter test of the state.
 
     Looks at all of them after each event: what seemed hopeless may have been changed.
     """
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
     uids = {key: _uid(store, key) for key in keys}
-    waiting = [key for key in keys if not _reached(store, key, state, uids[key])]
+    waiting = [key for key in keys if not _reached(store, key, state, uids[key], test)]
     kinds = {key.kind for key in keys}
     while True:
         reasons = {key: _why_never(store, key, state, uids[key]) for key in waiting}
@@ -165,7 +217,7 @@ def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key
         for event in store.watch(kinds, since, timeout=left):
             since = event.resource_version
             break
-        waiting = [key for key in waiting if not _reached(store, key, state, uids[key])]
+        waiting = [key for key in waiting if not _reached(store, key, state, uids[key], test)]
 
 
 def _uid(store: Store, key: Key) -> str | None:
@@ -198,32 +250,75 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
     if key.kind == MIGRATION and state != "deleted":
         with suppress(NotFound):
             return "and will not, because it is over" if MigrationView(store.get(*key)).is_over else ""
-    return _why_never_running(store, key) if state == "running" else ""
+    return _why_never_running(store, key, state) if state in _OF_MACHINES_THAT_RUN else ""
 
 
-def _why_never_running(store: Store, key: Key) -> str:
-    """Why a machine will not run until someone changes it; empty if it may."""
+_OF_MACHINES_THAT_RUN = ("running", "paused", "scaled")
+
+
+def _why_never_running(store: Store, key: Key, state: str) -> str:
+    """Why a machine will not run, or be paused, until someone changes it; empty if it may."""
     from devalloc.api.decode import decode
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
     from devalloc.store.errors import NotFound
 
     try:
-        machine = decode(store.get(*key)).object
+        obj = store.get(*key)
     except NotFound:
         return ""
+    machine = decode(obj).object
     if not isinstance(machine, VirtualMachine):
         return ""
     if not machine.spec.running:
         return "and stays so, because its spec.running is false"
-    return "and stays so, because it ended and its spec.restartPolicy is Never" if has_ended(machine) else ""
+    if machine.spec.paused and state == "running" and obj.get("status", {}).get("phase") == "Paused":
+        return "and stays so, because its spec.paused is true"
+    if has_ended(machine):
+        return "and stays so, because it ended and its spec.restartPolicy is Never"
+    return "and stays so until that is changed" if _is_refused_for_good(obj) else ""
 
 
-def _reached(store: Store, key: Key, state: str, uid: str | None) -> bool:
+_PERMANENT = ("MachineInvalid", "NodesTooSmall", "NodeNotFound")
+"""Reasons of the controller that pass only if the machine or the fleet is changed."""
+
+
+def _is_refused_for_good(machine: dict[str, Any]) -> bool:
+    """Whether the controller or its node refuses the machine by its present spec, and waiting does not help."""
+    from devalloc.api.machine_reservation import start_refusal
+    from devalloc.api.views import MachineView
+    from devalloc_node.errors import TRANSIENT
+
+    view = MachineView(machine)
+    if refusal := start_refusal(machine):
+        return refusal.get("reason") not in TRANSIENT
+    placed = view.condition("Placed")
+    is_current = placed.get("observedGeneration") in (None, machine["metadata"].get("generation"))
+    return is_current and placed.get("status") == "False" and placed.get("reason") in _PERMANENT
+
+
+def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTest | None) -> bool:
     obj = _same_object(store, key, uid)
     if obj is None:
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
+    if test is not None:
+        return test(obj)
     status = obj.get("status", {})
-    if state in ("running", "stopped", "succeeded", "failed"):
+    if state == "stopped":
+        return _is_stopped(obj)
+    if state == "ready":
+        wanted = (obj["spec"].get("replicas", 1), obj["metadata"].get("generation"))
+        return (status.get("readyReplicas", 0), status.get("observedGeneration")) == wanted
+    if state in ("running", "paused", "succeeded", "failed"):
         return bool(status.get("phase") == state.capitalize())
     return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")
+
+
+def _is_stopped(machine: dict[str, Any]) -> bool:
+    """Whether nothing of it runs: also of one that is not to run, and that no node has begun."""
+    from devalloc.api.views import MachineView
+
+    view = MachineView(machine)
+    phase = view.status.get("phase", "Pending")
+    is_idle = phase in ("Pending", "Failed") and not view.status.get("machineID") and not view.status.get("pid")
+    return phase == "Stopped" or (view.spec.get("running") is False and (is_idle or view.holder is None))

@@ -21,7 +21,7 @@ OPTIONAL_KINDS = ("ResourceClaim",)
 """Kinds that an embedded store or a cluster may lack."""
 MAX_USERS = 3
 """Users of a claim that are named; the rest is counted."""
-_RUNNING = ("Starting", "Running", "Stopping", "Unknown")
+_RUNNING = ("Starting", "Running", "Paused", "Stopping", "Unknown")
 _ALLOCATED = "Allocated"
 """The condition of a DeviceClaim on a cluster whose time is that of the allocation."""
 

@@ -59,6 +59,7 @@ def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str
             with machines.line(record) as monitor:
                 if registry.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
                     return None
+                registry.wake(monitor, record, deadline)
                 if launch.power_down(monitor, process, seconds, deadline):
                     return ""
         except NodeError as error:  # its guest is not even asked, for example if its sockets are elsewhere

@@ -260,6 +260,16 @@ class MachineLifecycle(MachineRegistry):
             if record.state != "running" or record.reason:
                 self.put(record.become("running"))
 
+    def pause(self, key: str, deadline: Deadline) -> None:
+        """Stop its CPUs until ``resume``. A start that is not complete is not interrupted. Raises NodeError."""
+        with self.hold(key, deadline, "pause"):
+            record, _ = self.running(key)
+            if record.state != "running":
+                raise Denied("MachineNotRunning", f"machine {key} is {record.state}")
+            with self.line(record) as monitor:
+                monitor.execute("stop", deadline=deadline)
+            self.put(record.become("running", "PausedOnRequest", "its CPUs stand still, as its spec.paused says"))
+
     def finish_start(self, key: str, deadline: Deadline) -> bool:
         """Whether one whose start was cut off has a guest: it counts as running then. False if its CPUs never ran.
 
@@ -596,6 +606,8 @@ class MachineLifecycle(MachineRegistry):
 
     def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
         with self.line(record) as monitor:
+            if seconds:
+                registry.wake(monitor, record, deadline)
             if not launch.power_down(monitor, process, seconds, deadline) and not force:
                 why = f"the guest did not power down within {seconds:.0f} s; when it does, it stays stopped;"
                 if not seconds:

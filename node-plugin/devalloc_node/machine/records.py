@@ -67,6 +67,8 @@ class MachineView:
     is_paused: bool = False
     """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, if the plugin was killed
     meanwhile, its guest may still be giving its devices addresses."""
+    has_idle_cpus: bool = False
+    """It runs, but its CPUs do not: it was paused, sleeps, or its disk failed."""
     is_moving: bool = False
     """It is about to change its node; until then nothing else changes it."""
     plain: tuple[EmulatedDevice, ...] = ()
@@ -108,6 +110,13 @@ MACHINES = "machine"
 """The room of the journal's records that holds machines, by key."""
 PLUGS = "plug"
 """The room that holds what is plugged in, by the target of its step."""
+
+PAUSED_ON_REQUEST = "PausedOnRequest"
+"""The reason of a machine that runs and whose CPUs stand still because its object wants that."""
+
+STANDING = ("CpusStopped", "DiskFailed")
+"""Reasons of machines that run and whose CPUs do not, though they should."""
+IDLE_REASONS = (*STANDING, PAUSED_ON_REQUEST)
 
 RecordState = Literal["starting", "running", "stopping", "stopped", "failed", "incoming"]
 """``incoming``: QEMU waits for a machine of another node, or has it; it is that node's until it is taken over."""

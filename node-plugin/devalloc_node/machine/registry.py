@@ -31,6 +31,7 @@ from devalloc_node.machine.process import Process, alive, qemu_uuid
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
 from devalloc_node.machine.records import (
     MACHINES,
+    PAUSED_ON_REQUEST,
     UNKNOWN_AMOUNTS,
     MachineAmounts,
     MachineMigration,
@@ -65,6 +66,8 @@ _TOGETHER = 32
 
 _TAPS = "taps"
 """The lock of TAP interfaces; those of machines end in a digest."""
+_STOPPED = "paused"
+"""QEMU's word for CPUs that a command stopped."""
 SLEEPING = "suspended"
 """QEMU's word for a guest that has put itself to sleep. Its CPUs cannot be told to go on: it is to be woken."""
 
@@ -170,17 +173,18 @@ def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRec
     return record.become("stopped", code, f"{text}: {words}" if words else text)
 
 
-def _why_paused(status: str) -> tuple[str, str]:
+def _why_paused(record: MachineRecord, status: str) -> tuple[str, str]:
     """Why the CPUs of a machine that runs do nothing."""
-    code, why = "CpusStopped", f"QEMU reports {status[:50]!r}; resume it, or create the machine again"
+    how = f"`devalloc resume vm/{record.machine.metadata.name}`" if record.spec.uid else "create the machine again"
+    code, why = "CpusStopped", f"QEMU reports {status[:50]!r}; to let them run: {how}"
     if status == SLEEPING:
         why = "its guest sleeps until it is woken (QEMU's system_wakeup)"
     if status == "io-error":
         code, why = (
             "DiskFailed",
             (
-                "the host could not write or read a disk of it (is its file system full?); create it again to "
-                "continue; a VirtualMachine continues by itself"
+                "the host could not write or read a disk of it (is its file system full?); "
+                + ("it continues by itself" if record.spec.uid else "create it again to continue")
             ),
         )
     return code, f"its CPUs are paused: {why}"
@@ -208,14 +212,15 @@ def machine_view(
     phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
     phases["incoming"] = "Starting"
     phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
+    has_idle_cpus = process is not None and phase == "Running" and look.status != "running"
     if look.problem is not None:
         phase, reason, message = "Unknown", look.problem.code, look.problem.message
     elif process is None and phase != "Failed":
         phase = "Stopped"
     elif process is not None and record.migration is not None:
         reason, message = "MachineMigrates", _migrates(record.migration)
-    elif phase == "Running" and look.status != "running":
-        reason, message = _why_paused(look.status)
+    elif has_idle_cpus and not (look.status == _STOPPED and reason == PAUSED_ON_REQUEST):
+        reason, message = _why_paused(record, look.status)
     spec = record.spec
     return MachineView(
         key=spec.key,
@@ -233,6 +238,7 @@ def machine_view(
         started=spec,
         created_as=record.machine,
         is_paused=process is not None and record.state == "starting",
+        has_idle_cpus=has_idle_cpus and look.problem is None,
         is_moving=record.migration is not None,
         plain=look.plain if process is not None else (),
         rates=record.wanted_rates,
@@ -569,6 +575,14 @@ PAUSED = "prelaunch"
 def is_paused(monitor: Monitor, deadline: Deadline) -> bool:
     """Whether QEMU waits to let its CPUs run for the first time. Raises NodeError."""
     return bool(monitor.execute("query-status", deadline=deadline)["status"] == PAUSED)
+
+
+def wake(monitor: Monitor, record: MachineRecord, deadline: Deadline) -> None:
+    """Let the CPUs of a machine run that was paused on request: its guest is to power down. A QEMU that does not answer
+    is ended anyway."""
+    if record.reason == PAUSED_ON_REQUEST:
+        with suppress(NodeError):
+            monitor.execute("cont", deadline=deadline.capped(LOOK_SECONDS))
 
 
 def never_ran(machines: MachineRegistry, record: MachineRecord, due: Deadline) -> bool:

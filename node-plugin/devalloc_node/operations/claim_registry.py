@@ -117,6 +117,9 @@ class MachineControl(Protocol):
 
     def resume(self, key: str, deadline: Deadline) -> None: ...
 
+    def pause(self, key: str, deadline: Deadline) -> None:
+        """Stop the CPUs of one that runs until ``resume``."""
+
     def finish_start(self, key: str, deadline: Deadline) -> bool:
         """Whether one whose start was cut off has a guest: it counts as running then. False: its CPUs never ran. Raises
         NodeError if its devices get no addresses by the deadline, or if that is unknown."""

@@ -19,7 +19,7 @@ from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.preflight import check_numa, check_slots, refuse_other_spec
-from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import STANDING, MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
@@ -28,8 +28,6 @@ from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry,
 
 log = logging.getLogger(__name__)
 
-STANDING = ("CpusStopped", "DiskFailed")
-"""Reasons of machines that run and whose CPUs do not."""
 FIRMWARE_SECONDS = 60.0
 """What firmware and guest have to give the devices of a machine that starts their addresses."""
 REST_SECONDS = 5.0
@@ -342,6 +340,13 @@ class NodeOperations:
             self.machines.resume(key, due)
             _audit_machine("resumed", key, caller)
 
+    def pause(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
+        """Let the CPUs of a machine that runs stand still. Raises NodeError."""
+        with self._changing(key, due, "pause", caller):
+            self._started(key, owner)
+            self.machines.pause(key, due)
+            _audit_machine("paused", key, caller)
+
     # Within.
 
     def _started(self, key: str, owner: str) -> MachineView:
@@ -375,8 +380,8 @@ class NodeOperations:
         if machine.uid and not owner:
             raise Denied(
                 "MachineOfStore",
-                f"machine {key} follows its VirtualMachine object in the store; change that with `devalloc apply` or "
-                "`devalloc delete`",
+                f"machine {key} follows its VirtualMachine object in the store; use `devalloc stop`, `start`, "
+                f"`restart`, `scale` or `delete` with vm/{key.partition('/')[2]}, or change it with `devalloc apply`",
             )
         raise Denied(
             "MachineExists", f"another machine on node {self.node_name} has the name {key}; delete that one first"

@@ -23,6 +23,7 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "claims": "claims of CreateMachineRequest and AdoptMachineRequest, with their UIDs",
         "adopt": "AdoptMachineRequest",
+        "paused": "VirtualMachine objects only",
         "running": "CreateMachine starts a machine, StopMachine stops it",
     }
 )

@@ -818,4 +818,5 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
     holder = objects.holder_of(obj)
     other_holder = None if holder == node_name else holder
     is_leaving = objects.must_leave(obj, node_name), objects.was_taken_away(obj, node_name)
-    return (metadata["generation"], other_holder, tuple(versions), seen, placed, is_leaving)
+    request = views.MachineView(obj).restart_request
+    return (metadata["generation"], request, other_holder, tuple(versions), seen, placed, is_leaving)

@@ -35,7 +35,7 @@ from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms import migration_objects as moves
 from devalloc_node.vms import moving_claims, objects
-from devalloc_node.vms.reconciler import pending_changes, with_numa_node
+from devalloc_node.vms.spec_changes import pending_changes, with_numa_node
 
 log = logging.getLogger(__name__)
 

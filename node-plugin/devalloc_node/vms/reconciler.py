@@ -22,11 +22,11 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.rates import is_limited, of_running
-from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.machine.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, STANDING, NodeOperations
+from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, NodeOperations
 from devalloc_node.vms import fencing, objects
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms.machine_claims import Claims
@@ -44,6 +44,7 @@ from devalloc_node.vms.scaling import (
     scaled_machine,
     scaling_reason,
 )
+from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
 CALLER = "virtualmachine"
@@ -154,32 +155,15 @@ class MachineReconciler:
         moved = moved_here(held, self._operations.node_name)
         refs, waits = claimed.ready_claims(vm, claims, self._operations.node_name, moved)
         machine = self._own_machine(key, uid)
+        if machine is not None and is_to_restart(vm, machine):
+            machine = self._end_run(vm, held, machine)
         lost = claimed.lost_claims(vm, moved, claims)
         left = self._take_out([ref for ref in lost if self._is_left_in(ref, vm)], key, uid)
         moved_refs = [one.record.ref for moved_uid in moved for one in self._operations.claims.held(moved_uid)]
         left += self._mark([ref for ref in moved_refs if ref not in lost], claims)
         if machine is None or not machine.runs or machine.is_paused:
-            self.leave(key)
-            if waits is not None:
-                return waits
-            if machine is not None and (over := self._over(vm, machine)) is not None:
-                return over
-            if (early := self._too_early(vm, machine)) is not None:
-                return early
-            needs = self._needs(vm, claims)
-            if (refused := self._start_refused(vm, held, needs)) is not None:
-                return refused
-            if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
-                return Outcome("NotPlaced", objects.why_not_admitted(held))
-            begins = vm if self._scaling is None else limited_to_permit(vm, held)
-            # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
-            # for first, and perhaps started again.
-            rounds = 2 if machine is not None and machine.is_paused else 1
-            firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
-            due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
-            if (missing := self._create(begins, held, refs, needs, due)) is not None:
-                return missing
-            self._backoff.begun(key, vm.metadata.generation)
+            if (obstacle := self._begin(vm, held, claims, refs, machine, waits)) is not None:
+                return obstacle
             machine = self._operations.machine(key)
         if (
             vm.spec.guest_reports
@@ -187,6 +171,10 @@ class MachineReconciler:
             and (message := finished_message(held, machine.id)) is not None
         ):
             self._reports.restore(key, machine.id, message)
+        if vm.spec.paused and machine.phase == "Running":
+            return self._pause(machine)
+        if machine.reason == PAUSED_ON_REQUEST:
+            machine = self._resume(machine)
         if self.scaling(key) is None:  # else its load says what it should have
             self._operations.want(key, requested_in_spec(spec_of(vm)))
         problems = left + (self._match(vm, refs, claims) if machine.phase != "Unknown" else [])
@@ -205,6 +193,41 @@ class MachineReconciler:
         if not problems:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
+
+    def _begin(
+        self,
+        vm: VirtualMachine,
+        held: Object,
+        claims: Claims,
+        refs: list[ClaimRef],
+        machine: MachineView | None,
+        waits: Outcome | None,
+    ) -> Outcome | None:
+        """Start a machine that does not run, or finish its start; what is in the way. ``waits``: claims that are not
+        ready. Raises NodeError."""
+        key = "/".join(vm.key)
+        self.leave(key)
+        if waits is not None:
+            return waits
+        if machine is not None and (over := self._over(vm, machine)) is not None:
+            return over
+        if (early := self._too_early(vm, machine)) is not None:
+            return early
+        needs = self._needs(vm, claims)
+        if (refused := self._start_refused(vm, held, needs)) is not None:
+            return refused
+        if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
+            return Outcome("NotPlaced", objects.why_not_admitted(held))
+        begins = vm if self._scaling is None else limited_to_permit(vm, held)
+        # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
+        # for first, and perhaps started again.
+        rounds = 2 if machine is not None and machine.is_paused else 1
+        firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
+        due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
+        if (missing := self._create(begins, held, refs, needs, due)) is not None:
+            return missing
+        self._backoff.begun(key, vm.metadata.generation)
+        return None
 
     def _create(
         self, vm: VirtualMachine, held: Object, refs: list[ClaimRef], needs: Needs, deadline: Deadline
@@ -226,6 +249,31 @@ class MachineReconciler:
             return outcome
         self._refusals.forget(key)
         return None
+
+    def _end_run(self, vm: VirtualMachine, held: Object, machine: MachineView) -> MachineView:
+        """Power it down, to start it again at once. It keeps its claims and its room. If the plugin is killed in
+        between, it is started all the same. Raises NodeError."""
+        self.leave(machine.key)
+        patience = float(vm.spec.powerdown_seconds)
+        due = Deadline.after(WORK_SECONDS + patience)
+        self._tell_stopping(held, vm, machine)
+        with self._aside():
+            self._operations.stop(machine.key, patience, due, owner=machine.uid, force=True, caller=CALLER)
+        self._backoff.forget(machine.key)
+        return self._operations.machine(machine.key)
+
+    def _pause(self, machine: MachineView) -> Outcome:
+        """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
+        self.leave(machine.key)
+        if not machine.has_idle_cpus or machine.reason == "CpusStopped":
+            self._operations.pause(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
+            machine = self._operations.machine(machine.key)
+        return Outcome(machine.reason, machine.message)
+
+    def _resume(self, machine: MachineView) -> MachineView:
+        """Have its CPUs run again. Raises NodeError."""
+        self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
+        return self._operations.machine(machine.key)
 
     def _is_gone(self, key: str, vm: VirtualMachine) -> bool:
         """Whether it is certain that nothing of it runs here."""
@@ -657,15 +705,6 @@ def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
     return with_numa_node(vm, held)
 
 
-def with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
-    """With its memory from the NUMA node that it was placed on."""
-    start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
-    if start is None or start.numa_node is not None or not isinstance(numa, int):
-        return vm
-    spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
-    return vm.model_copy(update={"spec": spec})
-
-
 def _shortage(held: Object) -> Outcome:
     return Outcome("NoRoomToGrow", f"it keeps what it has: {objects.why_not_admitted(held)}")
 
@@ -673,35 +712,3 @@ def _shortage(held: Object) -> Outcome:
 def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> bool:
     has = getattr(observed, name)
     return has is not None and getattr(requested, name) > has
-
-
-def pending_changes(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
-    """What of the spec cannot change while the machine runs, and has."""
-    now, then = spec_of(vm), machine.started
-    if then is None or not machine.runs:
-        return []
-    pairs = {
-        "start.kernel": (now.kernel, then.kernel),
-        "start.initrd": (now.initrd, then.initrd),
-        "start.append": (now.append, then.append),
-        "start.disks": (now.disks, then.disks),
-        "start.iommu": (now.iommu, then.iommu),
-        "start.firmware": ((now.firmware, now.secure_boot), (then.firmware, then.secure_boot)),
-        "start.tpm": (now.tpm, then.tpm),
-        "start.numaNode": (now.numa_node, then.numa_node),
-        "start.pinned": (now.pinned, then.pinned),
-        "start.pciWindow": (now.pci_window, then.pci_window),
-        "guestReports": (now.guest_reports, then.guest_reports),
-        "adopt": (now.adopt, then.adopt),
-        "nics": (now.nics, then.nics),
-        "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),
-        "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
-        "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
-        "memory.hugePages": (now.huge_page_bytes, then.huge_page_bytes),
-        # If the spec does not say how many, there are spare ones, whatever claims come and go.
-        "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
-    }
-    changed = [name for name, (wanted, has) in pairs.items() if wanted != has]
-    if not changed:
-        return []
-    return [Outcome("RestartNeeded", f"changes of {', '.join(changed)} in its spec apply at its next start")]

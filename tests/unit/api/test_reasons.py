@@ -44,7 +44,7 @@ def test_the_guides_list_no_code_that_the_table_lacks() -> None:
     listed = {line.split("`")[1] for line in codes.splitlines() if line.startswith("| `")}
     machines = (REPO / "docs" / "machines.md").read_text()
     waiting = machines[machines.index("### Why a machine is not placed") : machines.index("## Devices")]
-    waiting += machines[machines.index("### Why a machine does not move") : machines.index("## Stopping")]
+    waiting += machines[machines.index("### Why a machine does not move") : machines.index("## See and enter")]
     listed |= {line.split("`")[1] for line in waiting.splitlines() if line.startswith("| `")}
     on_devices = {"DeviceLost"}
     assert listed - on_devices == {reason.value for reason in Reason} - {"NoSuitableNode", "SentBack", "NoRoomForPod"}

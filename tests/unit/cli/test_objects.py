@@ -375,7 +375,7 @@ def test_wait_for_machines(devalloc: Shell) -> None:
     assert devalloc("wait", "vm/web", "--for=stopped").code == 0
     wrong = devalloc("wait", "vm/web", "--for=allocated")
     assert (wrong.code, wrong.err) == (
-        2, "error: a VirtualMachine is never allocated; wait --for=running|stopped|deleted\n",
+        2, "error: a VirtualMachine is never allocated; wait --for=running|paused|stopped|deleted\n",
     )  # fmt: skip
     assert devalloc("wait", "dclaim/train", "vm/web").code == 2
 

@@ -1150,7 +1150,10 @@ class TestNextStart:
         world.round(times=2)
         status = world.status()
         assert (status["phase"], status["reason"]) == ("Running", "RestartNeeded")
-        assert status["message"] == "changes of start.append, nics in its spec apply at its next start"
+        assert (
+            status["message"]
+            == "changes of start.append, nics in its spec apply at its next start: devalloc restart vm/web"
+        )
         world.machines.end("default/web")
         world.round(times=2)
         assert (world.status()["phase"], "reason" in world.status()) == ("Running", False)

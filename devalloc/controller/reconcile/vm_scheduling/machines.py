@@ -30,7 +30,7 @@ SINGLE_NUMA = "single-numa-node"
 TakenAmounts = Mapping[tuple[str, str, str], int]
 """Nano units in use by pool, device and resource."""
 
-_RUNNING_PHASES = ("Starting", "Running", "Stopping", "Unknown")
+_RUNNING_PHASES = ("Starting", "Running", "Paused", "Stopping", "Unknown")
 _NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
 _AMOUNTS = {host_pool_names.CPU: "cpus", **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "memory")}
 _MAX_CODE = 63

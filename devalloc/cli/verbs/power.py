@@ -1,0 +1,289 @@
+"""``devalloc start``, ``stop``, ``restart``, ``pause`` and ``resume``: machines of objects, and all machines of a set.
+
+A verb writes what is wanted into the object and waits until the machine's node has done it. So it works on a cluster as
+on a store, and what was asked for holds if the node's plugin does not run just then.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.api import meta
+from devalloc.api.views import MachineView
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
+from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.options.common import namespace_option
+from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
+from devalloc.cli.verbs.wait import report_missing, wait_until
+
+if TYPE_CHECKING:
+    from devalloc.cli.verbs.wait import StateTest
+    from devalloc.store import Store
+    from devalloc.store.errors import Key
+
+Object = dict[str, Any]
+MACHINE, REPLICA_SET = "VirtualMachine", "VirtualMachineReplicaSet"
+_REST_SECONDS = 30.0
+"""What a node needs beside the time that guests have to power down."""
+_names = click.argument("names", nargs=-1, required=True, metavar="vm/NAME... | vmrs/NAME")
+no_wait_option = click.option(
+    "--no-wait", is_flag=True, help="Only write what is wanted; `devalloc wait` waits for it."
+)
+_timeout = click.option(
+    "--timeout",
+    type=parse_duration,
+    metavar="DURATION",
+    help="How long to wait [default: powerdownSeconds and 30s, or 90s].",
+)
+
+
+def _power_verb(name: str) -> Callable[[Callable[..., int]], click.Command]:
+    """A verb with the names of machines or sets, --timeout and --no-wait."""
+
+    def decorated(function: Callable[..., int]) -> click.Command:
+        for option in (target_options, namespace_option, no_wait_option, _timeout, _names):
+            function = option(function)
+        return verb(name)(function)
+
+    return decorated
+
+
+@_power_verb("start")
+def start(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Start machines that are stopped, paused or have ended, and wait until they run.
+
+    A set stands for all its machines. The object says what is wanted (spec.running, spec.paused); `devalloc apply` of a
+    manifest that says otherwise changes it again.
+
+    \b
+    devalloc start vm/web
+    devalloc start vmrs/workers
+    """
+    with open_target(place.within(namespace)) as store, ending_on_sigterm():
+        keys = _machines(store, names, namespace)
+        ended = [key for key in keys if _has_ended(store, key)]
+        # It does not run, so nothing is interrupted; without this its policy keeps it from starting.
+        for key in ended:
+            _set_spec(store, key, running=False)
+        settled = ("", "StoppedOnRequest")  # until its node has noted that it is to be stopped, it counts as ended
+        if missing := wait_until(store, ended, "stopped", _REST_SECONDS, test=lambda obj: _reason(obj) in settled):
+            return report_missing(store, "stopped", missing, _REST_SECONDS)
+        for key in keys:
+            _set_spec(store, key, running=True, paused=False)
+        return _finish(store, keys, "running", timeout, no_wait, done="started")
+
+
+@_power_verb("stop")
+def stop(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Power machines down, and wait until they are stopped. They keep their disks, UEFI variables and TPM.
+
+    A guest that does not power down within powerdownSeconds is ended. A stopped machine gives up its CPUs and memory:
+    `devalloc start` waits for room. A set stands for all its machines, and replaces none of them.
+
+    \b
+    devalloc stop vm/web
+    devalloc stop vmrs/workers
+    """
+    with open_target(place.within(namespace)) as store, ending_on_sigterm():
+        keys = _machines(store, names, namespace)
+        for key in keys:
+            _set_spec(store, key, running=False)
+        return _finish(store, keys, "stopped", timeout, no_wait, done="stopped")
+
+
+@_power_verb("restart")
+def restart(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Power machines down and start them again as their specs say, and wait until they run.
+
+    They keep their node, devices and room. Several machines restart one after another, each when the one before runs
+    and, with guestReports, is ready. A machine that is stopped is not started.
+
+    \b
+    devalloc restart vm/web
+    devalloc restart vmrs/workers --timeout 10m
+    """
+    with open_target(place.within(namespace)) as store, ending_on_sigterm():
+        keys = _machines(store, names, namespace)
+        for key in keys:
+            _check_runs(store, key, "restart")
+        for turn in [keys] if no_wait else [[key] for key in keys]:
+            runs = {key: _request_restart(store, key) for key in turn}
+            if code := _finish(store, turn, "running", timeout, no_wait, done="restarted", test=_begun_anew(runs)):
+                return code
+        return 0
+
+
+@_power_verb("pause")
+def pause(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Stop the CPUs of machines that run, and wait until they stand still. `devalloc resume` lets them run again.
+
+    A paused machine keeps its memory, devices and room. Its clock stands still, too, and its connections may time out.
+
+    \b
+    devalloc pause vm/web
+    """
+    with open_target(place.within(namespace)) as store, ending_on_sigterm():
+        keys = _machines(store, names, namespace)
+        for key in keys:
+            _check_runs(store, key, "pause")
+        for key in keys:
+            _set_spec(store, key, paused=True)
+        return _finish(store, keys, "paused", timeout, no_wait, done="paused")
+
+
+@_power_verb("resume")
+def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Let the CPUs of paused machines run again, and wait until they do.
+
+    \b
+    devalloc resume vm/web
+    """
+    with open_target(place.within(namespace)) as store, ending_on_sigterm():
+        keys = _machines(store, names, namespace)
+        for key in keys:
+            _check_runs(store, key, "resume")
+        # Another program may have stopped the CPUs: the node lets run again what it has stopped itself.
+        stopped = [key for key in keys if _status(store, key).get("reason") == "CpusStopped"]
+        for key in stopped:
+            _set_spec(store, key, paused=True)
+        wait_until(store, stopped, "paused", _REST_SECONDS, test=lambda obj: _reason(obj) == "PausedOnRequest")
+        for key in keys:
+            _set_spec(store, key, paused=False)
+        return _finish(store, keys, "running", timeout, no_wait, done="resumed")
+
+
+def _machines(store: Store, names: Sequence[str], namespace: str) -> list[Key]:
+    """The machines that are named, and those of sets that are named. Raises BadInput, NotFound, CommandFailed."""
+    from devalloc.controller.replica_sets import owner_of
+    from devalloc.store.errors import Key
+
+    keys: list[Key] = []
+    for key in keys_of(names, namespace, default="virtualmachines", store=store):
+        if key.kind not in (MACHINE, REPLICA_SET):
+            raise BadInput(f"only machines and sets of machines are started and stopped, not a {key.kind}")
+        there = fetch_machine(store, key)
+        if key.kind == MACHINE:
+            keys.append(key)
+            continue
+        uid = there["metadata"]["uid"]
+        listed = store.list(MACHINE, namespace).objects
+        members = [Key.of(obj) for obj in listed if (owner := owner_of(obj)) is not None and owner[1] == uid]
+        if not members:
+            print_note(f"{format_key(key)} has no machines")
+        keys += members
+    return list(dict.fromkeys(keys))
+
+
+def fetch_machine(store: Store, key: Key) -> Object:
+    """The object. Raises NotFound, also with the way for machines that have no object."""
+    from devalloc.store.errors import NotFound
+
+    try:
+        return fetch_object(store, key)
+    except NotFound as error:
+        raise NotFound(f"{error}. For machines without an object: devalloc vm --help") from None
+
+
+def change_object(store: Store, key: Key, change: Callable[[Object], Object]) -> Object:
+    """Write what ``change`` makes of an object; the object as stored. Raises StoreError."""
+    from devalloc.store import Conflict
+
+    while True:
+        current = fetch_machine(store, key)
+        wanted = change(current)
+        if wanted == current:
+            return current
+        try:
+            return store.replace(wanted)
+        except Conflict:  # its node has written its status
+            continue
+
+
+def _set_spec(store: Store, key: Key, **fields: bool) -> None:
+    defaults = {"running": True, "paused": False}
+
+    def changed(obj: Object) -> Object:
+        spec = dict(obj["spec"])
+        for name, value in fields.items():
+            if spec.get(name, defaults[name]) != value:
+                spec[name] = value
+        return {**obj, "spec": spec}
+
+    change_object(store, key, changed)
+
+
+def _request_restart(store: Store, key: Key) -> str:
+    """Ask for a new run; the run that there is."""
+    request = secrets.token_hex(8)
+
+    def changed(obj: Object) -> Object:
+        metadata = obj["metadata"]
+        return {
+            **obj,
+            "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), meta.RESTART: request}},
+        }
+
+    return str(MachineView(change_object(store, key, changed)).status.get("machineID") or "")
+
+
+def _begun_anew(runs: dict[Key, str]) -> StateTest:
+    from devalloc.controller.replica_sets import is_ready
+    from devalloc.store.errors import Key
+
+    return lambda obj: is_ready(obj) and MachineView(obj).status.get("machineID") != runs.get(Key.of(obj))
+
+
+def _status(store: Store, key: Key) -> Object:
+    return dict(MachineView(fetch_machine(store, key)).status)
+
+
+def _reason(obj: Object) -> str:
+    return str(MachineView(obj).status.get("reason") or "")
+
+
+def _has_ended(store: Store, key: Key) -> bool:
+    """Whether its restart policy keeps it from running again."""
+    from devalloc.api.decode import decode
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+
+    vm = decode(fetch_machine(store, key)).object
+    return isinstance(vm, VirtualMachine) and vm.spec.running and has_ended(vm)
+
+
+def _check_runs(store: Store, key: Key, what: str) -> None:
+    """Raises CommandFailed for a machine that is stopped, or to be."""
+    view = MachineView(fetch_machine(store, key))
+    if view.spec.get("running") is False or _has_ended(store, key):
+        raise CommandFailed(f"cannot {what} {format_key(key)}: it is stopped; start it: devalloc start vm/{key.name}")
+
+
+def _finish(
+    store: Store,
+    keys: Iterable[Key],
+    state: str,
+    timeout: float | None,
+    no_wait: bool,
+    *,
+    done: str,
+    test: StateTest | None = None,
+) -> int:
+    """Wait until all have the state, and print it; the exit code."""
+    keys = list(keys)
+    if no_wait:
+        for key in keys:
+            print_line(f"{format_key(key)}: to be {done}")
+        return 0
+    if timeout is None:
+        seconds = [MachineView(fetch_machine(store, key)).spec.get("powerdownSeconds", 30) for key in keys]
+        timeout = _REST_SECONDS + max([60.0, *(float(each) for each in seconds if isinstance(each, int))])
+    missing = wait_until(store, keys, state, timeout, test=test)
+    for key in keys:
+        if key not in missing:
+            print_line(f"{format_key(key)} {done}")
+    return report_missing(store, state, missing, timeout)

@@ -1,0 +1,220 @@
+"""start, stop, restart, pause, resume and scale, on a store whose node runs toy machines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.controller.replica_sets import ReplicaSets
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.machine.records import MachineView
+from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
+from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from tests.support.cli_shell import Shell, text
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_machines import ToyMachines, vm
+from tests.support.waiting import until
+
+HOUR = 3600.0
+
+
+class Node:
+    """A node and a controller of replica sets, which run by themselves on the store of the command."""
+
+    def __init__(self, devalloc: Shell, store: SQLiteStore, machines: ToyMachines, notifier: ChangeNotifier) -> None:
+        self.devalloc, self.store, self.machines, self.notifier = devalloc, store, machines, notifier
+
+    def apply(self, *manifests: Any) -> None:
+        assert self.devalloc("apply", "-f", "-", stdin=text(*manifests)).code == 0
+
+    def spec(self, name: str = "web") -> Any:
+        return self.store.get("VirtualMachine", "default", name)["spec"]
+
+    def status(self, name: str = "web") -> Any:
+        listed = self.store.list("VirtualMachine").objects
+        return next((obj.get("status", {}) for obj in listed if obj["metadata"]["name"] == name), {})
+
+    def runs(self, name: str = "web") -> None:
+        until(lambda: self.status(name).get("phase") == "Running", f"{name} runs")
+
+    def change(self, view: MachineView) -> None:
+        """Of a machine, as the host has it."""
+        self.machines.views[view.key] = view
+        self.notifier.beat(machine_change(view.key))
+
+
+@contextmanager
+def running_node(devalloc: Shell, folder: Path) -> Iterator[Node]:
+    machines, notifier, stop = ToyMachines(), ChangeNotifier(), threading.Event()
+    bench = toy_bench(folder, machines)
+    bench.start()
+    with closing(SQLiteStore(devalloc.store)) as store:
+        settings = LoopSettings(resync=HOUR, retry=HOUR, most=HOUR)
+        loop = VirtualMachineLoop(store, platform_of(bench, machines, notifier), notifier, settings=settings)
+        sets = ReplicaSets(store, collects=True)
+        threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, sets.run)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield Node(devalloc, store, machines, notifier)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.fixture
+def node(devalloc: Shell, tmp_path: Path) -> Iterator[Node]:
+    with running_node(devalloc, tmp_path / "node") as made:
+        yield made
+
+
+def workers(replicas: int = 2) -> Any:
+    return {
+        "apiVersion": meta.DEVALLOC,
+        "kind": "VirtualMachineReplicaSet",
+        "metadata": {"name": "workers", "namespace": "default"},
+        "spec": {"replicas": replicas, "template": {"spec": vm("any")["spec"]}},
+    }
+
+
+class TestMachines:
+    def test_stop_and_start(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        assert node.devalloc("stop", "vm/web").out == "virtualmachine/web stopped\n"
+        assert (node.spec()["running"], node.status()["phase"]) == (False, "Stopped")
+        assert node.devalloc("stop", "web").out == "virtualmachine/web stopped\n", "it is so already"
+        assert node.devalloc("start", "vm/web").out == "virtualmachine/web started\n"
+        assert (node.spec()["running"], node.status()["phase"]) == (True, "Running")
+
+    def test_restart_begins_another_run_with_the_spec_as_it_is_now(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        node.apply(vm("web", cpu={"min": 1, "max": 8}))
+        until(lambda: node.status().get("reason") == "RestartNeeded", "the change waits")
+        assert "devalloc restart vm/web" in node.status()["message"]
+        before = node.status()["machineID"]
+        assert node.devalloc("restart", "vm/web").out == "virtualmachine/web restarted\n"
+        assert (node.status()["machineID"] != before, "reason" in node.status()) == (True, False)
+        starts = [call for call in node.machines.calls if call.startswith("start")]
+        again = node.devalloc("restart", "vm/web")
+        assert again.code == 0
+        assert len([call for call in node.machines.calls if call.startswith("start")]) == len(starts) + 1, "once each"
+
+    def test_pause_and_resume(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        assert node.devalloc("pause", "vm/web").out == "virtualmachine/web paused\n"
+        assert (node.status()["phase"], node.status()["reason"]) == ("Paused", "PausedOnRequest")
+        waited = node.devalloc("wait", "vm/web", "--timeout", "1h")
+        assert "and stays so, because its spec.paused is true: it is Paused: " in waited.err
+        assert waited.err.endswith("; to let it run: devalloc resume vm/web\n")
+        assert node.devalloc("resume", "vm/web").out == "virtualmachine/web resumed\n"
+        assert (node.status()["phase"], "reason" in node.status()) == ("Running", False)
+
+    def test_resume_lets_cpus_run_that_another_program_stopped(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        view = node.machines.views["default/web"]
+        node.change(replace(view, has_idle_cpus=True, reason="CpusStopped", message="QEMU reports 'paused'"))
+        until(lambda: node.status().get("phase") == "Paused", "it is seen")
+        assert node.devalloc("resume", "vm/web").out == "virtualmachine/web resumed\n"
+        assert node.status()["phase"] == "Running"
+
+    def test_start_begins_a_machine_again_that_ended_by_itself(self, node: Node) -> None:
+        node.apply(vm("web", restartPolicy="Never"))
+        node.runs()
+        view = node.machines.views["default/web"]
+        node.change(replace(view, phase="Stopped", reason="MachineEnded", message="it ended", pid=0))
+        until(lambda: node.status().get("reason") == "MachineEnded", "it has ended")
+        refused = node.devalloc("restart", "vm/web")
+        assert (
+            refused.err == "error: cannot restart virtualmachine/web: it is stopped; start it: devalloc start vm/web\n"
+        )
+        assert node.devalloc("start", "vm/web").out == "virtualmachine/web started\n"
+        assert node.status()["phase"] == "Running"
+
+    @pytest.mark.parametrize("verb", ["restart", "pause", "resume"])
+    def test_a_machine_that_is_stopped_is_to_be_started(self, node: Node, verb: str) -> None:
+        node.apply(vm("web", running=False))
+        refused = node.devalloc(verb, "vm/web")
+        assert (refused.code, "it is stopped; start it: devalloc start vm/web" in refused.err) == (1, True)
+
+    def test_scale_changes_what_it_has_now_within_its_bounds(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        scaled = node.devalloc("scale", "vm/web", "--cpu", "4", "--memory", "2Gi")
+        assert scaled.out == "virtualmachine/web has 4 CPUs, 2Gi of memory\n"
+        assert node.status()["observed"] == {"cpus": "4", "memory": "2Gi"}
+        beyond = node.devalloc("scale", "vm/web", "--cpu", "9")
+        assert beyond.err == (
+            "error: vm/web: spec.cpu.use must not be above max (4), but is 9 (min 1, max 4); change it, then "
+            "`devalloc restart vm/web`\n"
+        )
+        assert node.spec()["cpu"]["use"] == "4", "nothing was written"
+
+    def test_without_waiting_it_is_only_written(self, node: Node) -> None:
+        node.apply(vm("web"))
+        node.runs()
+        assert node.devalloc("stop", "vm/web", "--no-wait").out == "virtualmachine/web: to be stopped\n"
+
+    def test_a_node_that_does_not_answer_is_not_waited_for_longer_than_asked(self, devalloc: Shell) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        late = devalloc("restart", "vm/web", "--timeout", "100ms")
+        assert late.code == 1
+        assert "VirtualMachine default/web is not running after 0.1 s" in late.err
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("stop", "vm/other"), "VirtualMachine default/other does not exist"),
+            (("stop", "claim/a"), "only machines and sets of machines are started and stopped, not a DeviceClaim"),
+            (("scale", "vm/web"), "a machine has CPUs and memory: give --cpu, --memory or both"),
+            (("scale", "vmrs/workers", "--cpu", "1"), "a set has a number of machines: give --replicas"),
+            (("scale", "vm/web", "--memory", "much"), "spec.memory.use is not a quantity: 'much'"),
+        ],
+    )
+    def test_wrong_words(self, devalloc: Shell, words: tuple[str, ...], message: str) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        result = devalloc(*words)
+        assert (result.code != 0, message in result.err) == (True, True), result.err
+
+
+class TestSets:
+    def test_all_machines_of_a_set(self, node: Node) -> None:
+        node.apply(workers())
+        assert node.devalloc("wait", "vmrs/workers").out == "virtualmachinereplicaset/workers ready\n"
+        assert node.devalloc("stop", "vmrs/workers").out == (
+            "virtualmachine/workers-1 stopped\nvirtualmachine/workers-2 stopped\n"
+        )
+        assert [each["metadata"]["name"] for each in node.store.list("VirtualMachine").objects] == [
+            "workers-1",
+            "workers-2",
+        ], "it replaces none"
+        assert node.devalloc("start", "vmrs/workers").code == 0
+        assert node.devalloc("restart", "vmrs/workers").out == (
+            "virtualmachine/workers-1 restarted\nvirtualmachine/workers-2 restarted\n"
+        )
+
+    def test_scale_changes_how_many_there_are(self, node: Node) -> None:
+        node.apply(workers(1))
+        scaled = node.devalloc("scale", "vmrs/workers", "--replicas", "3")
+        assert scaled.out == "virtualmachinereplicaset/workers has 3 ready machines\n"
+        names = [each["metadata"]["name"] for each in node.store.list("VirtualMachine").objects]
+        assert names == ["workers-1", "workers-2", "workers-3"]
+
+    def test_a_set_that_is_not_ready_says_which_machine_is_not(self, node: Node) -> None:
+        node.machines.fail.add("start")
+        node.apply(workers(1))
+        until(lambda: node.status("workers-1").get("message"), "its start fails")
+        late = node.devalloc("wait", "vmrs/workers", "--timeout", "1s")
+        assert late.code == 1
+        assert ": 0 of 1 are ready; workers-1: " in late.err
