@@ -47,7 +47,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -161,6 +161,9 @@ format: setup ## rewrite to the house style
 
 chart: setup ## the Helm chart of deploy/helm anew from the manifests beside it, and their version from devalloc/version.py
 	$(BIN)/python -m devalloc.install.chart deploy/helm
+
+changelog: setup ## put the fragments of changes/ into the first chapter of CHANGELOG.md, and remove them
+	@$(BIN)/python -m tools.changelog collect
 
 previous: setup ## after a release: keep the sources of TAG=v0.1.0 for the tests of upgrades
 	$(BIN)/python -m tests.support.previous $(TAG)
