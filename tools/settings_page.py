@@ -12,6 +12,7 @@ import click
 
 from devalloc.cli.verbs.controller import ControllerOptions
 from devalloc.cli.verbs.node import NodeOptions
+from devalloc.cli.verbs.permit_proxy import PermitProxyOptions
 from devalloc.cli.verbs.up import UpOptions
 from devalloc.settings import Setting, declarations, summary_of, title_of
 from devalloc_node.guest.settings import MonitorSettings
@@ -21,6 +22,7 @@ PROCESSES: dict[str, type[Any]] = {
     "up": UpOptions,
     "node": NodeOptions,
     "controller": ControllerOptions,
+    "permit-proxy": PermitProxyOptions,
     "guest-monitor": MonitorSettings,
 }
 """The verbs that run until they are stopped."""

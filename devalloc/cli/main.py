@@ -68,6 +68,7 @@ VERBS: dict[str, dict[str, str]] = {
         "install": "install devalloc on a cluster, or print all manifests",
         "uninstall": "remove devalloc from a cluster",
         "kubeconfig": "write and renew a kubeconfig for a node plugin that runs outside pods",
+        "permit-proxy": "forward requests for permits of Neon's agents to the controller that leads",
     },
     "Care": {
         "cordon": "exclude devices or a node from allocation",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from devalloc.controller.permits.hosts import FrozenHosts
     from devalloc.controller.pool_publisher import PublishResult
     from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
     from devalloc_node.agent.permit_client import PermitEndpoint
@@ -235,24 +236,16 @@ def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
 def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     """The permit server of a cluster's controller: a ConfigMap of its namespace has the address; requests carry this
     node's token for the API server."""
-    from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
-    from devalloc.store.kubernetes import ApiError
-    from devalloc.store.kubernetes.client import path_segment
+    from devalloc.cli.permit_endpoint import published_endpoint
     from devalloc_node.agent.permit_client import ClusterEndpoint
 
+    published = published_endpoint(client, namespace)
+
     def read() -> tuple[PublishedEndpoint, str]:
-        path = f"/api/v1/namespaces/{path_segment(namespace)}/configmaps/{NAME}"
-        where = f"the address of the permit server is unknown: ConfigMap {namespace}/{NAME}"
         try:
-            place, token = parse_endpoint(client.get(path)), client.token()
-        except ApiError as error:
-            hint = "; devalloc controller --permits writes it" if error.is_not_found else ""
-            raise Failed("Unreachable", f"{where}: {error}{hint}") from None
+            return published()
         except ValueError as error:
-            raise Failed("Unreachable", f"{where}: {error}") from None
-        if token is None:
-            raise Failed("Unreachable", "the permit server needs the node's token, but the kubeconfig has none")
-        return place, token
+            raise Failed("Unreachable", str(error)) from None
 
     return ClusterEndpoint(read)
 

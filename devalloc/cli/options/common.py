@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, SettingOption, parse_duration, parse_interval
+from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, parse_duration, parse_interval
 from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting, build, declared, settings_of, settings_with_classes
 
@@ -35,6 +35,16 @@ def settings_options(settings_class: type[Any], name: str = "settings") -> Decor
         return decorated
 
     return decorate
+
+
+def host_and_port(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
+    """The parts of HOST:PORT; None for an empty text. Raises BadInput, which names the option."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadInput(f"{option} must be HOST:PORT such as {example}, not {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def option_of(settings_class: type[Any], parameter: str) -> Decorator:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
-from devalloc.cli.options.common import BATCH_DEADLINE, CEL_CHECK, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
+from devalloc.cli.options.common import (
+    BATCH_DEADLINE,
+    CEL_CHECK,
+    EXISTING_FILE,
+    FOLDER,
+    PLACEMENT,
+    host_and_port,
+    settings_options,
+)
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
@@ -186,7 +194,7 @@ def controller(options: ControllerOptions) -> int:
         raise BadInput("name the cluster with --kubeconfig or --in-cluster; for this machine alone: devalloc up")
     if options.lease < 1:
         raise BadInput("--lease must be at least 1s")
-    address, certificate, key = _address(options.listen), options.tls_certificate, options.tls_key
+    address, certificate, key = host_and_port(options.listen), options.tls_certificate, options.tls_key
     if options.tls_folder is not None and (certificate is not None or key is not None):
         raise BadInput("--tls-folder cannot be combined with --tls-certificate and --tls-key")
     tls, unverified = None, ""
@@ -214,7 +222,7 @@ def controller(options: ControllerOptions) -> int:
         ),
         resource_claims=options.resource_claims,
         listen=address,
-        health=_address(options.health_listen, "--health-listen", "0.0.0.0:10302"),
+        health=host_and_port(options.health_listen, "--health-listen", "0.0.0.0:10302"),
         tls=tls,
         certificate=None if certificate is None else (str(certificate), str(key)),
         audience=options.token_audience,
@@ -302,19 +310,10 @@ def _hint(audience: str) -> Markup:
     )
 
 
-def _address(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
-    if not text:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"{option} must be HOST:PORT such as {example}, not {text!r}")
-    return host.strip("[]"), int(port)
-
-
 def _listening(text: str | None, address: str | None) -> PermitListenAddress | None:
     from devalloc.controller.permits.leader_server import PermitListenAddress
 
-    at = _address(text or "", "--permits", "0.0.0.0:10299")
+    at = host_and_port(text or "", "--permits", "0.0.0.0:10299")
     if at is None:
         return None
     reached = address or at[0]
@@ -357,7 +356,7 @@ def _plain(options: ControllerOptions) -> PlainListener | None:
     from devalloc.cli.options.scaling import parse_networks
     from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
 
-    at = _address(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
+    at = host_and_port(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
     if at is None:
         if options.neon_agents:
             raise BadInput("--neon-agents needs --neon-permits")

@@ -176,9 +176,9 @@ class LeaderPermitServer:
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None
-        self._plain = None if addresses.plain is None else f"http://{_in_url(addresses.plain[0])}:{addresses.plain[1]}/"
+        self._plain = None if addresses.plain is None else f"http://{in_url(addresses.plain[0])}:{addresses.plain[1]}/"
         self._place = PublishedEndpoint(
-            f"https://{_in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
+            f"https://{in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
         )
         self._news.set()
 
@@ -214,7 +214,8 @@ class LeaderPermitServer:
                 self._config_map_store.replace({**there, "data": place.data})
 
 
-def _in_url(address: str) -> str:
+def in_url(address: str) -> str:
+    """An address as it is written in a URL."""
     try:
         return f"[{address}]" if ip_address(address).version == 6 else address
     except ValueError:

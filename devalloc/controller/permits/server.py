@@ -26,7 +26,7 @@ from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits import neon_vms, vm_state
 from devalloc.controller.permits.billing_usage import NAMESPACE, BillingUsage, ConfigMapStore
-from devalloc.controller.permits.caller_auth import CallerRejected
+from devalloc.controller.permits.caller_auth import ANYONE, PROXY, Caller, CallerRejected
 from devalloc.controller.permits.decider import NEON_SECONDS, RETRY_SECONDS, PermitDecider, StoreChanges
 from devalloc.controller.permits.hosts import CanMigrate, FrozenHosts, Hosts, OverheadFunction
 from devalloc.controller.permits.leadership import Leadership, permits_lease
@@ -473,12 +473,12 @@ class PermitServer:
         """``by_pod``: the caller is known by nothing but its address, and names machines by their runner pods."""
         began, version = time.perf_counter(), "none"
         try:
-            node = None if by_pod else await self._node_of(request)
+            caller = PROXY if by_pod else await self._caller_of(request)
             posted = request.method == "POST"
             body = await read_body(request, MAX_BODY, self.settings.request_seconds) if posted else b""
             decoded = decode_request(body, request.method)
             version = str(decoded.version)
-            decision = await decider.ask(decoded, lambda: is_disconnected(request), node, by_pod=by_pod)
+            decision = await decider.ask(decoded, lambda: is_disconnected(request), caller.node, by_pod=caller.by_pod)
             response = await moves.answered(decision) if isinstance(decision, PermitGrant) else decision
         except RequestError as refused:
             log.debug("refused: %s", refused)
@@ -487,16 +487,16 @@ class PermitServer:
         self.metrics.seconds.observe(time.perf_counter() - began)
         return response
 
-    async def _node_of(self, request: web.BaseRequest) -> str | None:
-        """For whose machines it may be asked; None: all. Raises Refused."""
+    async def _caller_of(self, request: web.BaseRequest) -> Caller:
+        """Raises RequestError."""
         callers = self.settings.callers
         if callers is None:
-            return None
-        lookup = partial(callers.node_of, bearer_token(request), request.remote or "")
-        node = await asyncio.get_running_loop().run_in_executor(self._asking, lookup)
-        if isinstance(node, CallerRejected):
-            raise RequestError(node.status, node.text, node.text)
-        return node
+            return ANYONE
+        lookup = partial(callers.caller_of, bearer_token(request), request.remote or "")
+        caller = await asyncio.get_running_loop().run_in_executor(self._asking, lookup)
+        if isinstance(caller, CallerRejected):
+            raise RequestError(caller.status, caller.text, caller.text)
+        return caller
 
     async def _show(self, request: web.BaseRequest, decider: PermitDecider) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):

@@ -6,6 +6,7 @@ Anyone who may write the ConfigMap is trusted as the controller.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,15 @@ class PublishedEndpoint:
     def data(self) -> dict[str, str]:
         """Of the ConfigMap."""
         return {_URL: self.url, _CERTIFICATE: self.certificate}
+
+    def tls_context(self) -> ssl.SSLContext:
+        """A client's context that trusts this server's certificate, and no other. Raises ValueError."""
+        try:
+            context = ssl.create_default_context(cadata=self.certificate)
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"cannot read the certificate of the cluster's permit server: {error}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
 
 
 def parse_endpoint(config_map: Mapping[str, Any]) -> PublishedEndpoint:

@@ -106,13 +106,10 @@ class ClusterEndpoint:
 
 
 def _trusting(place: PublishedEndpoint) -> ssl.SSLContext:
-    """This server's certificate, and no other."""
     try:
-        context = ssl.create_default_context(cadata=place.certificate)
-    except (ssl.SSLError, ValueError) as error:
-        raise Failed("Unreachable", f"cannot read the certificate of the cluster's permit server: {error}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
+        return place.tls_context()
+    except ValueError as error:
+        raise Failed("Unreachable", str(error)) from None
 
 
 VERSION = PluginVersion(7)

@@ -9,7 +9,9 @@ import pytest
 from devalloc.controller.permits.caller_auth import (
     CACHE_SECONDS,
     NODE_NAME_KEY,
+    PROXY,
     REJECTED_CACHE_SECONDS,
+    Caller,
     CallerRejected,
     NodeTokenAuthenticator,
 )
@@ -36,12 +38,17 @@ def client() -> FakeClient:
         "unbound": user(),
         "twice": user(PLUGIN, "node-a", "node-b"),
         "odd": user(PLUGIN, 7),
+        "proxy": user("proxy", "node-b"),
         "another": user("system:serviceaccount:default:default", "node-a"),
     }
 
     def allowed(spec: dict[str, Any]) -> bool:
-        access = {"group": "devalloc.io", "resource": "virtualmachines", "verb": "prepare"}
-        return spec["resourceAttributes"] == access and spec["user"] == PLUGIN
+        machines = {"group": "devalloc.io", "resource": "virtualmachines"}
+        right = {
+            PLUGIN: {**machines, "verb": "prepare"},
+            "proxy": {**machines, "subresource": "permits", "verb": "proxy"},
+        }
+        return spec["resourceAttributes"] == right.get(spec["user"])
 
     kube.allowed = allowed
     return FakeClient(kube)
@@ -54,7 +61,8 @@ def review_count(client: FakeClient) -> int:
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
-        ("good", "node-a"),
+        ("good", Caller("node-a")),
+        ("proxy", PROXY),
         ("unbound", 403),
         ("twice", 403),
         ("odd", 403),
@@ -65,8 +73,10 @@ def review_count(client: FakeClient) -> int:
         (None, 401),
     ],
 )
-def test_a_token_of_a_nodes_plugin_is_for_that_node(client: FakeClient, token: str | None, expected: str | int) -> None:
-    caller = NodeTokenAuthenticator(client.create).node_of(token, ADDRESS)
+def test_a_token_of_a_nodes_plugin_is_for_that_node_and_the_proxys_for_runner_pods(
+    client: FakeClient, token: str | None, expected: Caller | int
+) -> None:
+    caller = NodeTokenAuthenticator(client.create).caller_of(token, ADDRESS)
     assert (caller.status if isinstance(caller, CallerRejected) else caller) == expected
 
 
@@ -74,26 +84,26 @@ def test_a_good_token_is_believed_for_a_minute_and_a_bad_one_for_a_moment(client
     clock = Clock()
     tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
     for _ in range(3):
-        assert tokens.node_of("good", ADDRESS) == "node-a"
-        assert isinstance(tokens.node_of("made up", ADDRESS), CallerRejected)
+        assert tokens.caller_of("good", ADDRESS) == Caller("node-a")
+        assert isinstance(tokens.caller_of("made up", ADDRESS), CallerRejected)
     assert review_count(client) == 2 + 1
     client.kube.users["made up"] = client.kube.users.pop("good")
     clock.now += REJECTED_CACHE_SECONDS
-    assert tokens.node_of("good", ADDRESS) == "node-a"
-    assert tokens.node_of("made up", ADDRESS) == "node-a"
+    assert tokens.caller_of("good", ADDRESS) == Caller("node-a")
+    assert tokens.caller_of("made up", ADDRESS) == Caller("node-a")
     clock.now += CACHE_SECONDS
-    assert isinstance(tokens.node_of("good", ADDRESS), CallerRejected)
+    assert isinstance(tokens.caller_of("good", ADDRESS), CallerRejected)
 
 
 def test_who_guesses_is_left_waiting_and_a_node_beside_him_is_not(client: FakeClient) -> None:
     clock = Clock()
     tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
-    assert tokens.node_of("good", ADDRESS) == "node-a"
+    assert tokens.caller_of("good", ADDRESS) == Caller("node-a")
     before = review_count(client)
-    callers = [tokens.node_of(f"guess-{number}", ADDRESS) for number in range(20)]
+    callers = [tokens.caller_of(f"guess-{number}", ADDRESS) for number in range(20)]
     assert {each.status for each in callers if isinstance(each, CallerRejected)} == {401, 429}
     assert review_count(client) - before <= 5
-    assert tokens.node_of("good", ADDRESS) == "node-a"
+    assert tokens.caller_of("good", ADDRESS) == Caller("node-a")
 
 
 def test_an_api_server_that_does_not_answer_lets_nobody_in(client: FakeClient) -> None:
@@ -104,11 +114,11 @@ def test_an_api_server_that_does_not_answer_lets_nobody_in(client: FakeClient) -
         raise OSError("no route to host")
 
     tokens._post = away
-    caller = tokens.node_of("good", ADDRESS)
+    caller = tokens.caller_of("good", ADDRESS)
     assert isinstance(caller, CallerRejected)
     assert caller.status == 503
     tokens._post = client.create
-    assert tokens.node_of("good", ADDRESS) == "node-a", "that is not remembered"
+    assert tokens.caller_of("good", ADDRESS) == Caller("node-a"), "that is not remembered"
 
 
 def test_tokens_of_nodes_are_asked_for_by_tls_only(client: FakeClient) -> None:

@@ -1,0 +1,206 @@
+"""A proxy of the permit server for agents that speak plain HTTP, send no token, and look for their server among pods.
+
+Such an agent asks the pod that a label names, whichever process of the controller leads. This process is that pod: it
+admits the agents' addresses only, forwards each request with its own token to the controller that leads, and is ready
+only while that one answers. The controller lets it ask for machines by their runner pods only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from devalloc.controller.permits.server import NOT_ADMITTED, ClientLog
+from devalloc.controller.permits.settings import PlainListener
+from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, read_body
+from devalloc.scaling.messages.permits import MAX_BODY
+from devalloc.scaling.permits.endpoint import PublishedEndpoint
+
+log = logging.getLogger(__name__)
+
+KEPT_SECONDS = 60.0
+"""How long the address and the token are believed; tokens are replaced long before they run out."""
+LEAST_SECONDS = 1.0
+"""How long they are believed at least: many agents may find at once that another controller leads."""
+CHECK_SECONDS = 2.0
+"""How often it is looked whether the controller answers."""
+ANSWER_SECONDS = 10.0
+"""Time limit of the controller for an answer."""
+LIMITS = ServerLimits()
+UNANSWERED = HttpResponse(503, b"no controller grants permits now; ask again")
+
+ReadEndpoint = Callable[[], tuple[PublishedEndpoint, str]]
+"""Asks the API server where the permit server is, and what this process's token is now. Called in a thread; raises
+ValueError, with a text that says what is unknown."""
+
+
+class _NoAnswer(Exception):
+    """The controller did not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    endpoint: PublishedEndpoint
+    token: str
+    tls: ssl.SSLContext
+
+
+class PermitProxy:
+    """Everything of one proxy. ``run`` in a thread, once."""
+
+    def __init__(
+        self,
+        read: ReadEndpoint,
+        listen: PlainListener,
+        health: tuple[str, int] | None = None,
+        *,
+        on_ready: Callable[[tuple[str, int]], None] = lambda address: None,
+    ) -> None:
+        """``health``: where ``/readyz`` and ``/healthz`` are served; None: nowhere. ``on_ready``: called with the
+        address for agents once it listens."""
+        self._read = read
+        self._listen = listen
+        self._health = self.health = health
+        self._on_ready = on_ready
+        self._server: _Server | None = None
+        self._since = self._until = 0.0
+        self._reading = asyncio.Lock()
+        self._stop = threading.Event()
+        self._problem: str | None = "it has just begun"
+        """Why the controller does not answer; None: it does."""
+
+    def run(self) -> None:
+        """Forward until ``stop``. Raises OSError if it cannot listen."""
+        asyncio.run(self._run())
+
+    def stop(self) -> None:
+        """End soon. From any thread."""
+        self._stop.set()
+
+    def rescan(self) -> None:
+        """Read the address of the permit server again for the next request. From any thread."""
+        self._until = 0.0
+
+    async def _run(self) -> None:
+        strangers = ClientLog(NOT_ADMITTED)
+        connector = aiohttp.TCPConnector(limit=0, use_dns_cache=False)
+        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+            door = HttpServer(
+                lambda request: self._forward(session, request),
+                LIMITS,
+                networks=self._listen.networks,
+                refused=lambda reason, address: strangers.note(address) if reason == "address" else None,
+            )
+            probes = HttpServer(self._show_health, LIMITS)
+            address = await door.listen(self._listen.host, self._listen.port)
+            if self._health is not None:
+                self.health = await probes.listen(*self._health)
+            checking = asyncio.create_task(self._check(session))
+            try:
+                self._on_ready(address)
+                while not self._stop.is_set() and not checking.done():
+                    await asyncio.sleep(0.05)
+                if checking.done():
+                    checking.result()
+            finally:
+                checking.cancel()
+                with suppress(asyncio.CancelledError):
+                    await checking
+                await door.close()
+                await probes.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _forward(self, session: aiohttp.ClientSession, request: web.BaseRequest) -> HttpResponse:
+        if request.method != "POST":
+            return HttpResponse(400, b"must be POST")
+        body = await read_body(request, MAX_BODY, LIMITS.request_seconds)
+        try:
+            answer = await self._ask(session, "POST", body)
+        except _NoAnswer as error:
+            self._note(str(error))
+            return UNANSWERED
+        if answer.status in (401, 403):  # about this process's token, which no agent can change
+            self._note(f"the controller refuses this proxy: {answer.body.decode(errors='replace')}")
+            return UNANSWERED
+        self._note(None)
+        return answer
+
+    async def _ask(self, session: aiohttp.ClientSession, method: str, body: bytes | None = None) -> HttpResponse:
+        """Raises _NoAnswer."""
+        server = await self._current_server()
+        headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS),
+                session.request(
+                    method, server.endpoint.url, data=body, headers=headers, ssl=server.tls, allow_redirects=False
+                ) as response,
+            ):
+                content = await response.content.read(MAX_BODY)
+                answer = HttpResponse(response.status, content, response.content_type)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._doubt()
+            why = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
+            raise _NoAnswer(f"cannot ask the controller at {server.endpoint.url}: {why}") from None
+        if answer.status in (401, 403, 503):
+            self._doubt()
+        return answer
+
+    async def _current_server(self) -> _Server:
+        """As it was read last, or is now. Raises _NoAnswer."""
+        clock = asyncio.get_running_loop().time
+        async with self._reading:
+            if self._server is not None and clock() < self._until:
+                return self._server
+            try:
+                endpoint, token = await asyncio.to_thread(self._read)
+                same = self._server is not None and self._server.endpoint == endpoint
+                tls = self._server.tls if same and self._server is not None else endpoint.tls_context()
+            except ValueError as error:
+                raise _NoAnswer(str(error)) from None
+            self._server = _Server(endpoint, token, tls)
+            self._since, self._until = clock(), clock() + KEPT_SECONDS
+            return self._server
+
+    def _doubt(self) -> None:
+        """Another controller may lead by now."""
+        self._until = min(self._until, self._since + LEAST_SECONDS)
+
+    # -- readiness -----------------------------------------------------------------------------------------------------
+
+    async def _check(self, session: aiohttp.ClientSession) -> None:
+        """Look whether the controller answers: a request that asks for nothing is refused, after its token counted."""
+        while True:
+            try:
+                answer = await self._ask(session, "GET")
+            except _NoAnswer as error:
+                self._note(str(error))
+            else:
+                admitted = answer.status == 400
+                refusal = f"{answer.status}: {answer.body.decode(errors='replace')[:200]}"
+                self._note(None if admitted else f"the controller refuses this proxy with {refusal}")
+            await asyncio.sleep(CHECK_SECONDS)
+
+    def _note(self, problem: str | None) -> None:
+        if (problem is None) != (self._problem is None):
+            if problem is None:
+                log.info("the controller answers; agents are admitted")
+            else:
+                log.warning("not ready: %s", problem)
+        self._problem = problem
+
+    async def _show_health(self, request: web.BaseRequest) -> HttpResponse:
+        if request.path == "/healthz":
+            return HttpResponse(200, b"ok")
+        if request.path != "/readyz":
+            return HttpResponse(404, b"there is /healthz and /readyz")
+        return HttpResponse(200, b"ok") if self._problem is None else HttpResponse(503, self._problem.encode()[:500])

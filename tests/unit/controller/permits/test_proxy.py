@@ -1,0 +1,124 @@
+"""Agents that know no token and no address but a pod's get their permits from the controller that leads."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from devalloc.controller.permits import proxy as proxy_module
+from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
+from devalloc.controller.permits.proxy import PermitProxy
+from devalloc.controller.permits.settings import PlainListener
+from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
+from devalloc.store.kubernetes import ApiError, KubernetesStore
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.host_pools import host
+from tests.support.permit_bench import Client, amounts, machine, permit_of, running, write_status_part
+from tests.support.waiting import until
+from tests.unit.controller.permits.test_leader import NAMESPACE, leading
+
+HERE = (ip_network("127.0.0.2/32"),)
+CUT = (ConnectionError, http.client.HTTPException)
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    """A machine with a runner pod, and the accounts of a node's plugin and of the proxy."""
+    monkeypatch.setattr(proxy_module, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(proxy_module, "LEAST_SECONDS", 0.05)
+    kube = FakeKube()
+    kube.users["proxy"] = {"username": "proxy", "extra": {NODE_NAME_KEY: ["node-a"]}}
+    kube.users["stranger"] = {"username": "stranger", "extra": {NODE_NAME_KEY: ["node-a"]}}
+    right = {"group": "devalloc.io", "resource": "virtualmachines", "subresource": "permits", "verb": "proxy"}
+    kube.allowed = lambda spec: (spec["user"], spec["resourceAttributes"]) == ("proxy", right)
+    with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+        store.create(host("node-a", cpus=8, memory=16))
+        running(store, machine("web", most=amounts(8000, 16)))
+        write_status_part(store, "web", runnerPod="web-x7k2p")
+    return kube
+
+
+@contextmanager
+def proxying(kube: FakeKube, token: str = "proxy") -> Iterator[tuple[PermitProxy, tuple[str, int]]]:
+    def read() -> tuple[PublishedEndpoint, str]:
+        try:
+            return parse_endpoint(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
+        except ApiError as error:
+            raise ValueError(str(error)) from None
+
+    places: list[tuple[str, int]] = []
+    proxy = PermitProxy(read, PlainListener("127.0.0.1", 0, HERE), ("127.0.0.1", 0), on_ready=places.append)
+    thread = threading.Thread(target=proxy.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: places, "it listens")
+        yield proxy, places[0]
+    finally:
+        proxy.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def agent(place: tuple[str, int], source: str = "127.0.0.2") -> Client:
+    client = Client(place)
+    client._connection.source_address = (source, 0)
+    return client
+
+
+def readiness(proxy: PermitProxy) -> tuple[int, str]:
+    assert proxy.health is not None
+    with closing(http.client.HTTPConnection(*proxy.health, timeout=30)) as connection:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_it_is_ready_while_a_controller_leads_and_forwards_to_the_next_one(kube: FakeKube) -> None:
+    with proxying(kube) as (proxy, place), closing(agent(place)) as client:
+        assert readiness(proxy)[0] == 503
+        body = json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode()
+        assert client.post(body)[0] == 503
+        with leading(kube, "one"):
+            until(lambda: readiness(proxy)[0] == 200, "it is ready", context=lambda: readiness(proxy))
+            assert client.ask("web-x7k2p", 2, "2Gi") == {"permit": {"vCPUs": 2, "mem": "2Gi"}}
+        until(lambda: readiness(proxy)[0] == 503, "nobody leads")
+        status, _, text = client.post(body)
+        assert (status, text) == (503, b"no controller grants permits now; ask again")
+        with leading(kube, "two") as second:
+            until(lambda: readiness(proxy)[0] == 200, "the next one answers", context=lambda: readiness(proxy))
+            assert client.ask("web-x7k2p", 3, "3Gi", last=None) == {"permit": {"vCPUs": 3, "mem": "3Gi"}}
+            permit: Any = permit_of(second.store, "web")
+            assert (permit["cpus"], permit["givenBy"]) == ("3", "two")
+
+
+def test_it_asks_for_machines_by_their_runner_pods_only(kube: FakeKube) -> None:
+    with leading(kube, "one"), proxying(kube) as (proxy, place), closing(agent(place)) as client:
+        until(lambda: readiness(proxy)[0] == 200, "it is ready")
+        for name in ("web", "nobody"):
+            status, _, text = client.post(json.dumps(client.message(name, 2, "2Gi")).encode())
+            assert (status, text) == (404, b"pod not found"), name
+        status, _, text = client.post(b"{}")
+        assert status == 400, "what the controller refuses, the agent is told"
+        assert client.post(b"x" * 100_000)[0] == 400
+        assert readiness(proxy)[0] == 200
+
+
+def test_other_addresses_are_cut_off(kube: FakeKube, caplog: pytest.LogCaptureFixture) -> None:
+    with leading(kube, "one"), proxying(kube) as (_, place):
+        with closing(agent(place, "127.0.0.3")) as client, pytest.raises(CUT):
+            client.ask("web-x7k2p", 2, "2Gi")
+        assert "127.0.0.3" in caplog.text
+
+
+def test_an_account_without_the_right_is_not_ready_and_says_why(kube: FakeKube) -> None:
+    with leading(kube, "one"), proxying(kube, "stranger") as (proxy, place), closing(agent(place)) as client:
+        until(lambda: "403" in readiness(proxy)[1], "it says why", context=lambda: readiness(proxy))
+        assert "virtualmachines/permits" in readiness(proxy)[1]
+        assert client.post(json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode())[0] == 503
