@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from devalloc.install.manifests import (
     LABEL,
+    NAMESPACE,
     InstallOptions,
     Object,
     collection_path,
@@ -98,8 +99,8 @@ def obsolete_objects(client: Client, objects: Iterable[Object], namespace: str) 
 
 def installed_objects(client: Client, namespace: str) -> Iterator[Object]:
     """The objects that ``install_objects`` of any version applied, the last one first. Raises NotInstalled."""
-    for api_version, kind, namespaced in _installed_kinds():
-        path = collection_path(api_version, kind, namespace if namespaced else None)
+    for api_version, kind, where in _installed_kinds():
+        path = collection_path(api_version, kind, namespace if where == NAMESPACE else where)
         listed = get_or_none(client, path, labelSelector="=".join(LABEL))
         for item in listed["items"] if listed else ():
             managers = {entry.get("manager") for entry in item["metadata"].get("managedFields", ())}
@@ -141,12 +142,15 @@ def get_or_none(client: Client, path: str, **params: str) -> Object | None:
         raise NotInstalled(str(error) if error.is_unreachable else f"cannot read {path}: {error}") from None
 
 
-def _installed_kinds() -> Iterator[tuple[str, str, bool]]:
-    """API version and kind of everything that can be installed, and whether it is namespaced; last created first."""
-    options = InstallOptions(version="any", service_monitor=True, resource_claims=True, permits=True, neon=True)
+def _installed_kinds() -> Iterator[tuple[str, str, str | None]]:
+    """API version, kind and namespace of everything that can be installed, as by default; last created first."""
+    options = InstallOptions(
+        version="any", service_monitor=True, resource_claims=True, permits=True, neon=True, neon_agents="any"
+    )
     every = render_manifests(options)
-    kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
-    yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
+    yield from reversed(
+        dict.fromkeys((one["apiVersion"], one["kind"], one["metadata"].get("namespace")) for one in every)
+    )
 
 
 def _apply_object(client: Client, one: Object, *, dry_run: bool) -> tuple[str, Object]:

@@ -35,6 +35,7 @@ from devalloc.version import VERSION
 
 _CONTROLLED: Final = 'ne .Values.publish "slices"'
 _PREFIX, _TAG, _KUBELET, _FENCING = "image.prefix/", "image.tag", "/kubelet.dir", "secret.of.fencing"
+_AGENTS, _SCHEDULER = "networks.of.agents", "name-of-neons-scheduler"
 _HAS_FENCING: Final = "(.Values.fencing).secret"
 """In parentheses, or `helm upgrade --reuse-values` fails with the values of a release that had no `fencing`."""
 _NO_PREFIX: Final = "set image.prefix: where you pushed the images, such as registry.example.com/team/ (docs/images.md)"
@@ -43,6 +44,8 @@ _VALUES: Final = {
     _TAG: "{{ .Values.image.tag | default .Chart.AppVersion }}",
     _KUBELET: "{{ .Values.node.kubeletDir }}",
     _FENCING: f"{{{{ {_HAS_FENCING} }}}}",
+    _AGENTS: '{{ join " " .Values.neonAgents }}',
+    _SCHEDULER: '{{ .Values.neonScheduler | default "devalloc" }}',
     NAMESPACE: "{{ .Release.Namespace }}",
 }
 """What replaces texts of the rendered manifests."""
@@ -109,15 +112,21 @@ def _conditional_objects() -> Iterator[tuple[str, Object]]:
                 condition = f"and (not .Values.machinesInEdit) ({condition})"
             yield condition, _with_marks(one)
     plain = InstallOptions("both", _PREFIX, _TAG, kubelet_dir=_KUBELET)
+    seen = {*marked["both"]}
     for condition, more in (
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
         ('and .Values.resourceClaims (eq .Values.publish "both")', replace(plain, resource_claims=True)),
         (f"and .Values.permits ({_CONTROLLED})", replace(plain, permits=True)),
         (f"and .Values.neon ({_CONTROLLED})", replace(plain, neon=True)),
+        (
+            f"and .Values.neonAgents .Values.neon .Values.permits ({_CONTROLLED})",
+            replace(plain, neon=True, permits=True, neon_agents=_AGENTS, neon_scheduler=_SCHEDULER),
+        ),
         (f"and {_HAS_FENCING} ({_CONTROLLED})", replace(plain, fencing_secret=_FENCING)),
     ):
         for path, one in _objects(more).items():
-            if path not in marked["both"]:
+            if path not in seen:
+                seen.add(path)
                 yield condition, _with_marks(one)
 
 
@@ -236,6 +245,12 @@ resourceClaims: false
 permits: false
 # The controller reads NeonVM's machines (vm.neon.tech) and their pods; with permits they count, and get permits.
 neon: false
+# Networks of Neon's agents, such as [10.244.0.0/16]: with permits and neon, a proxy runs in kube-system that they find
+# and ask. Everything that can connect from there gets permits.
+neonAgents: []
+# Name by which they find it: their scheduler.schedulerName, and spec.schedulerName of their machines. Not that of a
+# scheduler that runs.
+neonScheduler: devalloc
 # Create a ServiceMonitor for the Prometheus operator.
 serviceMonitor: false
 # Let everyone who may edit a namespace also create VirtualMachines there, which run QEMU on a node. Otherwise the
@@ -285,6 +300,8 @@ def _schema() -> Object:
         resourceClaims=truth,
         permits=truth,
         neon=truth,
+        neonAgents=texts,
+        neonScheduler={"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"},
         serviceMonitor=truth,
         machinesInEdit=truth,
         fencing=named(secret={"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"}),
@@ -316,7 +333,11 @@ def main(folder: Path) -> None:
     """Write the chart, and update the version of the images in the manifests beside it."""
     for path in (
         folder.parent / part
-        for part in ("base/controller.yaml", *(f"node/{each}/daemonset.yaml" for each in ("plugin", "host")))
+        for part in (
+            "base/controller.yaml",
+            "neon-proxy/proxy.yaml",
+            *(f"node/{each}/daemonset.yaml" for each in ("plugin", "host")),
+        )
     ):
         path.write_text(_IMAGE.sub(rf"\g<1>{VERSION}", path.read_text()))
     for name, text in chart(VERSION).items():

@@ -166,6 +166,10 @@ class InstallOptions:
     """Run the permit server in the controller."""
     neon: bool = False
     """Let the controller read NeonVM's machines and runner pods, and with ``permits`` grant permits to them."""
+    neon_agents: str = ""
+    """Networks of Neon's agents, separated by blanks, for which the proxy runs that they find. Empty: no proxy."""
+    neon_scheduler: str = "devalloc"
+    """What Neon's agents have as ``scheduler.schedulerName``: the label ``name`` of the proxy's pod."""
     fencing_secret: str = ""
     """Name of a Secret with the fencing program (key ``power-off``) and the files that it reads. Empty: no program."""
     machines_in_edit: bool = False
@@ -208,6 +212,8 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
             objects += _labelled(render_folder(deploy / folder))
             controller = next(one for one in objects if one["kind"] == "Deployment")
             controller["spec"]["template"]["spec"]["containers"][0]["args"].append(argument)
+    if options.neon_agents:
+        objects += _labelled([_with_agents(one, options) for one in render_folder(deploy / "neon-proxy")])
     if options.fencing_secret:
         controller = next(one for one in objects if one["kind"] == "Deployment")
         volume, mount = fencing_volume(options.fencing_secret)
@@ -226,6 +232,12 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
     chosen = [one for one in objects if part_of(one) in wanted]
     chosen.sort(key=lambda one: kinds.index(one["kind"]))
     return [_apply_options(one, options) for one in chosen]
+
+
+def _with_agents(one: Object, options: InstallOptions) -> Object:
+    """An object of the proxy, with the networks of its agents, and the name by which they find it."""
+    names = {"neon-agents": options.neon_agents, "neon-scheduler-name": options.neon_scheduler}
+    return {**one, "spec": _change_texts(one["spec"], lambda text: names.get(text, text))} if "spec" in one else one
 
 
 def images_without_owner(objects: Iterable[Object]) -> list[str]:
@@ -277,6 +289,8 @@ _PATTERNS: Final = {
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
     "image_prefix": (r"[a-zA-Z0-9._:/-]*", "a prefix of an image's name, such as registry.example.com/team/"),
     "tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag"),
+    "neon_agents": (r"([0-9A-Za-z.:/]+( [0-9A-Za-z.:/]+)*)?", "networks such as 10.1.0.0/16, separated by blanks"),
+    "neon_scheduler": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
     "fencing_secret": (r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "the name of a Secret"),
     "kubelet_dir": (r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+/?", "an absolute path"),
 }
@@ -298,6 +312,8 @@ def _check(options: InstallOptions) -> None:
     ):
         if is_wanted and options.publish == "slices":
             raise ValueError(f"with publish slices there {lack}")
+    if options.neon_agents and not (options.neon and options.permits):
+        raise ValueError("neon agents need neon and permits: they ask the permit server for machines of NeonVM")
 
 
 def _add_condition(pod: Object, expression: Any) -> None:

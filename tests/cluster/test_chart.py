@@ -70,6 +70,10 @@ def expected(options: InstallOptions) -> dict[str, Any]:
         (["publish=pools"], InstallOptions("pools")),
         (["publish=slices"], InstallOptions("slices")),
         (
+            ["permits=true", "neon=true", "neonAgents={10.1.0.0/16,10.2.0.0/16}", "neonScheduler=ours"],
+            InstallOptions(permits=True, neon=True, neon_agents="10.1.0.0/16 10.2.0.0/16", neon_scheduler="ours"),
+        ),
+        (
             ["image.prefix=registry.example.com/team/", "image.tag=9.9", "node.kubeletDir=/var/lib/k0s/kubelet"],
             InstallOptions(
                 image_prefix="registry.example.com/team/", version="9.9", kubelet_dir="/var/lib/k0s/kubelet"
@@ -86,7 +90,7 @@ def expected(options: InstallOptions) -> dict[str, Any]:
             InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True, fencing_secret="bmc"),
         ),
     ],
-    ids=["both", "pools", "slices", "images", "more"],
+    ids=["both", "pools", "slices", "neon agents", "images", "more"],
 )
 def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: InstallOptions) -> None:
     assert rendered(helm, *settings) == expected(options)

@@ -371,6 +371,20 @@ def test_what_another_way_of_publishing_does_not_have_is_taken_off(
     assert own.get("/apis/devmgmtproto.k8s.io/v1alpha1/devicepools").ok, "CRDs stay"
 
 
+def test_the_proxy_in_another_namespace_is_kept_and_taken_off(own: Cluster, devalloc: Install, installed: None) -> None:
+    made = outcomes(devalloc("install", "--permits", "--neon", "--neon-agents=10.1.0.0/16"))
+    assert made["networkpolicy.networking.k8s.io/devalloc-permit-proxy"] == "created"
+    path = "/apis/apps/v1/namespaces/kube-system/deployments/devalloc-permit-proxy"
+    assert own.get(path).ok
+    assert set(outcomes(devalloc("install")).values()) == {"unchanged"}
+    gone = outcomes(devalloc("install", "--neon-agents="))
+    assert gone["deployment.apps/devalloc-permit-proxy"] == "deleted"
+    assert gone["serviceaccount/devalloc-permit-proxy"] == "deleted"
+    assert not own.get(path).ok
+    devalloc("install", "--neon-agents=10.1.0.0/16")
+    assert "deployment.apps/devalloc-permit-proxy deleted" in devalloc("uninstall")
+
+
 def test_the_options_of_the_last_installation_count_again(
     own: Cluster, devalloc: Install, kubectl: Kubectl, installed: None
 ) -> None:

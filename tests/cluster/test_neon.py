@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.store.kubernetes import Client, KubernetesStore
 from tests.conformance.test_guest_monitor_process import started
 from tests.support import kube_rights, neon_installation
@@ -20,7 +23,16 @@ from tests.support.controller_processes import Process
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.host_pools import host
 from tests.support.kube_api import Cluster
-from tests.support.neon_installation import AgentError, MonitorPeer, NeonVms, ScriptedAgent, vm
+from tests.support.neon_installation import (
+    AgentError,
+    MonitorPeer,
+    NeonVms,
+    ProxyPod,
+    ScriptedAgent,
+    scheduler_address,
+    vm,
+)
+from tests.support.neon_plugin import scheduler_reserved
 from tests.support.permit_bench import GIB, machine
 from tests.support.permit_storm_cluster import MACHINES, POOLS, controller, prepared_cluster
 from tests.support.ports import free_ports
@@ -70,12 +82,17 @@ def test_neons_agent_scales_its_machine_by_permits_of_the_controller(neon: NeonV
             assert agent.grow(monitor, 1000, 4) == (1000, 4)
             given = permit(neon, "vm1")
             assert (given["cpus"], given["memory"], given["runnerPod"]) == ("1", "4Gi", "vm1-x7k2p")
+            assert scheduler_reserved(neon.get("vm1")) == (1000, 4 * GIB), (
+                "Neon's scheduler, which places pods, knows it"
+            )
             assert agent.grow(monitor, 8000, 16) == (6000, 12), "the other machine has the rest of the node"
+            assert scheduler_reserved(neon.get("vm1")) == (6000, 12 * GIB)
             guest.set_memory(12 * GIB, 11 * GIB)
             assert not agent.shrink(monitor, 500, 2), "its memory is in use"
             guest.set_memory(12 * GIB, 300 * 2**20)
             until(lambda: agent.shrink(monitor, 500, 2), "the guest agrees")
             assert (permit(neon, "vm1")["cpus"], permit(neon, "vm1")["memory"]) == ("500m", "2Gi")
+            assert scheduler_reserved(neon.get("vm1")) == (500, 2 * GIB)
 
         # What was permitted outlives the controller, and its node is not given away twice.
         agent.grow(_Absent(), 6000, 12)
@@ -188,6 +205,70 @@ def test_a_runner_pod_counts_from_its_binding_until_it_has_ended(neon: NeonVms, 
     finally:
         process.close()
     assert "forbidden" not in process.output().lower(), process.output()
+
+
+def test_an_agent_that_knows_no_address_finds_the_controller_that_leads(neon: NeonVms, tmp_path: Path) -> None:
+    """Real accounts and rights; of the proxy's pod, its kubelet is played."""
+    cluster = neon.cluster
+    kube_rights.install(cluster, "both", permits=True, neon=True, neon_agents="127.0.0.1/32")
+    neon.start(vm("vm1", ("250m", "8", "250m"), (1, 16, 1)), "vm1-x7k2p")
+    port, health = free_ports(2)
+    account = kube_rights.token(cluster, "devalloc-permit-proxy", namespace="kube-system")
+    kubeconfig = kube_rights.with_token(cluster, "devalloc-permit-proxy", account)
+    options = InstallOptions(permits=True, neon=True, neon_agents="127.0.0.1/32")
+    (template,) = (
+        one["spec"]["template"]
+        for one in render_manifests(options, ["controller"])
+        if (one["kind"], one["metadata"]["name"]) == ("Deployment", "devalloc-permit-proxy")
+    )
+    pod = ProxyPod(cluster, template, "127.0.0.1", ("127.0.0.1", health))
+    command = [
+        sys.executable, "-m", "devalloc.cli", "permit-proxy", f"--kubeconfig={kubeconfig}", "--log-level=info",
+        f"--listen=127.0.0.1:{port}", "--agents=127.0.0.1/32", f"--health-listen=127.0.0.1:{health}",
+    ]  # fmt: skip
+    cluster.create("/api/v1/namespaces/kube-system/serviceaccounts", {"metadata": {"name": "default"}})
+    pod.create(NODE)
+    first = second = None
+    with (tmp_path / "proxy.log").open("wb") as log:
+        proxy = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until(lambda: _probed(pod) is False, "it runs, and nobody leads")
+        assert scheduler_address(cluster, "devalloc") is None
+        first = controller(cluster, tmp_path, "first", "4s")
+        first.options = (*first.options, "--neon")
+        first.start()
+        until(lambda: _probed(pod), "a controller answers", context=(tmp_path / "proxy.log").read_text)
+        address = scheduler_address(cluster, "devalloc")
+        assert address is not None
+        agent = ScriptedAgent(neon, "vm1", (address, port))
+        assert agent.ask(250, 1) == (250, 1)
+        assert agent.ask(4000, 8) == (4000, 8)
+        agent.scale(4000, 8)
+        first.close()
+        until(lambda: not _probed(pod), "nobody leads")
+        assert scheduler_address(cluster, "devalloc") is None, "an agent waits, and loses nothing"
+        second = controller(cluster, tmp_path, "second", "4s")
+        second.options = (*second.options, "--neon")
+        second.start()
+        until(lambda: _probed(pod), "the next one answers", context=(tmp_path / "proxy.log").read_text)
+        assert agent.ask(4000, 8) == (4000, 8)
+        assert permit(neon, "vm1")["cpus"] == "4"
+    finally:
+        proxy.terminate()
+        code = proxy.wait(60)
+        for process in (first, second):
+            if process is not None:
+                process.close()
+        cluster.delete(f"{neon_installation.SYSTEM_PODS}/{pod.name}?gracePeriodSeconds=0")
+    assert code == 0, (tmp_path / "proxy.log").read_text()
+    assert "forbidden" not in (tmp_path / "proxy.log").read_text().lower()
+
+
+def _probed(pod: ProxyPod) -> bool | None:
+    try:
+        return pod.probe()
+    except OSError:
+        return None
 
 
 def test_authors_of_machines_write_no_permits(neon: NeonVms) -> None:

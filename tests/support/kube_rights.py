@@ -21,12 +21,15 @@ def install(
     resource_claims: bool = False,
     permits: bool = False,
     neon: bool = False,
+    neon_agents: str = "",
 ) -> None:
     """Accounts, rights and policies, without anything that runs; those that are there already stay.
 
     But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
     """
-    options = InstallOptions(publish=publish, resource_claims=resource_claims, permits=permits, neon=neon)
+    options = InstallOptions(
+        publish=publish, resource_claims=resource_claims, permits=permits, neon=neon, neon_agents=neon_agents
+    )
     for body in render_manifests(options, ["namespace", "rbac", "policies"]):
         answer = cluster.create(object_collection_path(body), body)
         assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"

@@ -27,6 +27,7 @@ GIB = 2**30
 GROUP, VERSION = "vm.neon.tech", "v1"
 MACHINES = f"/apis/{GROUP}/{VERSION}/namespaces/default/virtualmachines"
 PODS = "/api/v1/namespaces/default/pods"
+SYSTEM_PODS = "/api/v1/namespaces/kube-system/pods"
 SCALED = {"autoscaling.neon.tech/enabled": "true"}
 _NAME = f"virtualmachines.{GROUP}"
 _CPU = {"x-kubernetes-int-or-string": True, "pattern": r"^[0-9]+((\.[0-9]*)?|m)"}
@@ -219,6 +220,46 @@ class NeonVms:
 
     def get(self, name: str) -> Object:
         return dict(self.cluster.get(f"{self.machines}/{name}").content)
+
+
+def scheduler_address(cluster: Cluster, name: str) -> str | None:
+    """Whom Neon's agent asks: the IP of the newest ready pod of kube-system with this label ``name``."""
+    found = [
+        pod
+        for pod in cluster.get(f"{SYSTEM_PODS}?labelSelector=name%3D{name}").content["items"]
+        if conditions(pod).get("Ready") == "True" and pod["status"].get("podIP")
+    ]
+    newest = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+    return None if newest is None else str(newest["status"]["podIP"])
+
+
+@dataclass
+class ProxyPod:
+    """The pod of `devalloc permit-proxy` as its Deployment makes it, and a kubelet that probes it."""
+
+    cluster: Cluster
+    template: Object
+    address: str
+    health: tuple[str, int]
+    name: str = "devalloc-permit-proxy-7d9f"
+
+    def create(self, node: str) -> None:
+        """Bound to a node, and not ready."""
+        metadata = {"name": self.name, "labels": self.template["metadata"]["labels"]}
+        body = {"metadata": metadata, "spec": {**self.template["spec"], "nodeName": node}}
+        answer = self.cluster.create(SYSTEM_PODS, body)
+        assert answer.ok, answer.message
+
+    def probe(self) -> bool:
+        """Whether it is ready, which its status says then."""
+        with closing(http.client.HTTPConnection(*self.health, timeout=30)) as connection:
+            connection.request("GET", "/readyz")
+            is_ready = connection.getresponse().status == 200
+        pod = self.cluster.get(f"{SYSTEM_PODS}/{self.name}").content
+        ready = {"type": "Ready", "status": str(is_ready)}
+        pod["status"] |= {"phase": "Running", "podIP": self.address, "conditions": [ready]}
+        assert self.cluster.replace(f"{SYSTEM_PODS}/{self.name}/status", pod).ok
+        return is_ready
 
 
 class AgentError(Exception):

@@ -77,6 +77,26 @@ class ScriptedPlugin:
             raise _RefusedError(400, "pod is not associated with a VM")
 
 
+def scheduler_reserved(machine: Object) -> tuple[int, int]:
+    """What the scheduler of that plugin sets aside for a machine of NeonVM, once its pod has the machine's annotations:
+    what it believes to have approved, or what the machine uses. A machine that wants more than that without a scaling
+    unit has it divide by zero."""
+    annotations, guest = machine["metadata"].get("annotations", {}), machine["spec"]["guest"]
+
+    def read(name: str) -> tuple[int, int] | None:
+        return _read(json.loads(annotations[name])) if name in annotations else None
+
+    uses = (
+        milli(guest["cpus"]["use"]),
+        guest["memorySlots"]["use"] * Quantity.parse(guest["memorySlotSize"]).nano // NANO,
+    )
+    approved = read("internal.autoscaling.neon.tech/resources-approved") or uses
+    requested = read("internal.autoscaling.neon.tech/resources-requested") or uses
+    unit = read("autoscaling.neon.tech/scaling-unit") or (0, 0)
+    assert all(wanted <= has or step > 0 for wanted, has, step in zip(requested, approved, unit, strict=True)), "panic"
+    return approved
+
+
 def _read(amounts: Object | None) -> tuple[int, int] | None:
     return None if amounts is None else (milli(amounts["vCPUs"]), Quantity.parse(amounts["mem"]).nano // NANO)
 

@@ -143,6 +143,7 @@ def uninstall(kubeconfig: Path | None, namespace: str, crds: bool, force: bool, 
 
 
 _PUBLISH = ("slices", "pools", "both")
+_NEEDED_BY_AGENTS = {"neon": True, "permits": True}
 _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "node", "monitoring")
 
 
@@ -200,6 +201,18 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     default=None,
     help="Let the controller read NeonVM's machines (vm.neon.tech) and their pods; with --permits they count on their "
     "nodes and get permits.",
+)
+@click.option(
+    "--neon-agents",
+    metavar="CIDR...",
+    help="Networks of Neon's agents, separated by blanks: run a proxy in kube-system that they find and ask, with "
+    "--permits and --neon. Everything that can connect from there gets permits. Empty: no proxy any more.",
+)
+@click.option(
+    "--neon-scheduler",
+    metavar="NAME",
+    help="Name by which Neon's agents find the proxy: their scheduler.schedulerName, and spec.schedulerName of their "
+    "machines. Not that of a scheduler that runs [default: devalloc].",
 )
 @click.option(
     "--fencing-secret",
@@ -265,7 +278,8 @@ def install(
         return 0
     from devalloc.install import apply, upgrade
 
-    _manifests(given, namespace, only)  # reports invalid options before it connects to the cluster
+    # Reports invalid options before it connects to the cluster, where the last installation may have the others.
+    _manifests({**_NEEDED_BY_AGENTS, **given} if given.get("neon_agents") else given, namespace, only)
     client = connect_as_admin(kubeconfig)
     try:
         previous: dict[str, Any] = {}
@@ -304,8 +318,13 @@ def _options(chosen: Mapping[str, Any], namespace: str) -> InstallOptions:
 
 def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...]) -> list[Object]:
     """Raises BadInput."""
+    from devalloc.cli.options.scaling import parse_networks
     from devalloc.install.manifests import render_manifests
 
+    if any(
+        network.prefixlen == 0 for network in parse_networks("--neon-agents", chosen.get("neon_agents", "").split())
+    ):
+        raise BadInput("--neon-agents would let everyone in: name the networks of the agents")
     try:
         return render_manifests(_options(chosen, namespace), only)
     except ValueError as error:

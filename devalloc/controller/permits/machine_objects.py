@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from devalloc.controller.permits import neon_vms, vm_state
 from devalloc.controller.permits.vm_state import VmState
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.store import Change, Object
 from devalloc.store import Key as ObjectKey
 
@@ -50,17 +50,18 @@ def permit_change(
     *,
     permit: Resources | None,
     previous: Resources = NO_RESOURCES,
+    unit: Resources = DEFAULT_COMPUTE_UNIT,
     given_by: str,
     conditions: Mapping[str, tuple[bool, str, str]],
     now: str,
 ) -> Change:
-    """What to write on an object. ``permit``: None takes the record of one away.
+    """What to write on an object. ``permit``: None takes the record of one away. ``unit``: the compute unit.
 
     ``conditions``: by type whether it is true, its reason and its message; NeonVM's machines get none. ``now``:
     RFC 3339.
     """
     if neon_vms.is_neon_vm(obj):
-        return neon_vms.neon_permit_change(obj, permit=permit, previous=previous, given_by=given_by)
+        return neon_vms.neon_permit_change(obj, permit=permit, previous=previous, unit=unit, given_by=given_by)
     return vm_state.permit_change(
         obj, permit=permit, previous=previous, given_by=given_by, conditions=conditions, now=now
     )

@@ -1,7 +1,8 @@
 """NeonVM's machines (``vm.neon.tech``) as the ledgers read them, and where their permits are written.
 
 NeonVM runs them, and its own status is not ours to write. So a permit is an annotation of the object, and holds for the
-runner pod that it names. Their agents ask by that pod.
+runner pod that it names. Their agents ask by that pod. Beside it the permit is written as Neon's scheduler reads it,
+which places runner pods and counts a machine by what it believes to have approved.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ NEON_MACHINES = ApiResource("VirtualMachine", GROUP, "v1", "virtualmachines", Tr
 KIND = NEON_MACHINES.store_kind
 PERMIT = "devalloc.io/permitted"
 """The annotation with a permit: JSON as ``status.permitted`` of a VirtualMachine, with ``runnerPod``."""
+SCALING_UNIT = "autoscaling.neon.tech/scaling-unit"
+REQUESTED = "internal.autoscaling.neon.tech/resources-requested"
+APPROVED = "internal.autoscaling.neon.tech/resources-approved"
+"""Annotations from which Neon's scheduler reads what a machine has of its node. Equal ones it leaves alone."""
 _RUNS = frozenset({"Running", "Scaling", "PreMigrating", "Migrating"})
 _MIGRATES = frozenset({"PreMigrating", "Migrating"})
 _HAS_ENDED = frozenset({"Succeeded", "Failed"})
@@ -104,8 +109,10 @@ def _read_info(obj: Object) -> tuple[VmInfo | None, bool]:
     return from_vm({**obj, "metadata": {**obj["metadata"], "annotations": {}}}).info, False
 
 
-def neon_permit_change(obj: Object, *, permit: Resources | None, previous: Resources, given_by: str) -> Change:
-    """What to write on an object. ``permit``: None takes the record of one away."""
+def neon_permit_change(
+    obj: Object, *, permit: Resources | None, previous: Resources, unit: Resources, given_by: str
+) -> Change:
+    """What to write on an object. ``permit``: None takes the record of one away. ``unit``: of what is approved."""
     metadata, text = obj["metadata"], None
     annotations = as_mapping(metadata.get("annotations"))
     if permit is not None:
@@ -121,8 +128,19 @@ def neon_permit_change(obj: Object, *, permit: Resources | None, previous: Resou
         if {**before, "givenBy": given_by} == content:
             content = before  # the same permit, which another server gave
         text = json.dumps(content, separators=(",", ":"))
-    changed = {} if annotations.get(PERMIT) == text else {PERMIT: text}
+    wanted = {PERMIT: text}
+    if permit is not None:
+        counted = _for_scheduler(permit.most(previous))
+        wanted |= {SCALING_UNIT: _for_scheduler(unit), REQUESTED: counted, APPROVED: counted}
+    elif PERMIT in annotations:
+        wanted |= dict.fromkeys((SCALING_UNIT, REQUESTED, APPROVED))
+    changed = {name: value for name, value in wanted.items() if annotations.get(name) != value}
     return Change(ObjectKey.of(obj), metadata["resourceVersion"], obj.get("status"), changed)
+
+
+def _for_scheduler(amounts: Resources) -> str:
+    content = {"vCPUs": cpus_text(amounts.cpu), "mem": bytes_text(amounts.memory)}
+    return json.dumps(content, separators=(",", ":"))
 
 
 def _permit(annotations: Mapping[str, Any], pod: str, info: VmInfo) -> tuple[Resources | None, Resources]:

@@ -173,6 +173,7 @@ class PermitTransaction:
                         self._book.objects[key],
                         permit=permit,
                         previous=previous,
+                        unit=self._book.settings.unit,
                         given_by=self._given_by,
                         conditions=self._conditions.get(key, {}),
                         now=self._now,

@@ -292,6 +292,31 @@ def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked
             assert not {"allocate", "prepare", "prioritize", "use-host-paths", "overcommit"} & set(rule["verbs"]), name
 
 
+def test_the_proxy_of_neons_agents_is_where_they_look_and_may_do_nothing_else() -> None:
+    options = InstallOptions(permits=True, neon=True, neon_agents="10.1.0.0/16 10.2.0.0/16", neon_scheduler="ours")
+    made = [one for one in render_manifests(options) if one["metadata"]["name"] == "devalloc-permit-proxy"]
+    (deployment,) = (one for one in made if one["kind"] == "Deployment")
+    assert deployment["metadata"]["namespace"] == "kube-system"
+    assert deployment["spec"]["template"]["metadata"]["labels"]["name"] == "ours"
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "DEVALLOC_NEON_AGENTS", "value": "10.1.0.0/16 10.2.0.0/16"} in container["env"]
+    (role,) = (one for one in made if one["kind"] == "ClusterRole")
+    assert role["rules"] == [
+        {"apiGroups": ["devalloc.io"], "resources": ["virtualmachines/permits"], "verbs": ["proxy"]}
+    ]
+    without = render_manifests(InstallOptions(permits=True, neon=True))
+    assert not [one for one in without if one["metadata"].get("namespace") == "kube-system"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [InstallOptions(neon_agents="10.1.0.0/16", neon=True), InstallOptions(neon_agents="10.1.0.0/16", permits=True)],
+)
+def test_neons_agents_need_the_permit_server_and_their_machines(options: InstallOptions) -> None:
+    with pytest.raises(ValueError, match="neon agents need neon and permits"):
+        render_manifests(options)
+
+
 # -- where it comes from -----------------------------------------------------------------------------------------------
 
 
@@ -299,7 +324,14 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for origin, place in included.items():
         shutil.copytree(ROOT / origin, tmp_path / place)
-    more = InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True, fencing_secret="bmc")
+    more = InstallOptions(
+        service_monitor=True,
+        resource_claims=True,
+        permits=True,
+        neon=True,
+        neon_agents="10.1.0.0/16",
+        fencing_secret="bmc",
+    )
     options = [*(InstallOptions(publish=publish) for publish in PUBLISH), more]
     expected = [render_manifests(each) for each in options]
     packaged = tmp_path / "devalloc" / "install" / "data"

@@ -19,7 +19,7 @@ from devalloc.controller.permits.machine_objects import (
     permit_change,
     read_machine,
 )
-from devalloc.controller.permits.neon_vms import KIND, PERMIT
+from devalloc.controller.permits.neon_vms import APPROVED, KIND, PERMIT
 from devalloc.controller.permits.transaction import PermitTransaction
 from devalloc.controller.permits.vm_state import VmState
 from devalloc.scaling.messages.permits import RequestError, WireResources, decode_reply, decode_request
@@ -27,6 +27,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.store import Key
 from devalloc.store.metadata_rules import with_annotations
 from tests.support.neon_installation import SCALED, vm
+from tests.support.neon_plugin import scheduler_reserved
 from tests.support.permit_bench import GIB, amounts, machine
 
 Object = dict[str, Any]
@@ -242,3 +243,20 @@ def test_a_full_node_asks_nobody_to_migrate_it() -> None:
     assert not grant.begins_migration
     assert not grant.wants_migration
     assert draft.changes() == []
+
+
+@given(st.integers(250, 4000), st.integers(1, 8), st.integers(250, 4000), st.integers(1, 8))
+def test_neons_scheduler_counts_what_the_machine_may_have(cpu: int, memory: int, kept: int, kept_memory: int) -> None:
+    permit, previous = amounts(cpu, memory), amounts(kept, kept_memory)
+    obj = neon_vm(annotations={APPROVED: '{"vCPUs":"250m","mem":"1Gi"}'})
+    change = permit_change(obj, permit=permit, previous=previous, given_by="s", conditions={}, now="now")
+    after = with_annotations(obj, change.annotations)
+    most = permit.most(previous)
+    assert scheduler_reserved(after) == (most.cpu, most.memory)
+    without = permit_change(after, permit=None, given_by="s", conditions={}, now="now")
+    assert not with_annotations(after, without.annotations)["metadata"].get("annotations")
+
+
+def test_what_neons_scheduler_wrote_stays_where_there_is_no_permit() -> None:
+    obj = neon_vm(annotations={APPROVED: '{"vCPUs":"250m","mem":"1Gi"}'})
+    assert permit_change(obj, permit=None, given_by="s", conditions={}, now="now").annotations == {}
