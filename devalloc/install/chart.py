@@ -248,8 +248,8 @@ neon: false
 # Networks of Neon's agents, such as [10.244.0.0/16]: with permits and neon, a proxy runs in kube-system that they find
 # and ask. Everything that can connect from there gets permits.
 neonAgents: []
-# Name by which they find it: their scheduler.schedulerName, and spec.schedulerName of their machines. Not that of a
-# scheduler that runs.
+# Name by which they find it: their scheduler.schedulerName, and spec.schedulerName of their machines. No other pod of
+# kube-system may have it as its label `name`.
 neonScheduler: devalloc
 # Create a ServiceMonitor for the Prometheus operator.
 serviceMonitor: false

@@ -224,12 +224,12 @@ class NeonVms:
 
 def scheduler_address(cluster: Cluster, name: str) -> str | None:
     """Whom Neon's agent asks: the IP of the newest ready pod of kube-system with this label ``name``."""
-    found = [
+    ready = [
         pod
         for pod in cluster.get(f"{SYSTEM_PODS}?labelSelector=name%3D{name}").content["items"]
         if conditions(pod).get("Ready") == "True" and pod["status"].get("podIP")
     ]
-    newest = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+    newest = max(ready, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     return None if newest is None else str(newest["status"]["podIP"])
 
 

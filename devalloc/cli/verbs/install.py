@@ -212,7 +212,7 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     "--neon-scheduler",
     metavar="NAME",
     help="Name by which Neon's agents find the proxy: their scheduler.schedulerName, and spec.schedulerName of their "
-    "machines. Not that of a scheduler that runs [default: devalloc].",
+    "machines. No other pod of kube-system may have it as its label `name` [default: devalloc].",
 )
 @click.option(
     "--fencing-secret",

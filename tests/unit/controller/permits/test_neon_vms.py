@@ -246,8 +246,8 @@ def test_a_full_node_asks_nobody_to_migrate_it() -> None:
 
 
 @given(st.integers(250, 4000), st.integers(1, 8), st.integers(250, 4000), st.integers(1, 8))
-def test_neons_scheduler_counts_what_the_machine_may_have(cpu: int, memory: int, kept: int, kept_memory: int) -> None:
-    permit, previous = amounts(cpu, memory), amounts(kept, kept_memory)
+def test_neons_scheduler_counts_what_the_machine_may_have(cpu: int, memory: int, other: int, other_memory: int) -> None:
+    permit, previous = amounts(cpu, memory), amounts(other, other_memory)
     obj = neon_vm(annotations={APPROVED: '{"vCPUs":"250m","mem":"1Gi"}'})
     change = permit_change(obj, permit=permit, previous=previous, given_by="s", conditions={}, now="now")
     after = with_annotations(obj, change.annotations)
