@@ -124,7 +124,7 @@ class MonitorConnection:
                 self._lost(error.message)
             except asyncio.CancelledError:
                 session.fail(CloseCode.GOING_AWAY, "the agent ends")
-                self._lost("the agent no longer watches it")
+                self._lost("the agent no longer watches it", is_wrong=False)
                 raise
             finally:
                 await session.gone()
@@ -205,12 +205,13 @@ class MonitorConnection:
         self._status = replace(self._status, last_success=loop_ms())
         return answer
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str, *, is_wrong: bool = True) -> None:
+        """``is_wrong``: it was not this agent that ended it."""
         self._session = None
         since = loop_ms() if self._status.connected else self._status.since
         if why != self._status.why:
-            _log.warning("%s: %s", self._machine, why)
-            self._warned = True
+            _log.log(logging.WARNING if is_wrong else logging.INFO, "%s: %s", self._machine, why)
+            self._warned |= is_wrong
         self._status = replace(self._status, connected=False, why=why, since=since)
         self._listener.monitor_disconnected(why)
 
