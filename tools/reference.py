@@ -58,7 +58,7 @@ The command shows the same: `devalloc explain claim.spec.claims.limits`, or `-o 
   empty if it is a list or a map.
 - An *amount* is a number or a text such as `2`, `500m`, `1.5G` or `10Gi`, as in Kubernetes. The suffixes `n`, `u`, `m`,
   `k`, `M`, `G`, `T`, `P` and `E` are decimal; `Ki` to `Ei` are powers of 1024.
-- Numbers such as (S9) are [rules](../spec/README.md).
+- Numbers such as (S9) are [rules](../development/spec/README.md).
 - devalloc refuses unknown fields, and names the nearest one: `devalloc validate -f FILE`.
 
 ## Editors
@@ -156,12 +156,12 @@ def _linked(text: str) -> str:
 
 @cache
 def _rules() -> dict[str, str]:
-    """The address of each rule of docs/spec, from this folder."""
+    """The address of each rule of docs/development/spec, from this folder."""
     rules: dict[str, str] = {}
-    for page in sorted((ROOT / "docs/spec").glob("*.md")):
+    for page in sorted((ROOT / "docs/development/spec").glob("*.md")):
         for heading in _HEADING.findall(page.read_text()):
             anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            rules[heading.split()[0]] = f"../spec/{page.name}#{anchor}"
+            rules[heading.split()[0]] = f"../development/spec/{page.name}#{anchor}"
     return rules
 
 

@@ -34,7 +34,7 @@ def test_a_documented_difference_is_as_documented(expression: str, answers: dict
 
 
 def test_every_reason_for_a_difference_is_explained() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "dra-cel.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "development" / "dra-cel.md").read_text(encoding="utf-8")
     unexplained = {
         answers["why"] for answers in UPSTREAM["differences"].values() if f"**{answers['why']}**" not in page
     }

@@ -82,7 +82,7 @@ def test_peer_and_check_agree_with_the_suite(peer: Peer) -> None:
 
 
 def test_the_documentation_has_every_difference_and_no_other() -> None:
-    rows = re.findall(r"^\| (.+?) \|", (REPO / "docs" / "dra-differences.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \|", (REPO / "docs" / "development" / "dra-differences.md").read_text(), re.MULTILINE)
     assert sorted(rows[1:]) == sorted(DIFFERENCES)
 
 

@@ -11,7 +11,7 @@ from tests.support import upstream_cel
 
 
 def explained(expression: str) -> bool:
-    """Whether a difference may be one of docs/dra-cel.md: versions in lists, min and max of lists that mix types."""
+    """Whether docs/development/dra-cel.md may explain a difference: versions in lists, min and max of mixed lists."""
     version = any(name in expression for name in ("ersion", "firmware"))
     attribute = "lists.example.com" in expression and (".min()" in expression or ".max()" in expression)
     return "versions" in expression or (version and " in " in expression) or attribute

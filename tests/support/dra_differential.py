@@ -32,7 +32,7 @@ DIFFERENCES = {
     "list attributes while their gate is off": "a list satisfies a constraint as long as it is the only device",
     "time-out": "the search takes longer than its limit",
 }
-"""What v0.37.2 does otherwise, by the names that docs/dra-differences.md gives it."""
+"""What v0.37.2 does otherwise, by the names that docs/development/dra-differences.md gives it."""
 PEER_TIMEOUT = 0.5
 """Seconds for the peer: a search that takes longer is one of the differences."""
 SHRINKS = 600

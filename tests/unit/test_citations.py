@@ -1,4 +1,4 @@
-"""Citations of rules lead to rules: ``(S17)`` in code, tests and guides is a heading of ``docs/spec``.
+"""Citations of rules lead to rules: ``(S17)`` in code, tests and guides is a heading of ``docs/development/spec``.
 
 What counts as a citation:
 
@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.repository import REPO
 
-SPEC = REPO / "docs/spec"
+SPEC = REPO / "docs/development/spec"
 CODE = ("devalloc", "solver", "node-plugin", "tests", "benchmarks", "deploy", "crds", "examples", "docs")
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 

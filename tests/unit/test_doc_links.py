@@ -31,8 +31,8 @@ DOCUMENTS = [
 ABOUT_CODE = [
     REPO / "ARCHITECTURE.md",
     REPO / "CONTRIBUTING.md",
-    *(REPO / "docs" / name for name in ("library.md", "security.md", "solver.md", "tested.md")),
-    *sorted((REPO / "docs/decisions").glob("*.md")),
+    *(REPO / "docs" / name for name in ("library.md", "security.md", "development/solver.md", "development/tested.md")),
+    *sorted((REPO / "docs/development/decisions").glob("*.md")),
 ]
 SOURCES = {"devalloc": ".", "devalloc_solver": "solver", "devalloc_node": "node-plugin", "tools": ".", "tests": "."}
 """The folder in which each of our packages lies."""
@@ -170,7 +170,13 @@ def test_packages_have_the_modules_that_they_list() -> None:
 
 def test_documents_are_found() -> None:
     names = {str(path.relative_to(REPO)) for path in DOCUMENTS}
-    assert {"README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/claims.md", "docs/spec/README.md"} <= names
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        "docs/claims.md",
+        "docs/development/spec/README.md",
+    } <= names
 
 
 def test_headings_get_the_anchors_that_github_gives_them() -> None:
@@ -202,13 +208,13 @@ def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_names_in_code_are_paths_and_modules() -> None:
     text = "`devalloc/api/`, `meta.py`, `devalloc.api.meta`; not `NODE`, `a b/c.py`, `devalloc.io/reason`, x/y.py\n"
-    text += "`tests/unit/test_x.py::test_y`\n\n    make docs/solver.md, or dist/x\n"
+    text += "`tests/unit/test_x.py::test_y`\n\n    make docs/development/solver.md, or dist/x\n"
     assert [*names_in_code(text)] == [
         (1, "devalloc/api/"),
         (1, "meta.py"),
         (1, "devalloc.api.meta"),
         (2, "tests/unit/test_x.py::test_y"),
-        (4, "docs/solver.md"),
+        (4, "docs/development/solver.md"),
     ]
 
 
@@ -246,9 +252,13 @@ def test_modules_that_a_package_does_not_have_are_reported(tmp_path: Path) -> No
 def test_decisions_are_listed_in_order() -> None:
     """Each once, with its title, and by number within its subject."""
     rows = re.findall(
-        r"^\| (.*?) ?\| \[(\d{4})\]\((.+?)\) (.+) \|$", (REPO / "docs/decisions/README.md").read_text(), re.M
+        r"^\| (.*?) ?\| \[(\d{4})\]\((.+?)\) (.+) \|$",
+        (REPO / "docs/development/decisions/README.md").read_text(),
+        re.M,
     )
-    records = {path.name: path.read_text().split("\n")[0] for path in (REPO / "docs/decisions").glob("0*.md")}
+    records = {
+        path.name: path.read_text().split("\n")[0] for path in (REPO / "docs/development/decisions").glob("0*.md")
+    }
     assert {file: f"# {number} {title}" for _, number, file, title in rows} == records
     assert len(rows) == len(records)
     last = ""

@@ -1,4 +1,4 @@
-"""The exact model of a batch: the rules S5 to S16 of docs/spec/claims.md as CP-SAT constraints.
+"""The exact model of a batch: the rules S5 to S16 of docs/development/spec/claims.md as CP-SAT constraints.
 
 One model contains some units, the devices they may take (in groups of interchangeable ones) and what is in use. It
 counts devices and equal claims and does not name them: ``exact.device_naming`` names them afterwards.

@@ -131,7 +131,7 @@ def test_units_are_in_the_descriptions_of_the_crds() -> None:
 
 
 def test_every_annotation_that_is_named_in_the_rules_is_described() -> None:
-    text = "".join(path.read_text() for path in (REPO / "docs/spec").glob("*.md"))
+    text = "".join(path.read_text() for path in (REPO / "docs/development/spec").glob("*.md"))
     named = set(re.findall(r"`(devalloc\.io/[\w-]+)`", text)) - {"devalloc.io/v1alpha1"}
     assert len(named) > 10
     assert named - annotation_docs().keys() == set()

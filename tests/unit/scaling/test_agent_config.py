@@ -108,7 +108,7 @@ def test_waits_that_nobody_says_are_those_that_are_shipped() -> None:
 
 
 def test_the_guide_has_a_row_for_each_setting() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "scaling-differs.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "development" / "scaling-differs.md").read_text("utf-8")
     _, _, section = text.partition("### Of the agent")
     named = set(re.findall(r"`([A-Za-z.]+)`", section.partition("\n## ")[0]))
     settings = {path for era in ProtocolEra for path in known_settings(era)} | UNUSED_SETTINGS
