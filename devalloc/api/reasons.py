@@ -230,8 +230,9 @@ class Reason(StrEnum):
         "NodeNotServed",
         (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
-        "No plugin runs machines on its node: the node publishes slices, or nothing.",
-        "Label the node `devalloc.io/publish=host` and run the plugin as a service of that host, or name another node.",
+        "No plugin runs machines on its node: the node publishes slices, or nothing; or its plugin has ended.",
+        "On a store, start its plugin again. On a cluster, label the node `devalloc.io/publish=host` and run the "
+        "plugin as a service of that host, or name another node.",
     )
     NODE_NOT_FOUND = (
         "NodeNotFound",

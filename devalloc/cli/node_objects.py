@@ -37,10 +37,12 @@ def node_names(what: tuple[str, ...]) -> list[str] | None:
 
 def node_objects(store: Store) -> list[Object]:
     """One object for each node with pools, machines or claims, in natural order. Raises StoreError."""
+    from devalloc.cli.served_store import ServedStore
     from devalloc.controller.overview import node_statuses
     from devalloc.store.errors import Forbidden
     from devalloc.store.nodes import has_nodes
 
+    unserved = store.unserved_nodes() if isinstance(store, ServedStore) else {}
     documents = list(store.list(("DevicePool", "DeviceClaim", "VirtualMachine")).objects)
     if has_nodes(store):
         try:
@@ -61,5 +63,5 @@ def node_objects(store: Store) -> list[Object]:
                 "claims": one.claims,
             },
         }
-        for one in node_statuses(documents)
+        for one in node_statuses(documents, unserved)
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from devalloc.cli.command import BadInput, CommandFailed
 
 if TYPE_CHECKING:
-    from devalloc.store.sqlite import SQLiteStore
+    from devalloc.cli.served_store import ServedStore
 
 
 def store_path(path: Path | None) -> Path:
@@ -37,9 +37,10 @@ def node_state_folder(path: Path | None, store: Path) -> Path:
 
 
 @contextmanager
-def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[SQLiteStore]:
-    """Open the store; close it at the end. Raises Failed if it does not exist, unless ``create`` is set."""
-    from devalloc.store.sqlite import SQLiteStore
+def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[ServedStore]:
+    """Open the store; close it at the end. It shows machines of nodes that no plugin serves any more as unknown. Raises
+    Failed if it does not exist, unless ``create`` is set."""
+    from devalloc.cli.served_store import ServedStore
 
     where = store_path(path)
     if not create and not where.exists():
@@ -47,7 +48,7 @@ def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[
             f"there is no store at {where}; create one with `devalloc up` or `devalloc apply -f`, "
             "name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or DEVALLOC_KUBECONFIG"
         )
-    store = SQLiteStore(where)
+    store = ServedStore(where)
     try:
         yield store
     finally:

@@ -201,16 +201,27 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
+def unserved_note(store: Store, *nodes: str | None) -> str:
+    """A sentence if the plugin of a node has ended; "" otherwise, and for a cluster. ``nodes``: those that matter; all
+    by default."""
+    from devalloc.cli.served_store import ServedStore, unserved_text
+
+    if not isinstance(store, ServedStore):
+        return ""
+    silent = (node for node in nodes or store.unserved_nodes() if node and store.is_unserved(node))
+    return "; ".join(map(unserved_text, silent))
+
+
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
-    """Why a machine that is to run does not, as its status says: code and message, each of which may be empty; both are
-    if it runs, or is to run no more."""
+    """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
+    be empty; both are if it is as it should be, or is to run no more."""
     from devalloc.api.decode import decode
     from devalloc.api.views import MachineView
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 
     view, vm = MachineView(machine), decode(machine).object
-    if view.is_deleting or view.spec.get("running") is False or view.status.get("phase") == "Running":
+    if view.is_deleting or view.spec.get("running") is False:
         return "", ""
     if isinstance(vm, VirtualMachine) and has_ended(vm):
         return "", ""

@@ -41,6 +41,7 @@ from devalloc.store import (
     Unavailable,
 )
 from devalloc.store.paths import check_private
+from devalloc.store.serving import node_lock_path
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +68,8 @@ class PublishLock:
         long as it is not closed. ``is_shared``: on a cluster, where the old and the new pod of a rolling update are
         plugins of the node for a while, and other locks decide which of them serves it. ``wait``: seconds that a plugin
         that is about to end may take. Raises Unavailable, and StoreLocked if the plugin of this node runs already."""
-        name = hashlib.sha256(node_name.encode()).hexdigest()[:12]
-        self._path = store.with_name(f"{store.name}.{name}.publish.lock")
-        self._plugin_lock_path = store.with_name(f"{store.name}.{name}.first.lock")
+        self._path = node_lock_path(store, node_name, "publish")
+        self._plugin_lock_path = node_lock_path(store, node_name, "first")
         self._is_plugin = is_plugin
         self._lock = _open_lock_file(self._path)
         try:

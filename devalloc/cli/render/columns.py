@@ -214,7 +214,7 @@ _COLUMNS["ResourceQuota"] = (
     TableColumn("DEVICES, USED/HARD", _quota),
     TableColumn("AGE", age_cell),
 )
-_NODE_STYLES = {"Ready": "green", "Lost": "red", "Missing": "red", "Fenced": "red"}
+_NODE_STYLES = {"Ready": "green", "NotServed": "red", "Lost": "red", "Missing": "red", "Fenced": "red"}
 
 
 def _node_count(name: str) -> Callable[[Object], Cell]:

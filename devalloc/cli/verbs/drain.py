@@ -14,10 +14,10 @@ from devalloc.api import meta
 from devalloc.api.cordon import pool_node
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
-from devalloc.cli.command import BadInput, ending_on_sigterm, verb
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, verb
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import objects_for_solver
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
 from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, Forbidden, NotFound, StoreError
@@ -81,6 +81,9 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             print_line(_fate_text(one, node, force=force, is_forcible=is_forcible, waits=waiting.get(one.key)))
         for machine in _arrivals(objects, node):
             print_line(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
+        if (silence := unserved_note(store, node)) and any(_is_held(obj, node) for obj in objects):
+            off = f"if its host is off: devalloc fence node/{node}"
+            raise CommandFailed(f"nothing can leave node {node}, which must release it: {silence}; {off}")
         if dry_run:
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
@@ -89,6 +92,13 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
                 print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
             return _Drain(store, node, force, timeout).run()
+
+
+def _is_held(obj: Object, node: str) -> bool:
+    """Whether the node has something of a machine or claim."""
+    if obj["kind"] == "VirtualMachine":
+        return MachineView(obj).holder == node
+    return obj["kind"] == "DeviceClaim" and ClaimView(obj).holder == node
 
 
 PREDICTION_SECONDS = 10.0

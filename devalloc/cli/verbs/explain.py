@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.options.common import (
     SolveOptions,
     files_option,
@@ -158,13 +159,14 @@ def explain(
         return _explain_resource_claim(place, Key(stored, namespace, bare), options, output)
     given = load_solver_input(files, namespace, place, with_store)
     question, kind, name = _question_about(words, given, namespace, place)
-    waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
+    is_machine = kind == "VirtualMachine"
+    is_done = _is_placed if is_machine else _has_devices
+    waiting = question.is_of_store and not is_done(question.all, namespace, name)
     with show_spinner("solving"):
         answer = solve_with_machines(question.all, **asdict(options), admin_namespaces=question.admin_namespaces)
     _print_problems_about(Key(kind, namespace, name), answer, question)
     if kind == MIGRATION:
         return _explain_migration(question, answer, namespace, name, output)
-    is_machine = kind == "VirtualMachine"
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
         print_line(*why)
         return question.code or 1
@@ -185,14 +187,14 @@ def explain(
         print_content(claim, output)
     else:
         is_of_template = question is not given
-        only_would = (is_of_template or (waiting and not is_machine)) and claim["allocated"]
+        only_would = claim["allocated"] and (is_of_template or waiting or (is_machine and bool(files)))
         then = _how_to_get_it(files, is_of_template=is_of_template)
         print_explanation(claim, only_would=only_would, machine=is_machine, then=then)
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
                 print_line(_capitalized(silence))
         if problem and (code, message) != (claim["reason"], claim["message"]):
-            print_line(f"It does not run: {problem}")
+            print_line(f"{_how_it_is(question.all, namespace, name)}: {problem}")
             if code:
                 print_line()
                 print_line(f"What to do: {_advice_on(code)}")
@@ -286,6 +288,25 @@ def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) ->
     return "", ""
 
 
+def _how_it_is(objects: list[Any], namespace: str, name: str) -> str:
+    """The first words about a machine that is not as it should be."""
+    from devalloc.api.views import machine_phase
+
+    phase = next(map(machine_phase, _stored_machines(objects, namespace, name)), "")
+    words = {"Running": "It runs, but", "Paused": "Its CPUs stand still", "Unknown": "It may not run"}
+    return words.get(phase, "It does not run")
+
+
+def _is_placed(objects: list[Any], namespace: str, name: str) -> bool:
+    """Whether the store's machine has a node already, or need not have one: it is to be stopped."""
+    from devalloc.api.views import MachineView
+
+    for machine in _stored_machines(objects, namespace, name):
+        view = MachineView(machine)
+        return bool(view.status.get("nodeName") or view.holder or view.spec.get("running") is False)
+    return False
+
+
 def _advice_on(code: str) -> str:
     """What to do about a reason of a machine, which the controller or its node gave."""
     from devalloc.api.reasons import find_reason
@@ -293,7 +314,7 @@ def _advice_on(code: str) -> str:
     reason = find_reason(code)
     if reason is not None and reason.advice:
         return reason.advice
-    return f"docs/node-codes.md says for each code of a node what to do; see {code} there."
+    return node_code_advice(code) or f"docs/node-codes.md says for each code of a node what to do; see {code} there."
 
 
 def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace: str, name: str, output: str) -> int:

@@ -51,9 +51,11 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
     devalloc fence node/node-a --dry-run
     devalloc fence node/node-a --reason 'mainboard is broken'
     """
+    from devalloc.cli.served_store import ServedStore
     from devalloc.controller import fencing
     from devalloc.controller.drain import drained_machines
     from devalloc.controller.reconcile.fenced import held_objects, take_away
+    from devalloc.store.serving import serving_process
 
     with open_target(place) as store:
         node = _node_of(store, name)
@@ -75,6 +77,8 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
                     f"virtualmachine {'/'.join(view.key)}: will stay on node {view.holder}: its migration to node "
                     f"{node} ends"
                 )
+        if isinstance(store, ServedStore) and (runs := serving_process(store.path, node)):
+            print_note(f"warning: node {node} is not off: {runs} runs its plugin on this store")
         if dry_run:
             return 0
         if not yes:

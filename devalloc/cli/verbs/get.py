@@ -68,7 +68,8 @@ def get(
     """List or print objects. `get all` lists the objects of all kinds of devalloc.
 
     `get nodes` shows the state of each node that has pools, machines or claims: Ready, Cordoned (it gets nothing new),
-    NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores these objects.
+    NotServed (on a store: its plugin has ended), NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores
+    these objects.
 
     \b
     devalloc get pools

@@ -14,7 +14,7 @@ from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
         (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
         if machine.kind != "VirtualMachine":
             raise BadInput(f"`devalloc migrate` moves machines, not a {machine.kind}: devalloc migrate vm/NAME")
-        _check_target(store, MachineView(fetch_object(store, machine)), target)
+        view = MachineView(fetch_object(store, machine))
+        _check_target(store, view, target)
+        if silence := unserved_note(store, view.holder or view.node, target):
+            raise CommandFailed(f"virtualmachine {'/'.join(view.key)} cannot move: {silence}")
         if no_wait:
             created = begin_migration(store, (namespace, machine.name), target)
             print_line(f"{format_key(Key.of(created))} created")

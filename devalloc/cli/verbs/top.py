@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 
 import click
 
 from devalloc.cli.command import parse_duration, verb
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
+from devalloc.cli.target import (
+    StoreTarget,
+    missing_controller_note,
+    open_readable_target,
+    target_options,
+    unserved_note,
+)
 
 
 @verb(
@@ -58,7 +63,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             source,
             source if place.is_cluster else None,
             namespace=namespace,
-            remarks=partial(missing_controller_note, source),
+            remarks=lambda: missing_controller_note(source) or unserved_note(source),
         )
         if output in ("json", "yaml"):
             print_content(overview_json(sight.latest().overview), output)

@@ -285,10 +285,11 @@ class QuotaSummary:
     """No more can be had."""
 
 
-NodeState = Literal["Ready", "Cordoned", "NotReady", "Lost", "Missing", "Fenced"]
-"""``Cordoned``: it gets nothing new; ``NotReady``: its kubelet reports that it is not well; ``Lost``: its kubelet does
-not report; ``Missing``: the cluster has no Node of its name; ``Fenced``: an admin or a program states that it is off.
-An embedded store has no Nodes, so a node there is Ready, Cordoned or Fenced."""
+NodeState = Literal["Ready", "Cordoned", "NotServed", "NotReady", "Lost", "Missing", "Fenced"]
+"""``Cordoned``: it gets nothing new; ``NotServed``: its plugin, which has served it, does not run; ``NotReady``: its
+kubelet reports that it is not well; ``Lost``: its kubelet does not report; ``Missing``: the cluster has no Node of its
+name; ``Fenced``: an admin or a program states that it is off. An embedded store has no Nodes, so a node there is Ready,
+Cordoned, NotServed or Fenced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from devalloc.api import meta
 from devalloc.api.cordon import is_node, not_ready_reason, pool_node, unschedulable_nodes
@@ -14,8 +15,11 @@ from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
 
 
-def node_statuses(documents: Iterable[Object]) -> tuple[NodeStatus, ...]:
-    """The nodes among the documents, in natural order. Nodes of Kubernetes count only with documents of a cluster."""
+def node_statuses(
+    documents: Iterable[Object], unserved: Mapping[str, str] = MappingProxyType({})
+) -> tuple[NodeStatus, ...]:
+    """The nodes among the documents, in natural order. Nodes of Kubernetes count only with documents of a cluster.
+    ``unserved``: nodes whose plugin does not run, and that as a sentence."""
     documents = list(documents)
     nodes = {doc["metadata"]["name"]: doc for doc in documents if is_node(doc)}
     pools: Counter[str] = Counter()
@@ -37,7 +41,10 @@ def node_statuses(documents: Iterable[Object]) -> tuple[NodeStatus, ...]:
             return "Missing", "the cluster has no Node of this name"
         if node is not None and (why := not_ready_reason(node)) is not None:
             return ("Lost" if is_lost(node) else "NotReady"), why
-        if reasons := [*filter(None, [cordoned.get(name), closed.get(name)])]:
+        reasons = [*filter(None, [unserved.get(name), cordoned.get(name), closed.get(name)])]
+        if name in unserved:
+            return "NotServed", "; ".join(reasons)
+        if reasons:
             return "Cordoned", "; ".join(reasons)
         return "Ready", ""
 

@@ -64,6 +64,13 @@ def test_wait_and_explain_ask_for_the_plugin_of_a_placed_machine_that_no_node_ta
     assert "has taken" not in devalloc("explain", "vm/web").out
 
 
+ADVICE = {
+    "PathMissing": "Put it there.",
+    "CpusInUse": "Stop a machine, or as the admin of the host return a setup that is no longer used",
+    "MonitorUnreachable": "Check whether it runs.",
+}
+
+
 @pytest.mark.parametrize("code", ["PathMissing", "CpusInUse", "MonitorUnreachable"])
 def test_explain_says_why_a_placed_machine_does_not_run_and_what_to_do(devalloc: Shell, code: str) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
@@ -75,13 +82,18 @@ def test_explain_says_why_a_placed_machine_does_not_run_and_what_to_do(devalloc:
     assert shown.code == 1
     assert shown.out.startswith("default/web is placed on node a: ")
     assert f"\nIt does not run: {code}: /srv/web.raw is not there\n\nWhat to do: " in shown.out
-    assert f"see {code} there" in shown.out
+    assert f"What to do: {ADVICE[code]}" in shown.out, "what the table of codes says, and not where it is"
     as_json = devalloc("explain", "vm/web", "-o", "json")
     assert (as_json.code, as_json.json["reason"], as_json.json["message"]) == (1, code, "/srv/web.raw is not there")
 
-    set_status(devalloc, phase="Running")
+    set_status(devalloc, phase="Running", reason="RestartNeeded", message="changes of cpu.max apply at its next start")
     shown = devalloc("explain", "vm/web")
-    assert (shown.code, "does not run" in shown.out) == (0, False)
+    assert (shown.code, "\nIt runs, but: RestartNeeded: changes of cpu.max" in shown.out) == (1, True)
+    assert "What to do: Restart it when convenient: `devalloc restart vm/NAME`." in shown.out
+    set_status(devalloc, phase="Paused", reason="DiskFailed", message="its CPUs are paused: no space")
+    assert "\nIts CPUs stand still: DiskFailed: its CPUs are paused" in devalloc("explain", "vm/web").out
+    set_status(devalloc, phase="Running", reason="", message="")
+    assert devalloc("explain", "vm/web").code == 0
 
 
 @pytest.mark.parametrize("is_what_if", [False, True])
@@ -95,7 +107,7 @@ def test_explain_repeats_no_old_reason_of_a_machine_that_would_be_placed(devallo
         assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=16))).code == 0
     shown = devalloc("explain", "vm/web", *files, stdin=changed)
     assert (shown.code, "does not run" in shown.out) == (0, False)
-    assert shown.out.startswith("default/web is placed on node a: ")
+    assert shown.out.startswith("default/web is not placed yet, but would be on node a: "), "nothing was written"
     as_json = devalloc("explain", "vm/web", *files, "-o", "json", stdin=changed)
     assert (as_json.code, as_json.json["allocated"], as_json.json["reason"]) == (0, True, None)
 

@@ -1,0 +1,116 @@
+"""A node whose plugin has ended is seen by all verbs of an embedded store."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.controller.pool_publisher import PublishLock
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.cli_shell import Shell, text
+from tests.support.host_pools import host, machine
+
+SILENCE = "no node plugin serves node a now: start it again (`devalloc node`, `devalloc up`)"
+
+
+@pytest.fixture
+def shell(devalloc: Shell) -> Shell:
+    """A store with a machine that runs on node a, as its plugin wrote it."""
+    pool = host("a", cpus=4)
+    pool["metadata"]["labels"] = {meta.PUBLISHED_BY: "inventory"}
+    assert devalloc("apply", "-f", "-", stdin=text(pool, host("b", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    with closing(SQLiteStore(devalloc.store)) as store:
+        web = store.get("VirtualMachine", "default", "web")
+        held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "a"}}
+        web = store.replace({**web, "metadata": {**web["metadata"], **held}})
+        status = {"phase": "Running", "nodeName": "a", "pid": 4711, "machineID": "run-1"}
+        store.replace_status({**web, "status": status})
+    return devalloc
+
+
+@pytest.fixture
+def unserved(shell: Shell) -> Shell:
+    """The same after the plugin was killed: the kernel releases its lock, and nothing else says so."""
+    PublishLock(shell.store, "a", is_plugin=True).close()
+    return shell
+
+
+def stored(devalloc: Shell) -> Any:
+    with closing(SQLiteStore(devalloc.store)) as store:
+        return store.get("VirtualMachine", "default", "web")
+
+
+def test_while_the_plugin_runs_all_is_as_it_says(shell: Shell) -> None:
+    with closing(PublishLock(shell.store, "a", is_plugin=True)):
+        assert shell("get", "nodes", "a").out.split()[-4:] == ["Ready", "1", "1", "0"]
+        assert "Running" in shell("get", "vms").out
+
+
+def test_a_node_that_never_had_a_plugin_is_not_called_silent(shell: Shell) -> None:
+    """Pools of examples and tests are of no host."""
+    assert "Running" in shell("get", "vms").out
+    assert "NotServed" not in shell("get", "nodes").out
+
+
+def test_tables_show_it(unserved: Shell) -> None:
+    nodes = unserved("get", "nodes").out.splitlines()
+    assert nodes[1].split(maxsplit=5) == ["a", "NotServed", "1", "1", "0", SILENCE]
+    assert nodes[2].split()[:2] == ["b", "Ready"]
+    row = unserved("get", "vms").out.splitlines()[1].split()
+    assert (row[1], row[-2]) == ("Unknown", "NodeNotServed")
+    top = unserved("top", "--once").out
+    assert SILENCE in top
+    assert "Unknown" in top
+    status = unserved("get", "vm/web", "-o", "json").json["status"]
+    assert status["message"] == f"{SILENCE}; the machine was Running"
+    assert status["pid"] == 4711
+
+
+def test_explain_and_wait_say_it(unserved: Shell) -> None:
+    explained = unserved("explain", "vm/web")
+    assert (explained.code, f"It may not run: NodeNotServed: {SILENCE}" in explained.out) == (1, True), explained.out
+    waited = unserved("wait", "vm/web", "--timeout", "10ms")
+    assert f"it is Unknown: {SILENCE}" in waited.err
+
+
+def test_migrate_says_it_at_once(unserved: Shell) -> None:
+    refused = unserved("migrate", "vm/web", "--timeout", "1h")
+    assert (refused.code, refused.err) == (1, f"error: virtualmachine default/web cannot move: {SILENCE}\n")
+    assert unserved("get", "migrations").out == "", "nothing was created"
+
+
+@pytest.mark.parametrize("more", [[], ["--force"], ["--dry-run"]])
+def test_drain_says_it_at_once(unserved: Shell, more: list[str]) -> None:
+    refused = unserved("drain", "node/a", "--timeout", "1h", *more)
+    expected = f"nothing can leave node a, which must release it: {SILENCE}; if its host is off: devalloc fence node/a"
+    assert (refused.code, refused.err) == (1, f"error: {expected}\n")
+    assert "Cordoned" not in unserved("get", "nodes").out, "nothing was written"
+
+
+def test_a_node_that_nothing_is_held_of_can_be_drained_all_the_same(unserved: Shell) -> None:
+    with closing(SQLiteStore(unserved.store)) as store:
+        web = stored(unserved)
+        store.replace({**web, "metadata": {**web["metadata"], "finalizers": [], "annotations": {}}})
+        store.delete("VirtualMachine", "default", "web")
+    assert unserved("drain", "node/a").code == 0
+
+
+def test_what_is_shown_is_not_written(unserved: Shell) -> None:
+    """A verb that changes the object leaves the status as the node wrote it."""
+    before = stored(unserved)["status"]
+    late = unserved("stop", "vm/web", "--timeout", "10ms")
+    assert late.code == 1
+    assert stored(unserved)["spec"]["running"] is False
+    assert stored(unserved)["status"] == before
+    assert unserved("fence", "node/a", "--yes", "--timeout", "10ms").code == 1
+    assert stored(unserved)["status"] == before
+
+
+def test_fencing_a_node_whose_plugin_runs_is_warned_of(shell: Shell) -> None:
+    with closing(PublishLock(shell.store, "a", is_plugin=True)):
+        warned = shell("fence", "node/a", "--dry-run").err
+    assert warned.startswith("warning: node a is not off: process ")
+    assert shell("fence", "node/a", "--dry-run").err == ""
