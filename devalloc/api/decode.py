@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from devalloc.api import dedicated_pools, meta
+from devalloc.api import adopted_pools, dedicated_pools, meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.content_cache import ContentCache
 from devalloc.api.device_class import ConfigObject
@@ -66,7 +66,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.ALLOCATED_SPEC, (_CLAIM,)),
     MetadataKey("annotations", meta.ADMIN_CLASSES, (_CLAIM,)),
     MetadataKey("annotations", meta.REASON, (_CLAIM,)),
-    MetadataKey("annotations", meta.MESSAGE, (_CLAIM,)),
+    MetadataKey("annotations", meta.MESSAGE, (_CLAIM, "DeviceTaintRule")),
     MetadataKey("annotations", meta.PREPARED_ON, (_CLAIM, _MACHINE)),
     MetadataKey("annotations", meta.FENCED_FROM, (_CLAIM, _MACHINE)),
     MetadataKey("annotations", meta.LEADER, _MARKED_KINDS),
@@ -76,8 +76,13 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.FENCED_NODE, ("DevicePool",)),
     MetadataKey("annotations", meta.LABELS_NODES, ("Lease",)),
     MetadataKey("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
+    MetadataKey("annotations", adopted_pools.ADOPTED_AT, ("DeviceTaintRule",)),
     MetadataKey(
-        "labels", dedicated_pools.ALLOCATOR_KEY, (_RESOURCE_CLAIM,), by_users=True, values=(dedicated_pools.DEVALLOC,)
+        "labels",
+        dedicated_pools.ALLOCATOR_KEY,
+        (_RESOURCE_CLAIM, "Namespace"),
+        by_users=True,
+        values=(dedicated_pools.DEVALLOC, dedicated_pools.KUBE_SCHEDULER),
     ),
     MetadataKey("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
     MetadataKey("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),

@@ -12,6 +12,8 @@ ALLOCATOR_KEY = "devalloc.io/allocator"
 """Label of claims, and key of taints."""
 DEVALLOC = "devalloc"
 """The label's value."""
+KUBE_SCHEDULER = "kube-scheduler"
+"""The value of a claim in a labelled namespace that is kube-scheduler's all the same."""
 DEDICATED_SUFFIX = ".devalloc"
 TAINT = {"key": ALLOCATOR_KEY, "value": DEVALLOC, "effect": "NoSchedule"}
 

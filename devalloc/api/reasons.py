@@ -421,8 +421,15 @@ class Reason(StrEnum):
         "NoSuitableNode",
         (f"{_RECONCILE}/resource_claims/cluster_state.py",),
         "",
-        "No node with devices that are set aside suits the pod.",
+        "No node with devices for devalloc suits the pod.",
         "",
+    )
+    NOT_ADOPTED = (
+        "NotAdopted",
+        (f"{_RECONCILE}/resource_claims/cluster_state.py",),
+        "",
+        "Devices match, but devalloc does not allocate them: their driver is not adopted, nor their node set aside.",
+        "Adopt the driver (`devalloc adopt`), or leave the claim to kube-scheduler by its label.",
     )
     SENT_BACK = (
         "SentBack",

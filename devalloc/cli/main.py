@@ -67,6 +67,8 @@ VERBS: dict[str, dict[str, str]] = {
     "On Kubernetes": {
         "install": "install devalloc on a cluster, or print all manifests",
         "uninstall": "remove devalloc from a cluster",
+        "adopt": "allocate the devices of another DRA driver, or list what is adopted",
+        "unadopt": "leave the devices of a driver to kube-scheduler again",
         "kubeconfig": "write and renew a kubeconfig for a node plugin that runs outside pods",
         "permit-proxy": "forward requests for permits of Neon's agents to the controller that leads",
     },
@@ -103,6 +105,7 @@ _MODULES = {
     "solve": "explain",
     "start": "power",
     "stop": "power",
+    "unadopt": "adopt",
     "uncordon": "cordon",
     "unfence": "fence",
     "uninstall": "install",

@@ -117,9 +117,30 @@ def _load_cluster_objects(place: StoreTarget) -> list[Object]:
         KubernetesStore(target.connect_cluster(place.kubeconfig), resources=[*resources, template])
     ) as cluster:
         try:
-            return cluster.list([one.store_kind for one in (*resources, template)]).objects
+            objects = cluster.list([one.store_kind for one in (*resources, template)]).objects
         except Forbidden as error:
             raise CommandFailed(f"{error}; ask a user who may list these objects in the whole cluster") from None
+    return _with_namespace_defaults(objects)
+
+
+def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
+    """The objects with the labels that claims, and claims of templates, have by their namespace."""
+    from devalloc.controller.reconcile.resource_claims.pending import namespaces_for_devalloc, with_namespace_default
+
+    chosen = namespaces_for_devalloc(one for one in objects if one["kind"] == "Namespace")
+    changed = []
+    for one in objects:
+        if one["kind"] == CLAIM:
+            one = with_namespace_default(one, chosen)
+        elif one["kind"] == TEMPLATE:
+            metadata = {**(one["spec"].get("metadata") or {}), "namespace": one["metadata"]["namespace"]}
+            labels = with_namespace_default({"metadata": metadata}, chosen)["metadata"].get("labels") or {}
+            one = {
+                **one,
+                "spec": {**one["spec"], "metadata": {**(one["spec"].get("metadata") or {}), "labels": labels}},
+            }
+        changed.append(one)
+    return changed
 
 
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
@@ -133,11 +154,13 @@ def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     return [*documents, *(one for one in others if one["kind"] == "Node")]
 
 
-def none_set_aside(claim: Object, objects: Sequence[Object]) -> str:
-    """Why a claim for devalloc gets nothing although devices are published; "" if that is not why."""
+def explain_lack(claim: Object, objects: Sequence[Object], reason: str, message: str) -> tuple[str, str]:
+    """The reason and message of a claim that gets nothing, with the devices that match it and are not for devalloc."""
     from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
 
-    return _state_of(_others(claim, objects)).none_set_aside() if is_for_devalloc(claim) else ""
+    if not is_for_devalloc(claim):
+        return reason, message
+    return _state_of(_others(claim, objects)).explain_lack(reason, message, [claim])
 
 
 def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:
@@ -147,8 +170,10 @@ def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:
 
 
 def _state_of(objects: Sequence[Object]) -> ClusterState:
+    from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
 
     state = ClusterState()
-    state.look(objects)
+    rules = adoption_rules(one for one in objects if one["kind"] == "DeviceTaintRule")
+    state.look(objects, pools_of_rules(rule for rule in rules if rule.adopted_at and not rule.is_ending))
     return state

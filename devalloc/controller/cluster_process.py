@@ -35,6 +35,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, De
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
@@ -304,6 +305,7 @@ class ClusterProcess:
                 record=self.recorder.record,
                 progress=self._resource_progress,
                 gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
+                probe=PolicyProbe(self._client, self._settings.namespace),
                 settings=self._settings.allocate,
             )
             loops["resource-claims"] = self._resource_claims.run

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from devalloc.api.adopted_pools import POLICY
 from devalloc.install.manifests import (
     LABEL,
     NAMESPACE,
@@ -88,12 +89,15 @@ def install_objects(
 
 def obsolete_objects(client: Client, objects: Iterable[Object], namespace: str) -> list[Object]:
     """Objects of an earlier ``install_objects`` that are no longer wanted, because the version or the way to publish
-    has changed. Never CRDs, because claims would be deleted with them. Raises NotInstalled."""
+    has changed. Never CRDs, because claims would be deleted with them, nor the policy that API servers need for good
+    (``deploy/adoption``). Raises NotInstalled."""
     wanted = {object_path(one) for one in objects}
     return [
         one
         for one in installed_objects(client, namespace)
-        if object_path(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace")
+        if object_path(one) not in wanted
+        and one["kind"] not in ("CustomResourceDefinition", "Namespace")
+        and one["metadata"]["name"] != POLICY
     ]
 
 
@@ -145,7 +149,13 @@ def get_or_none(client: Client, path: str, **params: str) -> Object | None:
 def _installed_kinds() -> Iterator[tuple[str, str, str | None]]:
     """API version, kind and namespace of everything that can be installed, as by default; last created first."""
     options = InstallOptions(
-        version="any", service_monitor=True, resource_claims=True, permits=True, neon=True, neon_agents="any"
+        version="any",
+        service_monitor=True,
+        resource_claims=True,
+        adoption=True,
+        permits=True,
+        neon=True,
+        neon_agents="any",
     )
     every = render_manifests(options)
     yield from reversed(

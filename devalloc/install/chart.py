@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from devalloc.api.adopted_pools import POLICY
 from devalloc.api.yaml_reader import dump_yaml
 from devalloc.install.manifests import (
     FENCING,
@@ -34,6 +35,7 @@ from devalloc.install.manifests import (
 from devalloc.version import VERSION
 
 _CONTROLLED: Final = 'ne .Values.publish "slices"'
+_ADOPTION: Final = 'and .Values.adoption .Values.resourceClaims (eq .Values.publish "both")'
 _PREFIX, _TAG, _KUBELET, _FENCING = "image.prefix/", "image.tag", "/kubelet.dir", "secret.of.fencing"
 _AGENTS, _SCHEDULER = "networks.of.agents", "name-of-neons-scheduler"
 _HAS_FENCING: Final = "(.Values.fencing).secret"
@@ -116,6 +118,7 @@ def _conditional_objects() -> Iterator[tuple[str, Object]]:
     for condition, more in (
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
         ('and .Values.resourceClaims (eq .Values.publish "both")', replace(plain, resource_claims=True)),
+        (_ADOPTION, replace(plain, resource_claims=True, adoption=True)),
         (f"and .Values.permits ({_CONTROLLED})", replace(plain, permits=True)),
         (f"and .Values.neon ({_CONTROLLED})", replace(plain, neon=True)),
         (
@@ -142,6 +145,10 @@ def _with_marks(one: Object) -> Object:
     if one["kind"] == "CustomResourceDefinition":
         annotations = one["metadata"].setdefault("annotations", {})
         annotations["helm.sh/resource-policy"] = "keep"  # claims and machines would be deleted with it
+    if one["metadata"]["name"] == POLICY:
+        one["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = (
+            "keep"  # API servers need it for good
+        )
     if one["kind"] not in _PODS:
         return one
     if one["kind"] == "DaemonSet":
@@ -241,6 +248,9 @@ crds: true
 # With `both`: the controller also allocates ResourceClaims with the label devalloc.io/allocator=devalloc, from nodes
 # with the label devalloc.io/publish=set-aside.
 resourceClaims: false
+# With resourceClaims and Kubernetes 1.37: also what `devalloc adopt` needs, which gives the controller devices of other
+# drivers. The policy devalloc-adopted stays when the release is deleted; without adopted drivers it refuses nothing.
+adoption: false
 # Run the permit server for machines that scale (`devalloc node --scaling`), at port 10299 of the controller's pods.
 permits: false
 # The controller reads NeonVM's machines (vm.neon.tech) and their pods; with permits they count, and get permits.
@@ -298,6 +308,7 @@ def _schema() -> Object:
         publish={"enum": list(PUBLISH)},
         crds=truth,
         resourceClaims=truth,
+        adoption=truth,
         permits=truth,
         neon=truth,
         neonAgents=texts,

@@ -134,6 +134,8 @@ _KINDS: Final = {
     "RoleBinding": ("rbac", "rolebindings"),
     "ValidatingAdmissionPolicy": ("policies", "validatingadmissionpolicies"),
     "ValidatingAdmissionPolicyBinding": ("policies", "validatingadmissionpolicybindings"),
+    "MutatingAdmissionPolicy": ("policies", "mutatingadmissionpolicies"),
+    "MutatingAdmissionPolicyBinding": ("policies", "mutatingadmissionpolicybindings"),
     "NetworkPolicy": ("network", "networkpolicies"),
     "Service": ("network", "services"),
     "PodDisruptionBudget": ("controller", "poddisruptionbudgets"),
@@ -162,6 +164,8 @@ class InstallOptions:
     service_monitor: bool = False
     resource_claims: bool = False
     """Let the controller also allocate labelled ResourceClaims, from nodes that are set aside by their label."""
+    adoption: bool = False
+    """Also install what ``devalloc adopt`` needs: devices of other drivers. Needs ``resource_claims``."""
     permits: bool = False
     """Run the permit server in the controller."""
     neon: bool = False
@@ -200,10 +204,13 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
         raise ValueError(
             "resource claims need publish both, because a label selects the nodes that are set aside for them"
         )
+    if options.adoption and not options.resource_claims:
+        raise ValueError("adoption needs resource claims, because the controller allocates those of adopted drivers")
     if options.service_monitor:
         objects += _labelled(load_documents(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
     for wanted_too, folder, argument in (
         (options.resource_claims, "resourceclaims", "--resource-claims"),
+        (options.adoption, "adoption", ""),
         (options.permits, "permits", PERMITS),
         (options.neon, "neon", "--neon"),
         (bool(options.fencing_secret), "fencing", FENCING),
@@ -211,7 +218,7 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
         if wanted_too:
             objects += _labelled(render_folder(deploy / folder))
             controller = next(one for one in objects if one["kind"] == "Deployment")
-            controller["spec"]["template"]["spec"]["containers"][0]["args"].append(argument)
+            controller["spec"]["template"]["spec"]["containers"][0]["args"] += filter(None, [argument])
     if options.neon_agents:
         objects += _labelled([_with_agents(one, options) for one in render_folder(deploy / "neon-proxy")])
     if options.fencing_secret:

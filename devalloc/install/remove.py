@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.adopted_pools import POLICY
 from devalloc.api.kinds import ALLOCATABLE_KINDS, API_KINDS
+from devalloc.install.adoption import read_rules, rights_of_drivers, unadopt
 from devalloc.install.apply import (
     NotInstalled,
     Say,
@@ -127,6 +129,20 @@ def uninstall(
     refuse_elsewhere(client, namespace)
     there = list(_objects_to_remove(client, namespace))
     _refuse_in_use(client, say, crds=crds, force=force)
+    if adopted := read_rules(client):
+        names = format_names(sorted({f"driver/{rule.driver}" for rule in adopted}))
+        if not force:
+            raise NotInstalled(
+                f"{names} adopted, and without the controller these devices would not be allocated: devalloc unadopt "
+                "each first, or use --force"
+            )
+        unadopt(client, adopted, say, dry_run=dry_run, force=True)
+    for one in rights_of_drivers(client):
+        delete_object(client, one, say, dry_run=dry_run)
+    staying = [one for one in there if one["metadata"]["name"] == POLICY]
+    there = [one for one in there if one not in staying]
+    for one in staying:
+        say(f"{object_title(one)} kept: it refuses nothing now, and API servers do not follow one that is made again")
     if crds:
         _delete_ours(client, say, until, force=force, dry_run=dry_run)
         if not (dry_run or force):  # pods may have requested devices meanwhile
@@ -181,6 +197,7 @@ def _objects_to_remove(client: Client, namespace: str) -> Iterator[Object]:
             namespace,
             service_monitor=publish != "slices",
             resource_claims=publish == "both",
+            adoption=publish == "both",
             permits=publish != "slices",
             neon=publish != "slices",
         )

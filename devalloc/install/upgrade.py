@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from devalloc.install.adoption import read_rules
 from devalloc.install.apply import NotInstalled, get_or_none
 from devalloc.install.manifests import (
     IMAGES,
@@ -27,6 +28,11 @@ _RECORD: Final = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRoleBinding",
     "metadata": {"name": "devalloc-node"},
+}
+_ADOPTION_RIGHTS: Final = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "devalloc-controller-adoption"},
 }
 _NOT_RECORDED: Final = ("version", "namespace")
 """Options that are not recorded: an upgrade changes the version, and the binding's subjects have the namespace."""
@@ -68,6 +74,7 @@ def last_options(client: Client, namespace: str) -> dict[str, Any]:
         ]
         monitors = collection_path("monitoring.coreos.com/v1", "ServiceMonitor", namespace)
         noted = _options_of(running) | {"service_monitor": bool(list(list_objects(client, monitors)))}
+        noted["adoption"] = get_or_none(client, object_path(_ADOPTION_RIGHTS)) is not None
     else:
         noted = _read(text)
     return {name: value for name, value in noted.items() if value != getattr(_DEFAULTS, name)}
@@ -125,6 +132,9 @@ def refuse_while_in_use(client: Client, objects: Sequence[Object], going: Sequen
 
 
 def _users_of_removed(client: Client, objects: Sequence[Object], going: Sequence[Object]) -> Iterator[str]:
+    if any(object_path(one) == object_path(_ADOPTION_RIGHTS) for one in going) and (adopted := read_rules(client)):
+        names = format_names(sorted({f"driver/{rule.driver}" for rule in adopted}))
+        yield f"nothing would allocate the devices of {names}, which are adopted (devalloc unadopt)"
     names_going = {one["metadata"]["name"] for one in going if one["kind"] in ("Deployment", "DaemonSet")}
     if not names_going:
         return

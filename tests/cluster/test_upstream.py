@@ -5,17 +5,16 @@ Scheduler, controller manager and kubelet are the real ones; the plugin's kernel
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from devalloc.store.kubernetes import ApiError, Client
+from devalloc.store.kubernetes import Client
 from tests.support import kube_claims
+from tests.support.device_owners import watched
 from tests.support.kube_claims import RULES, SLICES, allocating
 from tests.support.kube_node import NODE, Node
 from tests.support.kube_plugin import DRIVER, Bed
@@ -140,49 +139,6 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
     assert bed.host.snapshot() == before
 
 
-class Owners:
-    """Who held which device, at each version of each claim, from a watch."""
-
-    def __init__(self) -> None:
-        self.now: dict[str, set[str]] = {}
-        self.twice: list[str] = []
-        self.seen = 0
-
-    def tell(self, event: dict[str, Any]) -> None:
-        claim = event["object"]
-        name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-        held = (claim.get("status", {}).get("allocation") or {}).get("devices", {}).get("results", ())
-        devices = {f"{each['pool']}/{each['device']}" for each in held} if event["type"] != "DELETED" else set()
-        others = {device: other for other, theirs in self.now.items() if other != name for device in theirs}
-        self.twice += [f"{device}: {name} and {others[device]}" for device in devices & others.keys()]
-        self.now[name] = devices
-        self.seen += 1
-
-
-@contextmanager
-def watched(node: Node, path: str) -> Iterator[Owners]:
-    client = Client.connect(node.cluster.kubeconfig("admin"))
-    owners, stop = Owners(), threading.Event()
-    version = client.get(path)["metadata"]["resourceVersion"]
-
-    def run() -> None:
-        try:
-            for event in client.watch(path, {}, version, stop):
-                if event["type"] != "BOOKMARK":
-                    owners.tell(event)
-        except ApiError as error:
-            if not stop.is_set():
-                owners.twice.append(str(error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield owners
-    finally:
-        stop.set()
-        thread.join(60)
-
-
 def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: Client) -> None:
     """Each node offers devices to both; some claims want what is set aside, and tolerate every taint."""
     space = kube_claims.make_space(ready.cluster, "beside")
@@ -197,7 +153,7 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
             space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
     own, theirs = [f"mine-{number}" for number in range(8)], [f"theirs-{number}" for number in range(6)]
     try:
-        with watched(ready, space.claims) as owners, allocating(client) as running:
+        with watched(ready.cluster, space.claims) as owners, allocating(client) as running:
             for name in ("greedy-1", "greedy-2"):
                 space.claim(name, "beside", ours=False, tolerations=everything)
                 space.pod(name, name, tolerations=everything)

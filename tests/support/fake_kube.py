@@ -241,7 +241,9 @@ class FakeClient:
     def list(self, path: str, params: Params = None) -> Iterator[Object]:
         yield self._counted("list", lambda: self.kube.list(path, params))
 
-    def create(self, path: str, body: Object) -> Object:
+    def create(self, path: str, body: Object, params: Params = None) -> Object:
+        if (params or {}).get("dryRun") == "All":
+            return self._counted("create", lambda: _sent(body))
         if body["kind"] in ("TokenReview", "SubjectAccessReview"):
             return self._counted("create", lambda: self.kube.review(body))
         return self._write("create", f"{path}/{body['metadata']['name']}", lambda: self.kube.create(path, body))

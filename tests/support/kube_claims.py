@@ -12,6 +12,7 @@ from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, TAINT, dedicat
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights
@@ -23,13 +24,14 @@ SLICES = f"{RESOURCE}/resourceslices"
 RULES = f"{RESOURCE}/devicetaintrules"
 CLASSES = f"{RESOURCE}/deviceclasses"
 DRIVER = "devalloc.io"
+FOREIGN_DRIVER = "gpu.example.com"
 SECONDS = 60.0
 
 
-def install(cluster: Cluster) -> None:
+def install(cluster: Cluster, *, adoption: bool = False) -> None:
     """The rights of the controller and of nodes, and the policies, as they are shipped."""
     kube_crds.install(cluster)
-    kube_rights.install(cluster, "both", resource_claims=True)
+    kube_rights.install(cluster, "both", resource_claims=True, adoption=adoption)
 
 
 def controller(cluster: Cluster) -> Client:
@@ -110,6 +112,25 @@ class Space:
         spec = {"driver": DRIVER, "nodeName": node, "pool": header, "devices": [{"name": d, **fields} for d in devices]}
         metadata = {"name": f"{self.name}-{pool}"}
         self.create(SLICES, _of("ResourceSlice", metadata, spec))
+
+    def foreign_slice(self, node: str, devices: int, *, driver: str = FOREIGN_DRIVER, pool: str = "") -> None:
+        """A pool as the example driver of kubernetes-sigs publishes it: named after its node."""
+        entries = [
+            {
+                "name": f"gpu-{number}",
+                "attributes": {
+                    "index": {"int": number},
+                    "uuid": {"string": f"gpu-{node}-{number}"},
+                    "model": {"string": "LATEST-GPU-MODEL"},
+                    "driverVersion": {"version": "1.0.0"},
+                },
+                "capacity": {"memory": {"value": "80Gi"}},
+            }
+            for number in range(devices)
+        ]
+        header = {"name": pool or node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": header, "devices": entries}
+        self.create(SLICES, _of("ResourceSlice", {"name": f"{node}-{driver}-{pool or node}"}, spec))
 
     def device_class(self, name: str, expression: str) -> None:
         self.create(CLASSES, _of("DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}]}))
@@ -214,7 +235,8 @@ def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
     running = Allocating()
     store = KubernetesStore(client, resources=RESOURCES)
     settings = AllocatorSettings(retry=0.2)
-    one = ResourceClaimAllocator(store, stamp=stamp, record=running.events.extend, settings=settings)
+    probe = PolicyProbe(client, kube_rights.NAMESPACE)
+    one = ResourceClaimAllocator(store, stamp=stamp, record=running.events.extend, probe=probe, settings=settings)
     stop = threading.Event()
     failures: list[BaseException] = []
 

@@ -19,6 +19,7 @@ def install(
     publish: Publish = "slices",
     *,
     resource_claims: bool = False,
+    adoption: bool = False,
     permits: bool = False,
     neon: bool = False,
     neon_agents: str = "",
@@ -28,7 +29,12 @@ def install(
     But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
     """
     options = InstallOptions(
-        publish=publish, resource_claims=resource_claims, permits=permits, neon=neon, neon_agents=neon_agents
+        publish=publish,
+        resource_claims=resource_claims,
+        adoption=adoption,
+        permits=permits,
+        neon=neon,
+        neon_agents=neon_agents,
     )
     for body in render_manifests(options, ["namespace", "rbac", "policies"]):
         answer = cluster.create(object_collection_path(body), body)

@@ -29,8 +29,8 @@ from devalloc.cli.resource_claims import (
     TEMPLATE,
     as_claim,
     documents_about,
+    explain_lack,
     load_resource_objects,
-    none_set_aside,
     of_kind,
     resource_kind,
 )
@@ -153,12 +153,11 @@ def capacity(
         raise BadInput(f"{' and '.join(idle)}: only with --host, which shows what this host offers to machines")
     from devalloc_solver import capacity as count
 
-    missing = ""
+    objects: list[Object] = []
     if not files and name is not None and (kind := resource_kind(name.rpartition("/")[0])):
-        objects: list[Object] = load_resource_objects(place)
+        objects = load_resource_objects(place)
         claim = _chosen([*of_kind(objects, kind)], name, namespace, None)
         documents, code = documents_about(as_claim(claim), objects), 0
-        missing = none_set_aside(as_claim(claim), objects)
     else:
         question = load_solver_input(files, namespace, place, with_store)
         documents, code = [one for one in question.all if _is_named(one)], question.code
@@ -171,8 +170,10 @@ def capacity(
         claim = _chosen(claims, name, namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
         counted = count(documents, claim, **asdict(options))
-    if missing:
-        counted = replace(counted, reason=Reason.NO_MATCHING_DEVICES.value, message=missing)
+    if objects and not counted.count:
+        code_of_lack, why = explain_lack(as_claim(claim), objects, Reason.NO_MATCHING_DEVICES.value, "")
+        if code_of_lack == Reason.NOT_ADOPTED:
+            counted = replace(counted, reason=code_of_lack, message=why)
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.options.common import (
@@ -27,9 +28,9 @@ from devalloc.cli.resource_claims import (
     TEMPLATE,
     as_claim,
     documents_about,
+    explain_lack,
     load_resource_objects,
     named_object,
-    none_set_aside,
     of_kind,
     resource_kind,
     with_claim_of,
@@ -258,13 +259,13 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
             [*documents_about(claim, objects), claim], placement=options.placement, deadline=options.deadline
         )
     (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
-    missing = "" if one["allocated"] else none_set_aside(claim, objects)
-    if missing:
-        one = {**one, "message": missing}
+    if not one["allocated"]:
+        reason, message = explain_lack(claim, objects, str(one["reason"]), str(one["message"]))
+        one = {**one, "reason": reason, "message": message}
     if output in ("json", "yaml"):
         print_content(one, output)
-    elif missing:
-        print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", missing)
+    elif one["reason"] == Reason.NOT_ADOPTED:
+        print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", str(one["message"]))
     else:
         is_allocated = bool((claim.get("status") or {}).get("allocation"))
         then = "Apply it to a cluster: `devalloc up` allocates DeviceClaims only."

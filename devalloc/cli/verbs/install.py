@@ -191,6 +191,12 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     "nodes with the label devalloc.io/publish=set-aside.",
 )
 @click.option(
+    "--adoption/--no-adoption",
+    default=None,
+    help="Also install what `devalloc adopt` needs to allocate devices of other drivers; needs --resource-claims and "
+    "Kubernetes 1.37.",
+)
+@click.option(
     "--permits/--no-permits",
     default=None,
     help="Run the permit server for machines that scale, at port 10299 of the controller's pods; nodes with --scaling "

@@ -60,7 +60,7 @@ def pool_alarms(counted: FleetCounts) -> Iterator[Alarm]:
 
 
 def slice_alarms(pools: Iterable[SlicePool], uses: SliceDeviceUses) -> Iterator[Alarm]:
-    """Among what ResourceClaims hold of devalloc's driver."""
+    """Among what ResourceClaims hold of any driver; shares and counters count where ``pools`` has their devices."""
     by_name = {(pool.driver, pool.name): pool for pool in pools}
     devices = {(*key, str(device.get("name", ""))): device for key, pool in by_name.items() for device in pool.devices}
     totals: dict[PoolName, Mapping[CounterName, int]] = {}

@@ -155,9 +155,13 @@ def is_allocated(doc: Object) -> bool:
 
 def allocated_results(doc: Object) -> list[Mapping[str, Any]]:
     """The devices of ours that a ResourceClaim has, as its allocation names them."""
+    return [each for each in results_of_drivers(doc) if each.get("driver") == DRIVER]
+
+
+def results_of_drivers(doc: Object) -> list[Mapping[str, Any]]:
+    """The devices of every driver that a ResourceClaim has."""
     allocation = as_mapping(as_mapping(doc.get("status")).get("allocation"))
-    entries = as_mappings(as_mapping(allocation.get("devices")).get("results"))
-    return [each for each in entries if each.get("driver") == DRIVER]
+    return list(as_mappings(as_mapping(allocation.get("devices")).get("results")))
 
 
 def reserved_for(doc: Object) -> tuple[str, ...]:

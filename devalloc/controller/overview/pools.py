@@ -149,17 +149,18 @@ def _newest(specs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def slice_device_uses(documents: Iterable[Object]) -> SliceDeviceUses:
-    """What the ResourceClaims among documents have."""
+    """What the ResourceClaims among documents have, of every driver: any of them may be or have been adopted, and then
+    two allocators gave its devices."""
     by_device: dict[tuple[str, str, str], SliceDeviceUse] = defaultdict(SliceDeviceUse)
     for doc in documents:
         if doc["kind"] != "ResourceClaim":
             continue
         namespace, name = ClaimView(doc).key
-        for each in claims.allocated_results(doc):
+        for each in claims.results_of_drivers(doc):
             amounts = as_mapping(each.get("consumedCapacity"))
             text = ", ".join(shorten(f"{key} {amount}") for key, amount in amounts.items())
             is_admin = each.get("adminAccess") is True
-            use = by_device[str(each["driver"]), str(each.get("pool", "")), str(each.get("device", ""))]
+            use = by_device[str(each.get("driver", "")), str(each.get("pool", "")), str(each.get("device", ""))]
             use.holders.append(
                 DeviceHolder("ResourceClaim", namespace, name, text, is_admin=is_admin, pods=claims.reserved_for(doc))
             )

@@ -210,6 +210,13 @@ class Client:
         other._answer_seconds = min(seconds, self._most)
         return other
 
+    def reconnected(self) -> Client:
+        """A client for the same user with connections of its own, which may reach another API server. Both share the
+        request counts. Raises ApiError."""
+        other = copy.copy(self)
+        other._api = self._load()
+        return other
+
     @property
     def _most(self) -> float:
         """Time limit of one try, in seconds."""

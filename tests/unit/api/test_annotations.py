@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from devalloc.api import adopted_pools, dedicated_pools, meta
 from devalloc.api import decode as module
-from devalloc.api import dedicated_pools, meta
 from devalloc.api.decode import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
 from devalloc.api.views import order_of
 
@@ -20,7 +20,8 @@ NO_MARKS = {
 def test_every_name_that_the_code_writes_down_is_in_the_list() -> None:
     """A new annotation without a line in the list would be warned of on every object that has it."""
     of_meta = {value for value in vars(meta).values() if isinstance(value, str) and value.startswith(f"{DOMAIN}/")}
-    assert of_meta | {dedicated_pools.ALLOCATOR_KEY, module.PUBLISH} == {each.name for each in METADATA_KEYS} | NO_MARKS
+    own = {adopted_pools.ADOPTED_AT, dedicated_pools.ALLOCATOR_KEY, module.PUBLISH}
+    assert of_meta | own == {each.name for each in METADATA_KEYS} | NO_MARKS
 
 
 @pytest.mark.parametrize(

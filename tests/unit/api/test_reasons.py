@@ -47,7 +47,12 @@ def test_the_guides_list_no_code_that_the_table_lacks() -> None:
     waiting += machines[machines.index("### Why a machine does not move") : machines.index("## See and enter")]
     listed |= {line.split("`")[1] for line in waiting.splitlines() if line.startswith("| `")}
     on_devices = {"DeviceLost"}
-    assert listed - on_devices == {reason.value for reason in Reason} - {"NoSuitableNode", "SentBack", "NoRoomForPod"}
+    assert listed - on_devices == {reason.value for reason in Reason} - {
+        "NoSuitableNode",
+        "NotAdopted",
+        "SentBack",
+        "NoRoomForPod",
+    }
 
 
 def test_the_guide_explains_each_verdict_that_messages_begin_with() -> None:

@@ -154,12 +154,12 @@ def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]
     nothing = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled))
     assert nothing.code == 1
     assert nothing.out.splitlines() == [
-        "default/pair is not allocated: NoMatchingDevices",
-        "3 devices are published, and none is set aside for devalloc; set devices aside, or remove the claim's label "
+        "default/pair is not allocated: NotAdopted",
+        "3 devices match, none is adopted (gpu.io); devalloc adopt driver/gpu.io, or remove the claim's label "
         "devalloc.io/allocator",
     ]
     counted = cluster("capacity", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled)).out
-    assert counted.startswith("0 more like default/pair\nNoMatchingDevices: 3 devices are published, and none is set")
+    assert counted.startswith("0 more like default/pair\nNotAdopted: 3 devices match, none is adopted (gpu.io)")
     something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, aside, labelled))
     assert (something.code, something.err) == (0, "")
     assert "p.devalloc/x" in something.out

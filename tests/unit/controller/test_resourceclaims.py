@@ -314,7 +314,7 @@ def test_the_answer_follows_what_is_told() -> None:
     one.tell(node("n"))
     assert one.answers(x="n") == {"x": "no node"}
     one.lose(a_slice("s"))
-    assert one.answers()["x"] == "NoMatchingDevices"
+    assert one.answers()["x"] == "NotAdopted"
 
 
 def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> None:
@@ -360,9 +360,9 @@ def test_what_is_asked_for_a_claim_costs_in_proportion_to_the_nodes() -> None:
 def test_devices_that_are_not_set_aside_are_a_reason_of_their_own() -> None:
     one = Played(node("n"), a_slice("open", pool="n", devices=3), claim("x"), pod("p", "x"))
     (question,) = one.cluster.build_requests(one.cluster.wants(), {})
-    assert question.reason is Reason.NO_MATCHING_DEVICES
+    assert question.reason is Reason.NOT_ADOPTED
     assert question.misfit == (
-        "3 devices are published, and none is set aside for devalloc; set devices aside, or remove the claim's label "
+        "3 devices match, none is adopted (devalloc.io); set their nodes aside, or remove the claim's label "
         "devalloc.io/allocator"
     )
     one.lose(a_slice("open"))

@@ -14,8 +14,8 @@ from devalloc.api import decode
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
-EVERYTHING = InstallOptions(publish="both", resource_claims=True, permits=True, neon=True)
-VIRTUAL = {"allocate", "prepare", "prioritize", "use-host-paths", "overcommit"}
+EVERYTHING = InstallOptions(publish="both", resource_claims=True, adoption=True, permits=True, neon=True)
+VIRTUAL = {"adopt", "allocate", "prepare", "prioritize", "use-host-paths", "overcommit"}
 """Verbs that no API has, and that policies ask for: what they allow acts on the whole cluster."""
 CHECK = re.compile(r"authorizer\b(.*?)\.check\('([^']*)'\)", re.DOTALL)
 
@@ -50,7 +50,8 @@ def test_the_chart_asks_for_them_in_the_same_way() -> None:
 @pytest.mark.parametrize("publish", ["pools", "both"])
 def test_roles_with_virtual_verbs_are_bound_in_the_whole_cluster(publish: Any) -> None:
     """Else they would give nothing."""
-    objects = render_manifests(InstallOptions(publish=publish, resource_claims=publish == "both", permits=True))
+    is_both = publish == "both"
+    objects = render_manifests(InstallOptions(publish=publish, resource_claims=is_both, adoption=is_both, permits=True))
     special = {
         one["metadata"]["name"]
         for one in objects

@@ -11,22 +11,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.api.adopted_pools import AdoptionRule, AllocatablePools
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
 from devalloc.controller.reconcile.decision import WriteUnit, redact
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
+from devalloc.controller.reconcile.resource_claims.adoption import Adoption
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     KIND,
     WATCHED_KINDS,
     ClusterState,
     SolverRequest,
-    dedicated_results,
+    held_results,
     no_room_message,
 )
 from devalloc.controller.reconcile.resource_claims.pending import (
@@ -36,6 +38,8 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     allocation_of,
     is_for_devalloc,
     key_of,
+    namespaces_for_devalloc,
+    with_namespace_default,
 )
 from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
@@ -163,11 +167,13 @@ class ResourceClaimAllocator:
         record: Callable[[Iterable[ObjectEvent]], None] = lambda happened: None,
         progress: Callable[[ResourceClaimRound], None] = lambda done: None,
         gave: Callable[[Object], None] = lambda claim: None,
+        probe: Callable[[AdoptionRule], str] = lambda rule: "adoption is not installed",
         settings: AllocatorSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``store``: of ``kinds.RESOURCES``; it writes only while this process leads. ``stamp``: a text that no leader
-        had before. ``record``: called with what is to be an Event. ``gave``: with each claim that was given devices."""
+        had before. ``record``: called with what is to be an Event. ``gave``: with each claim that was given devices.
+        ``probe``: see ``Adoption``."""
         self._store = store
         self._settings = settings or AllocatorSettings()
         self._stamp = stamp
@@ -176,6 +182,7 @@ class ResourceClaimAllocator:
         self._gave = gave
         self._clock = clock
         self._cluster = ClusterState()
+        self._adoption = Adoption(store, probe, clock)
         self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, WATCHED_KINDS, clock)
         self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
         self._notes: dict[str, _ClaimNotes] = {}
@@ -201,10 +208,15 @@ class ResourceClaimAllocator:
         """Once: until what the leader before still sends is refused (``devalloc.store.fencing``). Raises
         StoreError."""
         if not self._version:
-            self._store.list(KIND)
+            self._store.list((KIND, "Namespace"))
             self._store.refresh()
+            chosen = namespaces_for_devalloc(self._store.list("Namespace").objects)
+
+            def is_grantable(claim: Object) -> bool:
+                return is_for_devalloc(with_namespace_default(claim, chosen))
+
             try:
-                fence_objects(self._store, self._stamp, stop, kinds=(KIND,), is_grantable=is_for_devalloc)
+                fence_objects(self._store, self._stamp, stop, kinds=(KIND,), is_grantable=is_grantable)
             except FencingInterrupted:
                 return False
         return True
@@ -212,9 +224,12 @@ class ResourceClaimAllocator:
     def round(self) -> None:
         """Answer all claims that pods wait for, once, if something has changed since the last time."""
         last_requests, self._last_requests = self._last_requests, []
+        self._adoption.update()
+        pools = self._adoption.pools
         snapshot = self.loop.reading.look()
-        self._version, self.loop.is_again = snapshot.version, False
-        self._cluster.look(snapshot.objects.values())
+        self._version = snapshot.version
+        self.loop.is_again = not self._adoption.has_seen(snapshot.objects.values())
+        self._cluster.look(snapshot.objects.values(), pools)
         claims, wants, now = self._cluster.claims, self._cluster.wants(), self._clock()
         self._note(claims, wants, now)
         refused = self.loop.refusals.look(obj for obj in snapshot.objects.values() if obj["kind"] in _COPIED_KINDS)
@@ -259,6 +274,9 @@ class ResourceClaimAllocator:
                 is_deferred = True
                 continue
             decision = _decide(request, answers, claims)
+            own = [claims[key] for key in request.want.claims]
+            reason, message = self._cluster.explain_lack(decision.reason, decision.message, own)
+            decision = replace(decision, reason=reason, message=message)
             if decision.reason and request.is_narrow:
                 is_deferred = True
                 for key in request.want.claims:
@@ -350,11 +368,11 @@ class ResourceClaimAllocator:
 
     def _commit(self, decisions: Sequence[_Decision], snapshot: Snapshot) -> list[ObjectKey]:
         """Write the decisions, and report what became of them; the claims that got devices."""
-        claims = self._cluster.claims
+        claims, pools = self._cluster.claims, self._adoption.pools
 
         def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit] | None:
-            """What pods and nodes write on claims does not matter, as long as allocations of dedicated pools stay."""
-            return planned if _allocations(snapshot) == _allocations(now) else None
+            """What pods and nodes write on claims does not matter, as long as allocations of these pools stay."""
+            return planned if _allocations(snapshot, pools) == _allocations(now, pools) else None
 
         units = [unit for each in decisions for unit in each.units if not self.loop.refusals.is_backed_off(unit)]
         report = self.loop.commit(units, Fence(snapshot.version, statuses=frozenset({KIND})), standing)
@@ -438,6 +456,7 @@ class ResourceClaimAllocator:
         ends += [each.last + MIN_AVOID_SECONDS for each in notes if each.tries >= MAX_TRIES]
         ends += [each.unused_since + each.patience for each in notes if each.unused_since is not None]
         ends = [end + 0.1 for end in ends if end > now]
+        ends += [max(end, now) for end in self._adoption.due()]
         self.loop.wait_for_change(self._version, min([now + self._settings.resync, *ends]), stop)
 
 
@@ -505,9 +524,9 @@ def _records_removed(claim: Object) -> dict[str, str | None]:
     return {name: None for name in (DEVICE_RECORDS,) if name in claim["metadata"].get("annotations", {})}
 
 
-def _allocations(snapshot: Snapshot) -> dict[ObjectKey, object]:
-    """By claim, what it has of pools that are dedicated to this allocator: kube-scheduler allocates all others."""
-    claims = ((key, dedicated_results(obj)) for key, obj in snapshot.objects.items() if key.kind == KIND)
+def _allocations(snapshot: Snapshot, pools: AllocatablePools) -> dict[ObjectKey, object]:
+    """By claim, what it has of the pools of this allocator: kube-scheduler allocates all others."""
+    claims = ((key, held_results(obj, pools)) for key, obj in snapshot.objects.items() if key.kind == KIND)
     return {key: results for key, results in claims if results}
 
 

@@ -6,14 +6,15 @@ there (``node_room``). Affinity between pods, spreading and volumes do not count
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from devalloc.api.adopted_pools import DEDICATED_ONLY, AllocatablePools, adoption_rules, is_adoption_rule
 from devalloc.api.cordon import not_ready_reason
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
 from devalloc.api.views import Order, order_of
@@ -32,15 +33,18 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     is_for_devalloc,
     is_waiting,
     key_of,
+    namespaces_for_devalloc,
     pending_document,
     pending_groups,
     pod_claim_names,
+    with_namespace_default,
 )
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, selects
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
 
@@ -54,6 +58,7 @@ RESOURCES = (
     ApiResource("DeviceClass", _API, "v1", "deviceclasses", False, False),
     ApiResource("DeviceTaintRule", _API, "v1", "devicetaintrules", False, False, is_optional=True),  # v1 since 1.37
     ApiResource("Node", "", "v1", "nodes", False, False),
+    ApiResource("Namespace", "", "v1", "namespaces", False, False),
     ApiResource(
         "Pod",
         "",
@@ -84,6 +89,7 @@ NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
 
 MAX_SELECTED_NODES = 1500
 """How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
+OWN_DRIVER = "devalloc.io"
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 """Taints that Kubernetes sets a moment after the Node says so."""
@@ -126,18 +132,29 @@ class ClusterState:
         self._room = NodeRoom()
         self._objects: Mapping[str, list[Object]] = defaultdict(list)
         self._claims: dict[Key, Object] = {}
+        self._pools = DEDICATED_ONLY
         self._numbers: dict[str, int] = {}
         """Of nodes, for as long as this process lives."""
         self._memo = Memo()
+        self._matches = {True: MatchCounts(), False: MatchCounts()}
+        """Of devices that devalloc allocates, and of others."""
 
-    def look(self, objects: Iterable[Object]) -> None:
-        """All there is now, those of a kind in order; an unchanged object is the very same one as before."""
+    def look(self, objects: Iterable[Object], pools: AllocatablePools = DEDICATED_ONLY) -> None:
+        """All there is now, those of a kind in order; an unchanged object is the very same one as before. ``pools``:
+        from which devalloc allocates."""
         by_kind: dict[str, list[Object]] = defaultdict(list)
         for content in objects:
             by_kind[content["kind"]].append(content)
-        self._objects = by_kind
-        self._claims = {key_of(claim): claim for claim in by_kind["ResourceClaim"]}
+        self._objects, self._pools = by_kind, pools
         self._memo.turn()
+        chosen = namespaces_for_devalloc(by_kind["Namespace"])
+        claims = by_kind["ResourceClaim"]
+        if chosen:
+            claims = [
+                self._memo.of("labelled", claim, partial(with_namespace_default, claim, chosen), chosen)
+                for claim in claims
+            ]
+        self._claims = {key_of(claim): claim for claim in claims}
         self._room.update(by_kind["Node"], by_kind["Pod"], by_kind["DeviceClass"])
 
     @property
@@ -149,7 +166,7 @@ class ClusterState:
 
     def documents(self) -> dict[ObjectName, Object]:
         """All that the solver is to know but claims that wait."""
-        claims = filter(None, map(_allocated_document, self._claims.values()))
+        claims = filter(None, (_allocated_document(claim, self._pools) for claim in self._claims.values()))
         return {_name(content): content for content in (*self._slices(), *self._objects["DeviceClass"], *claims)}
 
     def gains(self, node: str) -> int:
@@ -169,7 +186,7 @@ class ClusterState:
         unused = []
         for key, pods in sorted(using.items()):
             claim = self._claims.get(key)
-            if claim is None or not is_for_devalloc(claim) or not dedicated_results(claim):
+            if claim is None or not is_for_devalloc(claim) or not held_results(claim, self._pools):
                 continue
             # A pod with a node is among the users: kube-scheduler adds it before it binds it.
             users = {user.get("uid") for user in _users(claim)}
@@ -192,7 +209,6 @@ class ClusterState:
         suitable: dict[str, frozenset[str]] = {}
         """Nodes by what a pod says of them: most pods say the same."""
         roomy = _RoomyNodes(self._ledger(), there)
-        missing = "" if offering else self.none_set_aside()
 
         def suiting(pod: Object) -> frozenset[str]:
             pod_wishes = repr(scheduling_key(pod))
@@ -202,8 +218,8 @@ class ClusterState:
 
         requests = []
         for want in wanted:
-            if missing:
-                requests.append(SolverRequest(want, (), None, missing, Reason.NO_MATCHING_DEVICES))
+            if not offering and (missing := self.not_adopted(self._claims[key] for key in want.claims)):
+                requests.append(SolverRequest(want, (), None, missing, Reason.NOT_ADOPTED))
                 continue
             left = frozenset(there).intersection(*(suiting(pod) for pod in want.pods))
             left = left if want.nodes is None else left & want.nodes
@@ -268,20 +284,38 @@ class ClusterState:
                 ledger.place(node, self._memo.of("requests", pod, partial(pod_requests, pod)))
         return ledger
 
-    def none_set_aside(self) -> str:
-        """That devices exist, and none of them is for devalloc; "" if some is, or if there are none."""
-        number = sum(len(each["spec"].get("devices") or ()) for each in self._objects["ResourceSlice"])
-        if not number or any(self._ours()):
-            return ""
-        devices = "1 device is" if number == 1 else f"{number} devices are"
-        advice = "set devices aside, or remove the claim's label devalloc.io/allocator"
-        return f"{devices} published, and none is set aside for devalloc; {advice}"
+    def not_adopted(self, claims: Iterable[Object]) -> str:
+        """That devices match these claims, and devalloc does not allocate them; "" if there are none. The claims need
+        not be among the objects."""
+        rules = adoption_rules(self._objects["DeviceTaintRule"])
+        return _not_adopted_message(self._matching(claims, is_ours=False), {rule.driver for rule in rules})
+
+    def explain_lack(self, reason: str, message: str, claims: Sequence[Object]) -> tuple[str, str]:
+        """The reason and message of claims that find too few devices, with how many others match them, which devalloc
+        does not allocate."""
+        if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES):
+            return reason, message
+        if not (others := self.not_adopted(claims)):
+            return reason, message
+        if not self._matching(claims, is_ours=True):
+            return Reason.NOT_ADOPTED.value, others
+        return reason, f"{message}; elsewhere, {others}"
+
+    def _matching(self, claims: Iterable[Object], *, is_ours: bool) -> Counter[str]:
+        chosen = [s for s in self._objects["ResourceSlice"] if is_allocatable_slice(s, self._pools) is is_ours]
+        matching, counts = Counter[str](), self._matches[is_ours]
+        if chosen:
+            counts.look((*chosen, *self._objects["DeviceClass"], *self._objects["Node"]))
+            for claim in claims:
+                matching.update(counts.matching(claim))
+        return matching
 
     def _ours(self) -> Iterator[Object]:
-        return (content for content in self._objects["ResourceSlice"] if is_dedicated_slice(content))
+        return (content for content in self._objects["ResourceSlice"] if is_allocatable_slice(content, self._pools))
 
     def _slices(self) -> Iterator[Object]:
-        rules = sorted(self._objects["DeviceTaintRule"], key=lambda rule: str(rule["metadata"]["name"]))
+        rules = [rule for rule in self._objects["DeviceTaintRule"] if not is_adoption_rule(rule)]
+        rules.sort(key=lambda rule: str(rule["metadata"]["name"]))
         for content in self._ours():
             number = self._number(content["spec"]["nodeName"])
             yield self._memo.of("slice", content, partial(effective_slice, content, rules, number), rules)
@@ -302,6 +336,19 @@ def _covers(needs: Sequence[_PodNeeds], fitting: Iterable[int], want: PendingGro
     """Whether each pending claim has a pod that fits."""
     used = frozenset[Key]().union(*(needs[place].claims for place in fitting))
     return used.issuperset(want.claims)
+
+
+def _not_adopted_message(matching: Mapping[str, int], adopting: Collection[str]) -> str:
+    """Say how many devices match by driver, and what to do. ``adopting``: drivers with a rule that adopts."""
+    if not (number := sum(matching.values())):
+        return ""
+    drivers = sorted(matching, key=lambda driver: (-matching[driver], driver))[:3]
+    devices = "1 device matches" if number == 1 else f"{number} devices match"
+    pending = [driver for driver in drivers if driver in adopting]
+    if pending:
+        return f"{devices}, none is adopted yet; see: devalloc adopt, for driver {', '.join(pending)}"
+    advice = "set their nodes aside" if drivers == [OWN_DRIVER] else f"devalloc adopt driver/{drivers[0]}"
+    return f"{devices}, none is adopted ({', '.join(drivers)}); {advice}, or remove the claim's label {ALLOCATOR_KEY}"
 
 
 class _RoomyNodes:
@@ -368,9 +415,7 @@ def _name(content: Object) -> ObjectName:
 
 def _misfit(want: PendingGroup, nodes: int) -> str:
     names = ", ".join(pod["metadata"]["name"] for pod in want.pods[:3])
-    message = (
-        f"none of {nodes} node{'s' if nodes > 1 else ''} with devices that are set aside suits pod {names}: see its "
-    )
+    message = f"none of {nodes} node{'s' if nodes > 1 else ''} with devices for devalloc suits pod {names}: see its "
     message += "node selector, affinity and tolerations, and whether nodes are cordoned or not ready"
     return (
         message
@@ -379,9 +424,9 @@ def _misfit(want: PendingGroup, nodes: int) -> str:
     )
 
 
-def _allocated_document(claim: Object) -> Object | None:
-    """A claim that holds devices which are set aside, as far as that goes; None for any other."""
-    ours = dedicated_results(claim)
+def _allocated_document(claim: Object, pools: AllocatablePools) -> Object | None:
+    """A claim that holds devices of these pools, as far as that goes; None for any other."""
+    ours = held_results(claim, pools)
     if not ours:
         return None
     metadata = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
@@ -391,20 +436,20 @@ def _allocated_document(claim: Object) -> Object | None:
     return {**fields, "metadata": metadata, "status": {"allocation": {"devices": {"results": ours}}}}
 
 
-def dedicated_results(claim: Object) -> list[dict[str, Any]]:
-    """The devices of dedicated pools that a claim has, as its status records them."""
+def held_results(claim: Object, pools: AllocatablePools) -> list[dict[str, Any]]:
+    """The devices of these pools that a claim has, as its status records them."""
     results = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
     return [
         {k: v for k, v in each.items() if k in (*RESULT_FIELDS, "request")}
         for each in results
-        if is_dedicated(each["pool"])
+        if pools.cover(each["driver"], each["pool"])
     ]
 
 
-def is_dedicated_slice(content: Mapping[str, Any]) -> bool:
-    """Whether a slice is of a pool that is set aside, and of one node."""
+def is_allocatable_slice(content: Mapping[str, Any], pools: AllocatablePools) -> bool:
+    """Whether a slice is of one of these pools, and of one node."""
     spec = content["spec"]
-    return is_dedicated(spec["pool"]["name"]) and bool(spec.get("nodeName"))
+    return pools.cover(spec["driver"], spec["pool"]["name"]) and bool(spec.get("nodeName"))
 
 
 def effective_slice(content: Object, rules: Sequence[Mapping[str, Any]], number: int) -> Object:
