@@ -13,6 +13,7 @@ import pytest
 from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.cli.main import run
+from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node
 from tests.support.go_build import Progress, Unavailable
@@ -70,6 +71,13 @@ def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Devalloc:
         return [*captured.out.splitlines(), *captured.err.splitlines()]
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One API server and little to do: no need to wait as in a large cluster."""
+    monkeypatch.setattr(adoption, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(adoption, "RELEASE_SECONDS", 1.0)
 
 
 def node_of(space: Space, pod: str) -> str:
@@ -134,8 +142,9 @@ def adopted(devalloc: Devalloc, *pools: str) -> None:
 
 
 def test_a_rule_that_is_deleted_by_hand_ends_with_the_controllers_consent(
-    space: Space, client: Client, devalloc: Devalloc
+    space: Space, client: Client, devalloc: Devalloc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(adoption, "RELEASE_SECONDS", 5.0)
     with allocating(client) as allocator:
         adopted(devalloc)
         began = time.monotonic()
@@ -147,7 +156,7 @@ def test_a_rule_that_is_deleted_by_hand_ends_with_the_controllers_consent(
         rule = space.cluster.get(f"{RULES}/{RULE}").content
         assert rule["metadata"]["deletionTimestamp"], "it keeps kube-scheduler off until its watches have caught up"
         until(lambda: space.cluster.get(f"{RULES}/{RULE}").status == 404, "the controller lets it go")
-        assert time.monotonic() - began > 9
+        assert time.monotonic() - began > 4
         assert not space.given("late")
     end(space, "late")
 
