@@ -33,6 +33,8 @@ QUICK_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSO
 MACHINE_JOBS ?= 2
 # Of the cluster tier, which `make test-hosts` runs beside it: its tests mostly wait for control planes and the kubelet.
 CLUSTER_JOBS ?= 2
+# Strict: a link that leads nowhere is an error.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -47,7 +49,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows site nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -57,7 +59,7 @@ setup: $(STAMP) ## install everything into .venv (again only when pyproject.toml
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "devalloc needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12" >&2; exit 2; }
-	@echo "Setting up $(VENV), once: 1 to 3 minutes, 120 MB to download, 660 MB on disk."
+	@echo "Setting up $(VENV), once: 1 to 3 minutes, 135 MB to download, 740 MB on disk."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
 	@$(PIP) install --root-user-action=ignore --require-hashes --requirement constraints.txt \
@@ -148,12 +150,16 @@ release: setup ## all files of a release, of the last commit, into dist/vVERSION
 lint-workflows: ## .github/workflows, with actionlint (needs Go)
 	GOFLAGS=-mod=mod go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-lint: setup ## style, types, import rules, words
+lint: setup ## style, types, import rules, words, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m tools.words
+	$(SITE) --quiet
+
+site: setup ## the documentation site, in build/site
+	$(SITE)
 
 format: setup ## rewrite to the house style
 	$(BIN)/ruff check --fix .

@@ -138,6 +138,6 @@ def fits(wheel: str, minor: int, architecture: str) -> bool:
         match and int(match[1]) <= minor for match in (re.fullmatch(r"cp3(\d+)", tag) for tag in pythons)
     )
     own = f"cp3{minor}" in pythons and f"cp3{minor}" in abi  # and no build for threads without a lock
-    if not (stable or own or ("py3" in pythons and "none" in abi)):
+    if not (stable or own or ({"py3", f"py3{minor}"} & {*pythons} and "none" in abi)):
         return False
     return any(tag == "any" or re.fullmatch(rf"(many)?linux\w*_{architecture}", tag) for tag in platforms)

@@ -82,6 +82,7 @@ class TestRegeneration:
             ("a-1-cp312-abi3-manylinux_2_28_x86_64.whl", {12, 13}),
             ("a-1-cp312-cp312-manylinux_2_28_x86_64.whl", {12}),
             ("a-1-py3-none-linux_x86_64.whl", {11, 12, 13}),
+            ("a-1-py312-none-any.whl", {12}),
             ("a-1-cp313-cp313t-manylinux_2_28_x86_64.whl", set()),
             ("a-1-pp311-pypy311_pp73-manylinux_2_28_x86_64.whl", set()),
             ("a-1-cp312-cp312-musllinux_1_2_x86_64.whl", set()),

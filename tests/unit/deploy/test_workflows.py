@@ -28,8 +28,8 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (REPO / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_there_is_one_for_changes_one_for_each_night_and_one_for_releases() -> None:
-    assert {*WORKFLOWS} == {"ci.yml", "nightly.yml", "release.yml"}
+def test_there_is_one_for_changes_one_for_each_night_one_for_releases_and_one_for_documents() -> None:
+    assert {*WORKFLOWS} == {"ci.yml", "nightly.yml", "release.yml", "docs.yml"}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

@@ -1,0 +1,51 @@
+"""The documentation site: links to files beside docs/ lead to the repository, and each link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.package_metadata import REPOSITORY
+from tests.support.repository import REPO
+from tools.site import with_repository_links
+
+
+@pytest.mark.parametrize(
+    ("path", "link", "expected"),
+    [
+        ("claims.md", "reasons.md#codes", "reasons.md#codes"),
+        ("claims.md", "#top", "#top"),
+        ("claims.md", "https://example.org/a", "https://example.org/a"),
+        ("claims.md", "../examples/", f"{REPOSITORY}/blob/main/examples"),
+        ("reference/README.md", "../development/spec/claims.md", "../development/spec/claims.md"),
+        ("development/README.md", "../../ARCHITECTURE.md#a", f"{REPOSITORY}/blob/main/ARCHITECTURE.md#a"),
+    ],
+)
+def test_links_stay_on_the_site_if_they_can(
+    path: str, link: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DEVALLOC_REPOSITORY", raising=False)
+    assert with_repository_links(f"See [this]({link}).", path) == f"See [this]({expected})."
+
+
+@pytest.mark.parametrize("broken", ["[gone](gone.md)", "[gone](cel.md#no-such-heading)"])
+def test_a_link_that_leads_nowhere_is_an_error(broken: str, tmp_path: Path) -> None:
+    for name in ("mkdocs.yml", "tools/site.py", "deploy/package_metadata.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPO / name, tmp_path / name)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# Home\n\n{broken}\n")
+    (tmp_path / "docs" / "cel.md").write_text("# Expressions\n")
+    nav = (tmp_path / "mkdocs.yml").read_text().partition("\nnav:")[0] + "\nnav: [index.md, cel.md]\n"
+    (tmp_path / "mkdocs.yml").write_text(nav)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "gone" in done.stderr or "no-such-heading" in done.stderr
