@@ -261,7 +261,12 @@ def _commands() -> list[str]:
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
     listed = [block.command for document in documents for block in console_blocks.blocks(document)]
     verbs = [f"devalloc {verb} --help" for group in VERBS.values() for verb in group]
-    printed = ["devalloc --help", "devalloc crds", "devalloc install --dry-run=client", "devalloc version"]
+    printed = [
+        "devalloc --help",
+        "devalloc crds",
+        "devalloc install --image-prefix localhost/ --dry-run=client",
+        "devalloc version",
+    ]
     return list(dict.fromkeys([*listed, *verbs, *printed]))
 
 

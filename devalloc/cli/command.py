@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -81,6 +81,8 @@ _FROM_KUBECTL = {
 """Options of kubectl that most verbs do not have, and what to use instead."""
 _PATH = re.compile(r"\b(PATH|DIR|FILE)\b")
 """Metavars of path options that our own functions parse, rather than click."""
+_IN_BRACKETS = re.compile(r"\s*\[[^\]]*\]")
+"""The variables and the default in an option's help."""
 _INVALID_CHOICE = re.compile(r"'(.*)' is not one of", re.DOTALL)
 
 
@@ -160,6 +162,7 @@ class Verb(click.Command):
         """``advice``: what to do instead, by option; with the key "" for unexpected arguments."""
         super().__init__(*args, **kwargs)
         self._advice = {**_FROM_KUBECTL, **(advice or {})}
+        self._usual: Sequence[str] = ()
         self.params += [
             click.Option(["--debug"], is_flag=True, envvar="DEVALLOC_DEBUG", help="Show tracebacks."),
             click.Option(
@@ -178,16 +181,37 @@ class Verb(click.Command):
             ),
         ]
 
+    def shorten_help(self, usual: Sequence[str]) -> None:
+        """Let `--help` show these options only, and `--help-all` all of them."""
+        if not self._usual:
+            self._usual = usual
+            self.params.append(help_all_option())
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Those of each group of settings below its title. Without the defaults that are empty, for which click shows
         [default: ""]."""
         for param in self.params:
             if isinstance(param, click.Option) and param.default == "":
                 param.show_default = False
+        if self._usual and not shows_all(ctx):
+            self._format_usual_options(ctx, formatter)
+            return
         of_groups = [param for param in self.params if isinstance(param, SettingOption) and param.settings_class]
         own = [param for param in self.params if param not in of_groups]
         click.Command(self.name, params=own).format_options(ctx, formatter)
         _format_groups(of_groups, ctx, formatter)
+
+    def _format_usual_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.params if isinstance(param, click.Option) and not param.hidden]
+        by_name = {name: option for option in options for name in option.opts}
+        shown = [by_name[name] for name in self._usual]
+        more = len(options) - len(shown) - 1
+        titles = _titles(each for each in options if each not in shown)
+        note = f"Also show {more} more options" + (f": {', '.join(titles)}." if titles else ".")
+        whole = [each.get_help_record(ctx) or ("", "") for each in shown]
+        records = [(name, _first_sentence(text)) for name, text in whole]
+        with formatter.section("Options"):
+            formatter.write_dl([*records, ("--help-all", note), ("-h, --help", "Show this message and exit.")])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -247,6 +271,46 @@ class Verb(click.Command):
         if code:
             ctx.exit(code)
         return 0
+
+
+_HELP_ALL = "devalloc.help-all"
+"""Key in a context's ``meta``: whether its help shows everything."""
+
+
+def help_all_option() -> click.Option:
+    """--help-all, which prints the help with all options or commands."""
+    show = "Show all options and exit."
+    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help=show)
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        print_lines(full_help(ctx))
+        ctx.exit()
+
+
+def full_help(ctx: click.Context) -> str:
+    """The help with all options or commands."""
+    ctx.meta[_HELP_ALL] = True
+    return ctx.command.get_help(ctx)
+
+
+def shows_all(ctx: click.Context) -> bool:
+    """Whether the help to print is the full one."""
+    return bool(ctx.meta.get(_HELP_ALL))
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of an option's help, without its variables and default."""
+    return re.split(r"[.;] ", _IN_BRACKETS.sub("", text), maxsplit=1)[0].rstrip(".") + "."
+
+
+def _titles(options: Iterable[click.Option]) -> list[str]:
+    """The titles of the settings to which these options belong."""
+    from devalloc.settings import title_of
+
+    classes = dict.fromkeys(each.settings_class for each in options if isinstance(each, SettingOption))
+    return [title_of(each) for each in classes if each is not None]
 
 
 def _format_groups(options: Sequence[SettingOption], ctx: click.Context, formatter: click.HelpFormatter) -> None:

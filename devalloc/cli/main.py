@@ -16,15 +16,13 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import VerbGroup
+from devalloc.cli.command import Verb, VerbGroup, help_all_option, shows_all
 from devalloc.cli.terminal import print_line
 
 VERBS: dict[str, dict[str, str]] = {
     "Start here": {
-        "demo": "show what devalloc does, in one screen, on a small sample fleet",
+        "demo": "show what devalloc does, on a small sample fleet",
         "up": "run everything on this machine in the foreground: publish, allocate, release",
-        "controller": "allocate the claims of a Kubernetes cluster",
-        "node": "run the node plugin: bind this host's devices and pass them to machines and pods",
         "discover": "list the devices of this host, as DevicePools",
     },
     "Manifests": {
@@ -36,10 +34,10 @@ VERBS: dict[str, dict[str, str]] = {
     "Objects in the store": {
         "get": "list or print objects",
         "describe": "show all details of an object",
-        "top": "show the fleet at a glance: what is free, what is in use, which claims wait and why",
+        "top": "show the fleet live: what is free, what is in use, what waits",
         "usage": "show who used which devices, CPUs and memory in a month, and for how long",
         "delete": "delete objects",
-        "wait": "wait until claims are allocated, released or deleted, machines running",
+        "wait": "wait until claims are allocated or released, machines running",
     },
     "Claims": {
         "explain": "show why a claim has the devices that it has, or none",
@@ -65,6 +63,8 @@ VERBS: dict[str, dict[str, str]] = {
         "guest-monitor": "measure memory, request more, agree to less, bring plugged memory and CPUs online",
     },
     "On Kubernetes": {
+        "controller": "allocate the claims of a Kubernetes cluster",
+        "node": "run the node plugin: bind this host's devices and pass them to machines and pods",
         "install": "install devalloc on a cluster, or print all manifests",
         "uninstall": "remove devalloc from a cluster",
         "adopt": "allocate the devices of another DRA driver, or list what is adopted",
@@ -156,6 +156,30 @@ BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level"
 """Options of verbs, with a value, that can also precede the verb, as with kubectl."""
 
 
+EVERY_DAY = ("apply", "get", "describe", "explain", "solve", "top", "wait", "release", "delete")
+"""Verbs that `devalloc --help` shows with what they do, besides those to start with; of all others only the names."""
+USUAL_OPTIONS = {
+    "up": "--store --page --no-inventory --node --allow --image-folder --host-capacity --scaling",
+    "node": "--store --kubeconfig --in-cluster --node-name --allow --dry-run --socket --image-folder --host-capacity",
+    "controller": "--kubeconfig --in-cluster --listen --permits --placement --deadline --resource-claims",
+    "capacity": "--filename --namespace --output --store --kubeconfig --host",
+    "install": "--kubeconfig --image-prefix --dry-run --publish --resource-claims --permits --workers-only",
+    "solve": "--filename --namespace --output --with-store --store --kubeconfig",
+    "explain": "--filename --namespace --output --store --kubeconfig",
+    "get": "--namespace --all-namespaces --selector --output --watch --sort-by --store --kubeconfig",
+    "drain": "--dry-run --reason --timeout --store --kubeconfig",
+    "snapshot": "--filename --namespace --store --kubeconfig",
+    "guest-monitor": "--listen --allow --measure --cpus --memory",
+    "discover": "--output --node-name --kind --sysfs-root",
+    "top": "--once --interval --namespace --output --store --kubeconfig",
+    "usage": "--month --by --of --output --store --kubeconfig",
+    "migrate": "--to --timeout --no-wait --namespace --store --kubeconfig",
+    "fence": "--reason --dry-run --yes --timeout --store --kubeconfig",
+    "warm replica": "--file --replicas --requests --node --apply --namespace --output",
+}
+"""Options that `--help` of a verb shows if it has many; `--help-all` shows all."""
+
+
 class DevallocCommand(VerbGroup):
     """Imports a verb's module of ``devalloc.cli.verbs`` when the verb is used, so that unused verbs cost nothing."""
 
@@ -168,6 +192,7 @@ class DevallocCommand(VerbGroup):
         name = cmd_name.replace("-", "_")
         command = getattr(importlib.import_module(f"devalloc.cli.verbs.{_MODULES.get(cmd_name, name)}"), name)
         assert isinstance(command, click.Command)
+        _shorten_help(command, cmd_name)
         _add_variables(command, f"DEVALLOC_{name.upper()}")
         return command
 
@@ -195,10 +220,24 @@ class DevallocCommand(VerbGroup):
         at = 2 if isinstance(self.get_command(ctx, rest[0]), click.Group) else 1
         return [*rest[:at], *moved, *rest[at:]]
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if shows_all(ctx):
+            super().format_epilog(ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, verbs in VERBS.items():
+        if shows_all(ctx):
+            for title, verbs in VERBS.items():
+                with formatter.section(title):
+                    formatter.write_dl(list(verbs.items()))
+            return
+        (start, first), *others = VERBS.items()
+        about = {name: text for _, verbs in others for name, text in verbs.items()}
+        for title, rows in ((start, [*first.items()]), ("Every day", [(name, about[name]) for name in EVERY_DAY])):
             with formatter.section(title):
-                formatter.write_dl(list(verbs.items()))
+                formatter.write_dl(rows)
+        rest = [(title, [name for name in verbs if name not in EVERY_DAY]) for title, verbs in others]
+        with formatter.section("More (--help-all says what they do)"):
+            formatter.write_dl([(title, ", ".join(names)) for title, names in rest if names])
 
 
 class OutputClosed(Exception):
@@ -211,6 +250,14 @@ def _pipe_errors() -> Iterator[None]:
         yield
     except BrokenPipeError as error:
         raise OutputClosed from error
+
+
+def _shorten_help(command: click.Command, name: str) -> None:
+    if isinstance(command, Verb) and name in USUAL_OPTIONS:
+        command.shorten_help(USUAL_OPTIONS[name].split())
+    if isinstance(command, click.Group):
+        for below, one in command.commands.items():
+            _shorten_help(one, f"{name} {below}")
 
 
 def _add_variables(command: click.Command, prefix: str) -> None:
@@ -244,10 +291,13 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 def cli() -> None:
-    """Find devices (GPUs, vGPU slices, SR-IOV functions) and decide which claim gets which.
+    """Find devices (GPUs, vGPU slices, SR-IOV functions) and allocate them.
 
     New here? Run `devalloc demo`.
     """
+
+
+cli.params.append(help_all_option())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

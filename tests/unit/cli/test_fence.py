@@ -159,7 +159,7 @@ def test_a_node_that_publishes_nothing_any_more_is_taken_from_at_once(fleet: She
 
 
 def test_the_help_says_that_a_node_of_kubernetes_has_no_reason(fleet: Shell) -> None:
-    assert "Not stored if the node has a Node of Kubernetes" in " ".join(fleet("fence", "--help").out.split())
+    assert "Not stored if the node has a Node of Kubernetes" in " ".join(fleet("fence", "--help-all").out.split())
 
 
 def test_only_nodes_that_there_are_can_be_fenced(fleet: Shell) -> None:

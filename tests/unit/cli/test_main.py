@@ -12,18 +12,53 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from devalloc.cli.command import Verb, translate_error, verb
-from devalloc.cli.main import VERBS, cli
+from devalloc.cli.main import USUAL_OPTIONS, VERBS, cli
 from devalloc.store.errors import Invalid, NotFound
 from tests.support.cli_shell import Shell, claim, pool, text
 
 ALL = [name for section in VERBS.values() for name in section]
 
 
-def test_help_names_every_verb(devalloc: Shell) -> None:
+def test_help_names_every_verb_and_the_full_one_says_what_it_does(devalloc: Shell) -> None:
     output = devalloc("--help")
 
     assert output.code == 0
-    assert [name for name in ALL if f"\n  {name} " not in output.out] == []
+    assert [name for name in ALL if not re.search(rf"\b{name}\b", output.out.partition("Start here")[2])] == []
+    full = devalloc("--help-all").out
+    assert [name for name in ALL if f"\n  {name} " not in full] == []
+
+
+LINES = 40
+
+
+def _commands(above: click.Context) -> Iterator[click.Context]:
+    """A command and those below it."""
+    yield above
+    if isinstance(above.command, click.Group):
+        for name in above.command.list_commands(above):
+            command = above.command.get_command(above, name)
+            assert command is not None
+            yield from _commands(click.Context(command, info_name=name, parent=above, show_default=True))
+
+
+@pytest.mark.parametrize(
+    "ctx", [*_commands(click.Context(cli, info_name="devalloc"))], ids=lambda ctx: ctx.command_path
+)
+def test_help_fits_on_a_screen(ctx: click.Context) -> None:
+    """If it does not, name the usual options in USUAL_OPTIONS: --help-all shows the others."""
+    assert len(ctx.get_help().splitlines()) < LINES
+
+
+@pytest.mark.parametrize("name", USUAL_OPTIONS)
+def test_the_full_help_has_all_options_and_the_short_one_says_so(devalloc: Shell, name: str) -> None:
+    words = name.split()
+    ctx = next(each for each in _commands(click.Context(cli, info_name="devalloc")) if each.command_path.endswith(f" {name}"))
+    full, short = devalloc(*words, "--help-all").out, devalloc(*words, "--help").out
+    options = [option for option in ctx.command.params if isinstance(option, click.Option) and not option.hidden]
+    flags = [option.opts[-1] for option in options]
+    assert [flag for flag in flags if flag not in full] == []
+    number = len(flags) - len(USUAL_OPTIONS[name].split()) - 1
+    assert f"Also show {number} more options" in " ".join(short.split())
 
 
 @pytest.mark.parametrize("name", ALL)

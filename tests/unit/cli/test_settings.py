@@ -60,7 +60,7 @@ def test_the_help_lists_the_options_of_a_group_below_its_title() -> None:
 
 @pytest.mark.parametrize("name", ["up", "node", "controller"])
 def test_the_help_of_a_process_has_the_headings_of_the_page_of_settings(name: str) -> None:
-    lines = CliRunner().invoke(cli, [name, "--help"]).output.splitlines()
+    lines = CliRunner().invoke(cli, [name, "--help-all"]).output.splitlines()
     headings = [line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z]+:", line)]
     assert headings[0] == "Options"
     assert len(headings) > 2
@@ -113,7 +113,7 @@ def test_the_help_names_variables_and_what_happens_by_default() -> None:
 
 
 def test_the_help_names_each_default_once() -> None:
-    text = " ".join(CliRunner().invoke(cli, ["node", "--help"], catch_exceptions=False).output.split())
+    text = " ".join(CliRunner().invoke(cli, ["node", "--help-all"], catch_exceptions=False).output.split())
     assert "[default: the first in --cni-conf-dir]. --cni-conf-dir" in text
 
 
@@ -144,7 +144,7 @@ def test_the_options_of_a_process_are_its_settings_in_their_order(process: tuple
     command, settings_class = process
     common = ["--debug", "--log-format", "--log-level"]
     flags = [each.flag.partition("/")[0] for each in settings_of(settings_class)]
-    assert [each.opts[0] for each in command.params] == flags + common
+    assert [each.opts[0] for each in command.params] == [*flags, *common, "--help-all"]
     assert max(Counter(each.parameter for each in settings_of(settings_class)).values()) == 1
 
 
