@@ -64,7 +64,7 @@ def objects() -> list[Object]:
         for machine in store.list("VirtualMachine").objects:
             if machine["metadata"]["name"] == "trainer":
                 store.replace_status({**machine, "status": {**machine["status"], **RUNNING}})
-        set_cordon(store, CordonTarget(pool="node-b-t4", devices=(None,)), "ada: new firmware")
+        set_cordon(store, CordonTarget(pool="small-b-t4", devices=(None,)), "ada: new firmware")
         DeviceClaimAllocator(store).round()
         return [*store.list().objects, *_for_pods()]
 

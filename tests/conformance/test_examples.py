@@ -13,12 +13,15 @@ import yaml
 
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
+from devalloc.api.views import claim_state
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.inventory.pci_ids import DeviceModel
 from tests.support import console_blocks, kube_node
+from tests.support.cli_shell import Shell, devalloc
 from tests.support.repository import REPO
 from tools import dev_cluster
 
+__all__ = ["devalloc"]
 FOLDERS = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir())
 EXAMPLES = [path for path in FOLDERS if path.name not in ("dra", "pods")]
 """Those of our own API; those of resource.k8s.io have their tests with that dialect and on a cluster."""
@@ -107,6 +110,26 @@ def test_the_answer_is_the_expected_one(example: Path) -> None:
         assert claims[name]["oneOf"] == chosen, name
     assert answer["optimal"]
     assert answer["problems"] == []
+
+
+def test_examples_do_not_collide(devalloc: Shell) -> None:
+    """All of them fit into one store: applying one changes nothing of another, and takes nothing from it."""
+    for example in FOLDERS:
+        applied = devalloc("apply", "-f", example)
+        assert applied.code == 0, applied.err
+        assert {line.rpartition(" ")[2] for line in applied.out.splitlines()} <= {"created", "unchanged"}, example.name
+        devalloc.allocate()
+    expected = [expectation(example) for example in EXAMPLES]
+    claims = {claim["metadata"]["name"]: claim for claim in devalloc("get", "claims", "-A", "-o", "json").json["items"]}
+    satisfied = {name.partition("/")[2] for one in expected for name in one["satisfied"]}
+    states = {name: claim_state(claims[name]) for name in satisfied}
+    assert states == dict.fromkeys(satisfied, "Allocated"), "one that gets devices alone waits beside the others"
+    overview = devalloc("top", "-o", "json").json
+    assert overview["alarms"] == []
+    assert overview["lost"] == 0
+    nodes = {f"{one['namespace']}/{one['name']}": one["node"] for one in overview["machines"]}
+    placed = [name for one in expected for name, where in one.get("machines", {}).items() if "-" in where]
+    assert [name for name in placed if not nodes[name]] == []
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

@@ -162,7 +162,7 @@ def test_keys_alone_go_everywhere(url: str, page: Page, store: SQLiteStore) -> N
     page.keyboard.insert_text("router")
     wait_until(page, "document.querySelectorAll('[id^=\"claim:\"]').length === 1")
     assert page.evaluate("document.querySelector('tbody tr').id") == "claim:default/router"
-    wait_until(page, "document.querySelector('[id^=\"device:node-b\"]')")  # what it holds is shown at once
+    wait_until(page, "document.querySelector('[id^=\"device:sriov-b\"]')")  # what it holds is shown at once
     assert page.evaluate("location.search") == "?q=router"
     page.goto(page.evaluate("location.href"))
     wait_until(page, "document.querySelector('.live.on')")

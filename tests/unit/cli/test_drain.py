@@ -99,23 +99,23 @@ def test_one_that_runs_stays_without_force_and_is_stopped_with_it(fleet: Shell) 
 
 @pytest.mark.parametrize("is_cordoned_too", [False, True])
 def test_the_plan_says_why_a_machine_would_wait(devalloc: Shell, is_cordoned_too: bool) -> None:
-    """Only node-a has GPUs, and the uplink that the machine cache needs."""
+    """Only place-a has GPUs, and the uplink that the machine cache needs."""
     devalloc("apply", "-f", "examples/placed-machines")
     devalloc.allocate()
     devalloc.allocate()
     if is_cordoned_too:
-        devalloc("cordon", "node/node-b")
+        devalloc("cordon", "node/place-b")
     before = devalloc("get", "vms", "-o", "json").json
     for words, cure in ((("drain",), "uncordoned"), (("fence",), "unfenced")):
-        shown = devalloc(*words, "node/node-a", "--dry-run")
+        shown = devalloc(*words, "node/place-a", "--dry-run")
         assert (shown.code, shown.err) == (0, "")
         for name in ("cache", "trainer"):
             (line,) = (line for line in shown.out.splitlines() if f"default/{name}: " in line)
-            assert line.startswith(f"virtualmachine default/{name}: will leave node-a and wait: ")
-            assert f"it fits once node node-a is {cure}" in line
+            assert line.startswith(f"virtualmachine default/{name}: will leave place-a and wait: ")
+            assert f"it fits once node place-a is {cure}" in line
     assert devalloc("get", "vms", "-o", "json").json == before
-    forced = devalloc("drain", "node/node-a", "--dry-run", "--force").out
-    assert "virtualmachine default/trainer: will stop, leave node-a and wait: " in forced
+    forced = devalloc("drain", "node/place-a", "--dry-run", "--force").out
+    assert "virtualmachine default/trainer: will stop, leave place-a and wait: " in forced
 
 
 def test_the_plan_says_that_the_node_alone_takes_a_machine(devalloc: Shell) -> None:

@@ -52,7 +52,9 @@ def test_help_fits_on_a_screen(ctx: click.Context) -> None:
 @pytest.mark.parametrize("name", USUAL_OPTIONS)
 def test_the_full_help_has_all_options_and_the_short_one_says_so(devalloc: Shell, name: str) -> None:
     words = name.split()
-    ctx = next(each for each in _commands(click.Context(cli, info_name="devalloc")) if each.command_path.endswith(f" {name}"))
+    ctx = next(
+        each for each in _commands(click.Context(cli, info_name="devalloc")) if each.command_path.endswith(f" {name}")
+    )
     full, short = devalloc(*words, "--help-all").out, devalloc(*words, "--help").out
     options = [option for option in ctx.command.params if isinstance(option, click.Option) and not option.hidden]
     flags = [option.opts[-1] for option in options]
