@@ -204,7 +204,7 @@ class Verb(click.Command):
     def _format_usual_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.params if isinstance(param, click.Option) and not param.hidden]
         by_name = {name: option for option in options for name in option.opts}
-        shown = [by_name[name] for name in self._usual]
+        shown = [by_name[name] for name in self._usual if name in by_name]
         more = len(options) - len(shown) - 1
         titles = _titles(each for each in options if each not in shown)
         note = f"Also show {more} more options" + (f": {', '.join(titles)}." if titles else ".")

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -238,6 +239,7 @@ def read_manifests(
             if "://" in file:
                 command = click.get_current_context().command_path
                 raise BadInput(f"{file}: devalloc does not download manifests; use: curl -sSL {file} | {command} -f -")
+            _print_example_hint(file)
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
         documents = [_with_namespace(document, namespace) for document in manifests.documents]
         classes = _class_names(documents) if verb == "validate" else None
@@ -263,6 +265,18 @@ def read_manifests(
         for line in ignored_warnings(good, verb):
             print_note(line)
     return ManifestDocuments(documents, good, problems)
+
+
+def _print_example_hint(file: str) -> None:
+    """Say how to get an example that is named as in the documents, but is not there: after `pip install`."""
+    from devalloc.cli.example_files import example_folders
+
+    path = Path(file)
+    if "examples" in path.parts and not path.exists():
+        name = path.name if path.suffix == "" else path.parent.name
+        if name in {folder.name for folder in example_folders()}:
+            command = click.get_current_context().command_path
+            print_note(f"the example comes with the command: devalloc examples {name} | {command} -f -")
 
 
 def _duplicate_problems(documents: Sequence[Document], verb: ManifestVerb) -> dict[str, Problem]:

@@ -22,8 +22,9 @@ from devalloc.cli.terminal import print_line
 VERBS: dict[str, dict[str, str]] = {
     "Start here": {
         "demo": "show what devalloc does, on a small sample fleet",
-        "up": "run everything on this machine in the foreground: publish, allocate, release",
+        "up": "run everything on this machine: publish, allocate, bind",
         "discover": "list the devices of this host, as DevicePools",
+        "examples": "list manifests to copy, and print or write those of one",
     },
     "Manifests": {
         "validate": "check manifests; report every error with file, document and path",
@@ -158,6 +159,8 @@ BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level"
 
 EVERY_DAY = ("apply", "get", "describe", "explain", "solve", "top", "wait", "release", "delete")
 """Verbs that `devalloc --help` shows with what they do, besides those to start with; of all others only the names."""
+_FEW = 3
+"""Sections with fewer other verbs share a line of that help."""
 USUAL_OPTIONS = {
     "up": "--store --page --no-inventory --node --allow --image-folder --host-capacity --scaling",
     "node": "--store --kubeconfig --in-cluster --node-name --allow --dry-run --socket --image-folder --host-capacity",
@@ -175,6 +178,7 @@ USUAL_OPTIONS = {
     "usage": "--month --by --of --output --store --kubeconfig",
     "migrate": "--to --timeout --no-wait --namespace --store --kubeconfig",
     "fence": "--reason --dry-run --yes --timeout --store --kubeconfig",
+    "scale": "--cpu --memory --replicas --timeout --namespace --store --kubeconfig",
     "warm replica": "--file --replicas --requests --node --apply --namespace --output",
 }
 """Options that `--help` of a verb shows if it has many; `--help-all` shows all."""
@@ -236,8 +240,10 @@ class DevallocCommand(VerbGroup):
             with formatter.section(title):
                 formatter.write_dl(rows)
         rest = [(title, [name for name in verbs if name not in EVERY_DAY]) for title, verbs in others]
+        few = [name for _, names in rest if len(names) < _FEW for name in names]
+        many = [(title, names) for title, names in rest if len(names) >= _FEW]
         with formatter.section("More (--help-all says what they do)"):
-            formatter.write_dl([(title, ", ".join(names)) for title, names in rest if names])
+            formatter.write_dl([(title, ", ".join(names)) for title, names in [*many, ("Other", few)]])
 
 
 class OutputClosed(Exception):

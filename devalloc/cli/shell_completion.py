@@ -20,8 +20,9 @@ def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str
     if written:
         return [name for name in _object_names(ctx, written[0]) if name.startswith(incomplete)]
     words = [word for each in API_KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
+    words += ["vms", "quota"]
     if ctx.info_name == "get":  # the other verbs do not take them
-        words.append("nodes")
+        words += ["nodes", "all"]
     return [word for word in words if word.startswith(incomplete)]
 
 

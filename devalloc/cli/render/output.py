@@ -274,7 +274,7 @@ def _run_spinner(what: str, share: _Share, done: threading.Event) -> None:
     if done.wait(1):
         return
     for tenths in itertools.count(10):
-        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({share}{tenths // 10} s)\x1b[K")
+        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({share}{tenths // 10} s)")
         sys.stderr.flush()
         if done.wait(0.1):
             break

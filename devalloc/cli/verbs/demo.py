@@ -1,4 +1,4 @@
-"""``devalloc demo``: what devalloc does, in one screen. It runs the real loops on an embedded store of its own."""
+"""``devalloc demo``: what devalloc does, on a small fleet. It runs the real loops on an embedded store of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.command import require_packages, verb
+from devalloc.cli.example_files import example_folders, is_repository
 from devalloc.cli.render.output import Cell, StyledText, print_table, show_spinner, table_lines
-from devalloc.cli.terminal import print_heading, print_line
+from devalloc.cli.terminal import print_heading, print_line, print_row
 
 if TYPE_CHECKING:
     from devalloc.store.protocol import Store
@@ -26,7 +27,7 @@ Object = dict[str, Any]
 
 @verb("demo")
 def demo() -> int:
-    """Show what devalloc does, in one screen and a few seconds. Changes nothing on this machine and needs no root.
+    """Show what devalloc does, in a few seconds. Changes nothing on this machine and needs no root.
 
     The demo lists this host's devices, allocates claims on a small recorded fleet, explains a claim that cannot be
     satisfied, and shows what to try next.
@@ -132,14 +133,19 @@ def _go_on() -> None:
     print_line()
     print_heading("What to try next:")
     steps = [
-        ["devalloc solve -f examples/whole-gpu", "allocate claims from manifests; examples/ has a dozen to copy"],
+        ["devalloc examples", f"list {len(example_folders())} examples to copy"],
+        ["devalloc examples whole-gpu | devalloc solve -f -", "allocate claims from manifests"],
         ["devalloc up", "publish this host's devices and allocate claims, until Ctrl-C"],
         ["devalloc apply -f FILE", "meanwhile, in another terminal: add classes and claims"],
         ["devalloc get claims", "show what the claims got"],
-        ["make demo-machine", "a GPU in a machine, from the claim to its guest, on an emulated host: a few minutes"],
         ["devalloc --help", "list all commands"],
     ]
+    if is_repository():
+        steps.insert(-1, ["make demo-machine", "a GPU in a machine, on an emulated host: a few minutes"])
     if shutil.which("devalloc") is None:
         steps.insert(0, [f"source {sys.prefix}/bin/activate", "first, so that your shell finds devalloc"])
-    for line in table_lines(["", ""], steps)[1:]:
-        print_line(f"  {line}")
+    lines = table_lines(["", ""], steps)[1:]
+    if sys.stdout.isatty() and max(map(len, lines)) + 2 > shutil.get_terminal_size().columns:
+        lines = [line for command, about in steps for line in (command, f"    {about}")]
+    for line in lines:
+        print_row(f"  {line}")

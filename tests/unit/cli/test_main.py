@@ -58,6 +58,7 @@ def test_the_full_help_has_all_options_and_the_short_one_says_so(devalloc: Shell
     full, short = devalloc(*words, "--help-all").out, devalloc(*words, "--help").out
     options = [option for option in ctx.command.params if isinstance(option, click.Option) and not option.hidden]
     flags = [option.opts[-1] for option in options]
+    assert {*USUAL_OPTIONS[name].split()} <= {*flags}
     assert [flag for flag in flags if flag not in full] == []
     number = len(flags) - len(USUAL_OPTIONS[name].split()) - 1
     assert f"Also show {number} more options" in " ".join(short.split())

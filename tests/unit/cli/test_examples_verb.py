@@ -1,0 +1,80 @@
+"""``devalloc examples``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.manifests import load, load_text
+from devalloc.cli import example_files
+from devalloc.cli.main import VERBS
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.repository import REPO
+
+__all__ = ["devalloc"]
+NAMES = [folder.name for folder in example_files.example_folders()]
+
+
+def test_each_example_is_listed_with_what_it_shows(devalloc: Shell) -> None:
+    lines = devalloc("examples").out.splitlines()
+    listed = {line.split()[0]: line.split()[1:] for line in lines[1 : 1 + len(NAMES)]}
+    assert [*listed] == NAMES
+    assert all(listed.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_printed_as_it_is_in_its_files(devalloc: Shell, name: str) -> None:
+    printed = [document.content for document in load_text(devalloc("examples", name).out).documents]
+    assert printed == [document.content for document in load([REPO / "examples" / name]).documents]
+
+
+def test_an_example_goes_on_into_another_command(devalloc: Shell) -> None:
+    manifests = devalloc("examples", "whole-gpu").out
+    piped, named = devalloc("solve", "-f", "-", stdin=manifests), devalloc("solve", "-f", REPO / "examples/whole-gpu")
+    assert piped.out == named.out
+
+
+def test_examples_are_written_to_files_to_edit_and_never_over_yours(devalloc: Shell, tmp_path: Path) -> None:
+    assert devalloc("examples", "whole-gpu", "-d", tmp_path / "x").code == 0
+    claims = tmp_path / "x" / "whole-gpu" / "claims.yaml"
+    assert claims.read_bytes() == (REPO / "examples/whole-gpu/claims.yaml").read_bytes()
+    assert devalloc("examples", "-d", tmp_path / "x").code == 0, "the same file may be there"
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == NAMES
+    claims.write_text("yours")
+    again = devalloc("examples", "-d", tmp_path / "x")
+    assert (again.code, claims.read_text()) == (1, "yours")
+    assert f"{claims} exists and differs" in again.err
+
+
+def test_a_misspelled_example_is_named(devalloc: Shell) -> None:
+    output = devalloc("examples", "hole-gpu")
+    assert (output.code, output.err) == (2, "error: there is no example 'hole-gpu'; did you mean whole-gpu?\n")
+
+
+def test_the_path_of_the_documents_leads_on_where_it_is_not_there(
+    devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install`, in any folder."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("examples/whole-gpu", "examples/whole-gpu/claims.yaml"):
+        assert "devalloc examples whole-gpu | devalloc solve -f -" in devalloc("solve", "-f", path).err
+    assert "devalloc examples" not in devalloc("solve", "-f", "whole-gpu/claims.yaml").err
+
+
+def test_the_wheel_has_them() -> None:
+    """Under the folder from which they are read when there is no checkout."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included["examples"] == example_files._PACKAGED.relative_to(REPO).as_posix()
+
+
+def test_the_last_lines_of_the_demo_name_what_everyone_has(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example_files, "_PACKAGED", REPO / "examples")
+    steps = devalloc("demo").out.partition("What to try next:")[2]
+    assert "make" not in steps
+    verbs = re.findall(r"devalloc ([a-z]+)", steps)
+    assert {*verbs} <= {name for section in VERBS.values() for name in section}
+    assert "examples" in verbs
