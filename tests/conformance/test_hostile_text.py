@@ -57,7 +57,7 @@ ON_STORE: dict[str, list[list[str]]] = {
     "pause": [["pause", "vm/trainer", "-n", "team-a", "--timeout", "1s"]],
     "resume": [["resume", "vm/trainer", "-n", "team-a", "--timeout", "1s"]],
     "scale": [["scale", "vm/trainer", "-n", "team-a", "--cpu", "1", "--timeout", "1s"],
-              ["scale", "vm/trainer", "-n", "team-a", "--cpu", "1000000"]],
+              ["scale", "vm/trainer", "-n", "team-a", "--cpu", "1000000", "--timeout", "1s"]],
     "drain": [["drain", "node/node-a", "--dry-run"], ["drain", "node/node-a", "--force", "--timeout", "1s"]],
     "fence": [["fence", "node/node-a", "--dry-run"], ["fence", "node/node-a"]],
     "unfence": [["unfence", "node/node-a"]],
