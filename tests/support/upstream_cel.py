@@ -101,6 +101,10 @@ def digest(expressions: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(expressions).encode()).hexdigest()[:20]
 
 
+_PROGRAMS = ("selectors", "metadata")
+"""Folders of programs of the same modules, which are built together."""
+
+
 def built_binary() -> Path | None:
     """The program if this machine has built it, of this source."""
     program = _folder() / "selectors"
@@ -108,22 +112,24 @@ def built_binary() -> Path | None:
 
 
 def _folder() -> Path:
-    files = [SOURCE / "go.mod", SOURCE / "go.sum", *sorted((SOURCE / "selectors").glob("*.go"))]
+    sources = (path for name in _PROGRAMS for path in sorted((SOURCE / name).glob("*.go")))
+    files = [SOURCE / "go.mod", SOURCE / "go.sum", *sources]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return cache_folder() / f"upstream-selectors-{version()}-{digest}"
 
 
-def binary() -> Path:
-    """The program; builds it when this source was not built yet. Raises Unavailable."""
+def binary(name: str = "selectors") -> Path:
+    """One of the programs; builds them when this source was not built yet. Raises Unavailable."""
     folder = _folder()
     with locked(folder):
-        if not (folder / "selectors").exists():
+        if not all((folder / each).exists() for each in _PROGRAMS):
             go = toolchain(lambda line: print(line, file=sys.stderr))
             run([go, "mod", "download"], SOURCE, "-mod=readonly")
-            command = [go, "build", "-trimpath", "-buildvcs=false", "-o", str(folder / "selectors.new"), "./selectors"]
-            run(command, SOURCE, "-mod=readonly")
-            (folder / "selectors.new").replace(folder / "selectors")
-    return folder / "selectors"
+            for each in _PROGRAMS:
+                new = folder / f"{each}.new"
+                run([go, "build", "-trimpath", "-buildvcs=false", "-o", str(new), f"./{each}"], SOURCE, "-mod=readonly")
+                new.replace(folder / each)
+    return folder / name
 
 
 def theirs(program: Path, expressions: Iterable[str], devices: Devices, folder: Path) -> list[str]:
