@@ -194,6 +194,7 @@ def run_daemon(
             partial(lifecycle.run_maintenance, node.machines),
             restarts.run,
             node.guest_reports.run,
+            node.qemu_events.run,
         ]
         if (pool := node.warm) is not None and (homes := node.homes) is not None:
             own.append(PoolBackground(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)

@@ -42,6 +42,7 @@ from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
 from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
+from devalloc_node.vms.qemu_events import QemuEvents
 from devalloc_node.warm.pool import Pool, WarmSandboxes
 
 
@@ -203,6 +204,8 @@ class Node:
         )
         self.operations.guest_report = self.guest_reports.report
         self.notifier.follow(self.guest_reports.hear)
+        self.qemu_events = QemuEvents(ReportPorts(journal, self.machines.config, of_qemu=True), self._cpus_changed)
+        self.notifier.follow(self.qemu_events.hear)
         self.inventory = InventoryCache(settings, self._with_recorded, self.notifier.beat)
         self.condition_reporter = ConditionReporter(source.tell, self._reported_claims, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
@@ -259,6 +262,11 @@ class Node:
         self.condition_reporter.soon()
         self.inventory.republish()
         self.notifier.beat(DEVICES)
+
+    def _cpus_changed(self, key: str) -> None:
+        """CPUs of a machine have stopped, or run again, without a command of ours."""
+        self.machines.forget_look(key)
+        self.notifier.beat(machine_change(key))
 
     # What one part asks of the others.
 

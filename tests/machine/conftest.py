@@ -71,9 +71,9 @@ def open_image(micro: Image) -> Iterator[Image]:
     """The image where every user can read it; its own folder is its user's."""
     with tempfile.TemporaryDirectory(prefix="dvm-image-") as name:
         os.chmod(name, 0o755)
-        folder = Path(name) / "image"
-        subprocess.run(["cp", "-al", str(micro.folder), str(folder)], check=True)
-        launcher = (folder / "qemu").read_text().replace(str(micro.folder), str(folder))
+        folder, source = Path(name) / "image", micro.folder.resolve()  # in the cache it may be a link
+        subprocess.run(["cp", "-al", str(source), str(folder)], check=True)
+        launcher = (folder / "qemu").read_text().replace(str(source), str(folder))
         (folder / "qemu").unlink()
         (folder / "qemu").write_text(launcher)
         (folder / "qemu").chmod(0o755)

@@ -205,6 +205,45 @@ def test_a_machine_is_paused_resumed_and_restarted_by_verbs(host: Host) -> None:
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
 
 
+def test_a_machine_whose_disk_is_full_is_paused_at_once(host: Host, full_disk: Path) -> None:
+    image = full_disk / "data.raw"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    image.chmod(0o666)
+    append = f"console=ttyS0 quiet shell=ttyS0 {QUICK_BOOT}"
+    start = {"kernel": str(host.image.kernel), "initrd": str(host.image.initrd), "append": append}
+    start |= {"disks": [{"path": str(image), "format": "raw"}]}
+    spec = {"start": start, "cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    # Nothing is looked at again by itself: only QEMU's own word can bring this about.
+    with host.plugin("--image-folder", f"{full_disk}:any", "--resync", "1h"):
+        host("apply", "-f", "-", stdin=host.manifest(**spec, powerdownSeconds=1))
+        assert host("wait", "vm/web") == "virtualmachine/web running\n"
+        (port,) = (host.folder / "run").glob("*/console")
+        guest = Guest(port)
+        guest.check("until [ -e /dev/vda ]; do sleep 0.1; done")
+        guest.check("dd if=/dev/zero of=/dev/vda bs=1M > /dev/null 2>&1 &")
+        until(lambda: host.status()["phase"] == "Paused", "QEMU says so", host.log)
+        assert host.status()["reason"] == "DiskFailed"
+        assert host.log().count("machine default/web stands still: DiskFailed: ") == 1
+        guest.close()
+        host("delete", "vm/web")
+        until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Path]:
+    """A small file system, which a guest can fill."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    with short_folder() as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
+        try:
+            folder.chmod(0o711)
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 def test_the_console_and_the_logs_of_a_guest(host: Host) -> None:
     append = f"console=ttyS0 quiet shell=ttyS0 {QUICK_BOOT}"
     start = {"kernel": str(host.image.kernel), "initrd": str(host.image.initrd), "append": append}

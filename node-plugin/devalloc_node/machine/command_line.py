@@ -294,6 +294,8 @@ def _plugged(spec: MachineSpec) -> int:
 _SOCKETS = [
     "-chardev", "socket,id=qmp0,path=qmp,server=on,wait=off",
     "-mon", "chardev=qmp0,mode=control",
+    "-chardev", "socket,id=events0,path=events,server=on,wait=off",  # for who only listens
+    "-mon", "chardev=events0,mode=control",
     "-chardev", "socket,id=console0,path=console,server=on,wait=off,logfile=console.log,logappend=on",
     "-serial", "chardev:console0",
     "-chardev", "socket,id=agent0,path=agent,server=on,wait=off",  # for who talks to the guest without a network

@@ -41,7 +41,7 @@ from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
 """What asks guests to power down when the host does; it may not be there."""
-_SOCKETS = ("qmp", "console", "agent")
+_SOCKETS = ("qmp", "events", "console", "agent")
 TLS_FOLDER = "tls"
 """Below a machine's folder: its keys and certificates, until QEMU has read them."""
 _POLL_SECONDS = 0.05

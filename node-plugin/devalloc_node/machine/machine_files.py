@@ -117,8 +117,8 @@ class MachineConfig:
     """Machines are looked at, and each change of one is refused."""
 
     def folder(self, machine_id: str) -> Path:
-        """What lies in it: ``qmp``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``, and
-        ``qemu.log.1`` of an earlier run."""
+        """What lies in it: ``qmp``, ``events``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``,
+        and ``qemu.log.1`` of an earlier run."""
         return self.run / machine_id
 
     def firmware(self, machine_id: str) -> Path:

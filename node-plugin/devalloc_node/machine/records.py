@@ -35,6 +35,12 @@ class MachineAmounts:
 
 
 UNKNOWN_AMOUNTS = MachineAmounts()
+PAUSED_ON_REQUEST = "PausedOnRequest"
+"""The reason of a machine that runs and whose CPUs stand still because its object wants that."""
+
+STANDING = ("CpusStopped", "DiskFailed")
+"""Reasons of machines that run and whose CPUs do not, though they should."""
+IDLE_REASONS = (*STANDING, PAUSED_ON_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,11 @@ class MachineView:
         return tuple(nic.interface for nic in nics if nic.interface is not None)
 
     @property
+    def shown_phase(self) -> str:
+        """As for people: ``Paused`` if it runs and its CPUs stand still."""
+        return "Paused" if self.has_idle_cpus and self.reason in IDLE_REASONS else self.phase
+
+    @property
     def runs(self) -> bool:
         """Whether its QEMU may hold devices."""
         return self.phase not in ("Pending", "Stopped", "Failed")
@@ -110,13 +121,6 @@ MACHINES = "machine"
 """The room of the journal's records that holds machines, by key."""
 PLUGS = "plug"
 """The room that holds what is plugged in, by the target of its step."""
-
-PAUSED_ON_REQUEST = "PausedOnRequest"
-"""The reason of a machine that runs and whose CPUs stand still because its object wants that."""
-
-STANDING = ("CpusStopped", "DiskFailed")
-"""Reasons of machines that run and whose CPUs do not, though they should."""
-IDLE_REASONS = (*STANDING, PAUSED_ON_REQUEST)
 
 RecordState = Literal["starting", "running", "stopping", "stopped", "failed", "incoming"]
 """``incoming``: QEMU waits for a machine of another node, or has it; it is that node's until it is taken over."""

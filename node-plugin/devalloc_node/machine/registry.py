@@ -361,6 +361,10 @@ class MachineRegistry:
         except NodeError:
             return False
 
+    def forget_look(self, key: str) -> None:
+        """What was seen of a machine may be so no longer."""
+        self._looks.forget(key)
+
     def host_files(self, spec: MachineSpec) -> Hashable:
         """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""
         binary = shutil.which(self.config.binary) or self.config.binary

@@ -43,7 +43,7 @@ def node_state(
     return NodeState(
         prepared_devices=Counter(device.binding for claim in prepared for device in claim.devices),
         claims=Counter(str(record.state) for record in records),
-        machines=Counter(machine.phase for machine in machines),
+        machines=Counter(machine.shown_phase for machine in machines),
         vcpus=sum(observed.vcpus or 0 for observed in running),
         memory_bytes=sum(observed.memory_bytes or 0 for observed in running),
         attached_devices=steps.count(ATTACHMENT),

@@ -76,8 +76,11 @@ class ReportPort:
 class ReportPorts:
     """The ports of the machines in the journal that live, or are about to. For one thread; calls raise Failed."""
 
-    def __init__(self, records: MachineRecords, config: MachineConfig) -> None:
-        self._records, self._config = records, config
+    def __init__(self, records: MachineRecords, config: MachineConfig, *, of_qemu: bool = False) -> None:
+        """``of_qemu``: the sockets on which QEMU tells of events, of all machines that were started here; otherwise the
+        ports of guests that report."""
+        self._records, self._config, self._of_qemu = records, config, of_qemu
+        self._name = "events" if of_qemu else "agent"
         self._read: dict[str, tuple[tuple[object, object], ReportPort]] = {}
         """By key, with the run and user of the record: reading a record takes a while."""
 
@@ -98,14 +101,16 @@ class ReportPorts:
             return None
         manifest = content.get("manifest")  # of most machines it is not even read
         spec = manifest.get("spec") if isinstance(manifest, Mapping) else None
-        if not isinstance(spec, Mapping) or spec.get("guestReports") is not True:
+        if not isinstance(spec, Mapping) or spec.get("adopt") is not None:
+            return None
+        if spec.get("guestReports") is not True and not self._of_qemu:
             return None
         run = content.get("run"), content.get("user")
         if (cached := self._read.get(key)) is not None and cached[0] == run:
             return cached[1]
         with suppress(NodeError):  # said by those who change it
             record = record_of(key, content)
-            path = self._config.folder(record.spec.id) / "agent"
+            path = self._config.folder(record.spec.id) / self._name
             port = ReportPort(record.run, path, user_ids.listener_uid(record), record.spec.powerdown_seconds)
             self._read[key] = (run, port)
             return port

@@ -22,7 +22,7 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.machine.records import IDLE_REASONS, MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.vms.readiness import with_condition, with_readiness
 
 BUSY_SECONDS = 5.0
@@ -236,7 +236,7 @@ def status_of(
     addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The status for an object; without what is not known. ``addresses``: where its guest finds its devices, by id."""
-    status: dict[str, Any] = {"phase": _phase(machine)}
+    status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.shown_phase}
     if vm is not None:
         wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
         # Unless a permit server says otherwise, only its own bounds limit it.
@@ -256,12 +256,6 @@ def status_of(
     status |= {"reason": reason[:253]} if reason else {}
     status |= {"message": message[:4096]} if message else {}
     return status
-
-
-def _phase(machine: MachineView | None) -> str:
-    if machine is None or machine.is_paused:
-        return "Pending"
-    return "Paused" if machine.has_idle_cpus and machine.reason in IDLE_REASONS else machine.phase
 
 
 def status_of_scaling(wanted: MachineAmounts, guest: MachineAmounts | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -47,11 +48,15 @@ from devalloc_node.vms.scaling import (
 from devalloc_node.vms.spec_changes import is_to_restart, pending_changes, with_numa_node
 from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
+log = logging.getLogger(__name__)
+
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
 """For one change, without the time that a guest has to power down."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or refuses, is asked again later."""
+DISK_SECONDS = 0.3
+"""After CPUs were let run again: what failed is repeated at once, and if that fails they stand still."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
 """What is scaled, in order, and the field of MachineAmounts for it."""
 _RUN = ("machineID", "pid")
@@ -628,6 +633,7 @@ class MachineReconciler:
         """Let its CPUs run after its disk failed. If the disk still fails, they stop again at once."""
         try:
             self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+            time.sleep(DISK_SECONDS)
         except NodeError as error:
             return [Outcome(error.code, error.message)]
         return []
@@ -663,6 +669,8 @@ class MachineReconciler:
         is_lost = machine is None and self._operations.machines.lost(key) is not None
         if is_foreign := self._foreign_pid(obj, vm) is not None:  # whatever an older record of it says, it runs
             status["phase"] = "Unknown"
+        if status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused":
+            log.warning("machine %s stands still: %s: %s", key, reason, message)
         if is_lost or is_foreign:  # it is to be known again by what it was
             status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
