@@ -307,6 +307,7 @@ def store_machines(
         reports=node.guest_reports,
         settle=lambda: node.source.settle(node.operations),
     )
+    node.rounds.append(lambda: machines.began)
     migrations = MigrationLoop(
         store,
         node.operations,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.backoff import Backoff
 from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.service_manager import Heartbeat, Round, ServiceManager
 from devalloc.settings import Setting
 from devalloc_node.errors import NodeError
 
@@ -96,6 +97,11 @@ class StandaloneNode:
     def node(self) -> Node | None:
         """The plugin; None while it is not running."""
         return self._node
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has served since it started."""
+        return self._serving.is_set()
 
     def initial_records(self) -> DeviceRecords:
         """What its journal knows about the devices, before it runs: reading the journal is faster than loading it."""
@@ -189,6 +195,22 @@ class LoopsAndPlugin:
     def rescan(self) -> None:
         node = self.plugin.node  # it checks its claims, too
         (self.loops if node is None else node).rescan()
+
+
+def heartbeat(loops: Standalone, plugin: Callable[[], StandaloneNode | None]) -> Heartbeat:
+    """What systemd hears of `devalloc up`: it is ready when devices are published and the plugin, if any, serves."""
+
+    def is_ready() -> bool:
+        started = plugin()
+        return loops.is_looked.is_set() and (started is None or started.is_serving)
+
+    def rounds() -> Iterator[Round]:
+        yield from loops.rounds
+        started = plugin()
+        if started is not None and (node := started.node) is not None:
+            yield from node.rounds
+
+    return Heartbeat(ServiceManager(), is_ready, rounds)
 
 
 def previous_name(state: Path) -> str | None:

@@ -32,6 +32,7 @@ from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.records import KIND as RECORD_KIND
 from devalloc.inventory.watch import UdevSource
+from devalloc.service_manager import Round
 from devalloc.store import Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
@@ -80,6 +81,10 @@ class Standalone:
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._failure: BaseException | None = None
+        self.is_looked = threading.Event()
+        """Set when the devices of this host are published for the first time, or are not to be."""
+        self.rounds: list[Round] = []
+        """Of the loops that must go on, for the watchdog of the service manager."""
         self._unfinished: ExitStack | None = None
 
     def stop(self) -> None:
@@ -139,6 +144,7 @@ class Standalone:
         allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
         for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
             allocator.loop.ignore_kind(kind)
+        self.rounds.append(lambda: allocator.loop.began)
         loops: list[Loop] = [allocator.run]
         host = None
         if self._inventory is not None and turn is not None:
@@ -152,6 +158,9 @@ class Standalone:
                 on_published=self._on_published,
             )
             loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
+            loops.append(_start_after(host.looked, lambda stop: self.is_looked.set()))
+        else:
+            self.is_looked.set()
         loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)
         loops.append(ReplicaSets(store, collects=True).run)
         loops.append(MigrationCleanup(store, self._settings.migrations).run)

@@ -299,6 +299,7 @@ def _reconcile(node: Node, say: Announce) -> None:
             node.health.poke()
             node.inventory.republish()
         pause = node.settings.resync
+        node.reconciling_since = time.monotonic()
         try:
             node.journal.refuse_lost()
             before, report = node.reconciler.gone, node.reconciler.reconcile()
@@ -311,6 +312,8 @@ def _reconcile(node: Node, say: Announce) -> None:
             log.error("cannot reconcile claims; trying again in %.0f s: %s", node.settings.resync, error)
         except Exception:
             log.exception("cannot reconcile claims; trying again in %.0f s", node.settings.resync)
+        finally:
+            node.reconciling_since = None
 
 
 def _next_message(node: Node, deadline: Deadline) -> NodeCommand | None:

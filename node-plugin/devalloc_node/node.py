@@ -16,6 +16,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.inventory import DeviceRecords, Discovery, discover, pci
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.pci import BarSizes
+from devalloc.service_manager import Round
 from devalloc_node.binding.checks import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
@@ -210,6 +211,10 @@ class Node:
         self.condition_reporter = ConditionReporter(source.tell, self._reported_claims, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self.messages: SimpleQueue[NodeCommand] = SimpleQueue()
+        self.reconciling_since: float | None = None
+        """When the look at the claims that goes on began; None between two of them."""
+        self.rounds: list[Round] = [lambda: self.reconciling_since]
+        """Of the loops that must go on, for the watchdog of the service manager."""
         self._link_errors = PcieErrorCounter()
 
     # Asked of who runs it.

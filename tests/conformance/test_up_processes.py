@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import gpu_class
 from tests.support.repository import REPO
 
+SOURCES = os.pathsep.join(str(REPO / part) for part in ("", "solver", "node-plugin"))
 RUNNER = """
 import sys
 from pathlib import Path
@@ -54,6 +56,25 @@ def test_a_hangup_looks_again_and_ends_nothing(store: SQLiteStore) -> None:
         store.create(gpu_class())
         assert runner.stdout is not None
         assert runner.stdout.readline() == "round\n"
+
+
+def test_systemd_hears_when_it_serves_and_that_it_lives(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(120)
+        command = [sys.executable, "-m", "devalloc", "up", "--store", str(tmp_path / "store" / "devalloc.db")]
+        more = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000", "PYTHONPATH": SOURCES}
+        with subprocess.Popen([*command, "--no-inventory"], env={**os.environ, **more}) as up:
+            try:
+                assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+                up.send_signal(signal.SIGTERM)
+                assert up.wait(60) == 0
+            finally:
+                up.kill()
+        messages = [systemd.recv(100)]
+        while messages[-1] == b"WATCHDOG=1":
+            messages.append(systemd.recv(100))
+        assert messages[-1] == b"STOPPING=1"
 
 
 STUCK = """

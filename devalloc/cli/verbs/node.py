@@ -108,6 +108,7 @@ def node(options: NodeOptions) -> int:
     from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.target import connect_cluster
     from devalloc.controller.standalone import handling_signals
+    from devalloc.service_manager import Heartbeat, ServiceManager
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
@@ -180,6 +181,7 @@ def node(options: NodeOptions) -> int:
                     extra_loops += on.store_loops(
                         pools, plugin, options.plugin.limits, alone=False, say=display.say, endpoint=endpoint
                     )
+            extra_loops.append(Heartbeat(ServiceManager(), lambda: True, lambda: plugin.rounds).run)
             with handling_signals(plugin):
                 run_daemon(plugin, publishing, display.say, extra_loops=extra_loops)
         except NodeError as error:

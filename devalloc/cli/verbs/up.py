@@ -26,6 +26,7 @@ from devalloc.cli.up_parts import (
     MachineLog,
     StandaloneNode,
     StandalonePage,
+    heartbeat,
     missing_requirement,
     previous_name,
 )
@@ -148,9 +149,13 @@ def up(options: UpOptions) -> int:
             resync=options.resync,
             on_round=lambda done: _show_round(display, done),
             on_published=lambda done: show_published(display, done),
-            extra_loops=(MachineLog(display.say).run, *(() if shown is None else (shown.run,))),
+            extra_loops=(
+                MachineLog(display.say).run,
+                lambda store, stop: heartbeat(loops, lambda: plugin).run(stop),
+                *(() if shown is None else (shown.run,)),
+            ),
         )
-        plugin = None
+        plugin: StandaloneNode | None = None
         if runs_node:
             settings = partial(node_settings, inventory, plugin_options, options.resync, migrations=options.migrations)
             settings()  # reports invalid options before anything starts

@@ -144,6 +144,8 @@ class VirtualMachineLoop:
         self._settings = settings or LoopSettings()
         self._removed = removed
         self._clock = clock
+        self.began: float | None = None
+        """When the round that goes on began, by ``time.monotonic``; None between rounds."""
         self._keeper = MachineReconciler(
             store,
             operations,
@@ -201,6 +203,7 @@ class VirtualMachineLoop:
             is_due = now >= next_listing
             if is_due:
                 next_listing = now + self._settings.resync
+            self.began = time.monotonic()
             try:
                 pause = self.round(everything=is_due)
             except Unusable:
@@ -211,6 +214,8 @@ class VirtualMachineLoop:
             except Exception:
                 log.exception("cannot reconcile the machines; next try in %.0f s", self._settings.retry)
                 pause = self._settings.retry
+            finally:
+                self.began = None
             self._wake.wait(seen, max(0.0, min(pause, next_listing - self._clock())))
             stop.wait(self._settings.batch)
         watching.join()
