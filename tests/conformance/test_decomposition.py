@@ -31,7 +31,7 @@ from tests.support.dra_joint_instances import joint, networked
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
 
 
 def in_one(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:

@@ -1,6 +1,6 @@
 """The solver against exhaustive search, on random small fleets that meet every rule.
 
-DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 150); `python -m tools.fuzz_claims` goes on by the clock.
+DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 90); `python -m tools.fuzz_claims` goes on by the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
 from tools.fuzz_claims import TooLargeForOracle, judge
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "90"))
 BATCH = 50
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
