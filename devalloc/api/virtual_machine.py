@@ -503,6 +503,19 @@ class MachineDevice(ApiModel):
     """Its PCI address in the guest, such as 0000:01:00.0, if known."""
 
 
+class MachineEnd(ApiModel):
+    """The end of a run of the machine that no one asked for."""
+
+    time: Text
+    """When its node noticed it; RFC 3339."""
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    """The exit code of QEMU, if it ended by itself and the host's kernel tells."""
+    signal: Annotated[int, Field(ge=1, le=255)] | None = None
+    """The signal that ended QEMU, if one did and the host's kernel tells: 9 also if the host had no memory left."""
+    message: Annotated[str, Field(max_length=2048)] = ""
+    """The last lines that QEMU wrote."""
+
+
 class MachineNumaNode(ApiModel):
     """A NUMA node of the machine's guest, which stands for one of the host."""
 
@@ -589,6 +602,12 @@ class VirtualMachineStatus(ApiModel):
     """The process id of QEMU on the node."""
     machine_id: Annotated[Text, Field(alias="machineID")] = ""
     """The plugin's identifier of this run of the machine; it changes when the machine is started again."""
+    start_time: Text = ""
+    """When this run of the machine began on its node; RFC 3339."""
+    restarts: Annotated[int, Field(ge=0)] | None = None
+    """How often its node has started it again because it had ended without a request."""
+    last_end: MachineEnd | None = None
+    """The last time when it ended without a request, on this node."""
     network_address: Text = ""
     """The address of its guest in the network of warm setups, such as 10.88.0.2, if it has one."""
     runner_pod: Text = ""

@@ -154,6 +154,12 @@ def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:
     assert [r["done"] for r in records if r["event"] == "machine"] == ["started", "scaled", "deleted"]
 
 
+def kernel_tells_exit_status() -> bool:
+    """Linux 6.15 and newer."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int(minor)) >= (6, 15)
+
+
 def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(host: Host) -> None:
     with host.plugin() as killed:
         host("apply", "-f", "-", stdin=host.manifest())
@@ -173,6 +179,11 @@ def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(hos
             host.log,
         )
         assert host.status()["machineID"] != before["machineID"]
+        assert host.status()["restarts"] == 1
+        if kernel_tells_exit_status():
+            until(lambda: host.status()["lastEnd"].get("signal") == signal.SIGKILL, "how it ended", host.log)
+            assert "machine default/web: QEMU ended, killed by signal 9 (SIGKILL)" in host.log()
+        assert {"startTime", "restarts", "lastEnd"} <= host.status().keys()
         host("apply", "-f", "-", stdin=host.manifest(running=False))
         until(lambda: host.status()["phase"] == "Stopped", "it is stopped", host.log)
         host("delete", "vm/web")

@@ -110,6 +110,14 @@ def _machine_status(machine: Object, name: str) -> str:
     return str(machine.get("status", {}).get(name, ""))
 
 
+def _uptime(machine: Object) -> str:
+    began = _machine_status(machine, "startTime")
+    try:
+        return format_elapsed(meta.parse_time(began)) if began else ""
+    except ValueError:
+        return ""
+
+
 def _resources(pool: Object) -> str:
     return " ".join(f"{entry['name']}={entry['capacity']}" for entry in pool.get("spec", {}).get("resources", []))
 
@@ -155,6 +163,8 @@ _COLUMNS = {
         TableColumn("DEVICES", _machine_devices),
         TableColumn("REASON", lambda machine: _machine_status(machine, "reason")),
         TableColumn("AGE", age_cell),
+        TableColumn("UPTIME", _uptime, wide=True),
+        TableColumn("RESTARTS", lambda machine: _machine_status(machine, "restarts") or "0", wide=True),
         TableColumn("PID", lambda machine: _machine_status(machine, "pid"), wide=True),
         TableColumn("MESSAGE", lambda machine: _machine_status(machine, "message"), wide=True),
     ),

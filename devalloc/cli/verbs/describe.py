@@ -174,9 +174,33 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
         ("Moving to", target),
         ("Devices there", _coming_text(machine)),
         ("Can move", _movable_text(machine)),
+        ("Started", _since_text(str(status.get("startTime") or ""))),
+        ("Restarts", str(status.get("restarts") or "")),
+        ("Last end", _end_text(status.get("lastEnd"))),
         ("Reason", status.get("reason", "")),
         ("Message", status.get("message", "")),
     ]
+
+
+def _since_text(moment: str) -> str:
+    """A moment, and how long ago that was; empty without one."""
+    from devalloc.api.meta import parse_time
+    from devalloc.cli.render.columns import format_elapsed
+
+    try:
+        return f"{moment} ({format_elapsed(parse_time(moment))} ago)" if moment else ""
+    except ValueError:
+        return moment
+
+
+def _end_text(end: object) -> str:
+    """How a machine ended without a request; empty if it never did."""
+    if not isinstance(end, dict):
+        return ""
+    how = [f"signal {end['signal']}"] if end.get("signal") else []
+    how += [f"exit code {end['exitCode']}"] if "exitCode" in end else []
+    words = [_since_text(str(end.get("time") or "")), *how, str(end.get("message") or "")]
+    return ": ".join(filter(None, words))
 
 
 def _coming_text(machine: Object) -> str:

@@ -20,9 +20,10 @@ from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine import hotplug, launch, machine_files, pci, rates, registry, resources
 from devalloc_node.machine.cpu_pinning import pin_vcpus
-from devalloc_node.machine.process import Process, pidfd
+from devalloc_node.machine.ends import how_it_ended, record_after_end, with_end
+from devalloc_node.machine.process import Process, exit_status, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
-from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
+from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, suppress_and_log
 from devalloc_node.machine.spec import machine_id
 
 _MOST = 256
@@ -76,9 +77,10 @@ LOG = logging.getLogger(__name__)
 
 
 class ExitWatcher:
-    """Calls ``ended(name)`` once for each process that was watched under that name and ended."""
+    """Calls ``ended(name, fd)`` once for each process that was watched under that name and ended. ``fd``: its pidfd,
+    which the callee closes; None if it had ended before it was watched."""
 
-    def __init__(self, ended: Callable[[str], None]) -> None:
+    def __init__(self, ended: Callable[[str, int | None], None]) -> None:
         self._ended = ended
         self._mutex = threading.Lock()
         self._watched: dict[str, tuple[Process, int]] = {}
@@ -103,7 +105,7 @@ class ExitWatcher:
                 self._watched[name], self._names[fd] = (process, fd), name
                 self._poll.register(fd, select.EPOLLIN)
                 return
-        self._tell(name)
+        self._tell(name, None)
 
     def watches(self, name: str) -> bool:
         """Whether the process that is watched under a name lives: its end is still to be told."""
@@ -126,10 +128,14 @@ class ExitWatcher:
 
     def _drop(self, name: str) -> None:
         if name in self._watched:
-            _, fd = self._watched.pop(name)
-            del self._names[fd]
-            self._poll.unregister(fd)
-            os.close(fd)
+            os.close(self._take(name))
+
+    def _take(self, name: str) -> int:
+        """Watch it no more; its descriptor."""
+        _, fd = self._watched.pop(name)
+        del self._names[fd]
+        self._poll.unregister(fd)
+        return fd
 
     def _run(self) -> None:
         while True:
@@ -139,17 +145,19 @@ class ExitWatcher:
                 with self._mutex:
                     name = self._names.get(fd)
                     if name is not None:
-                        self._drop(name)
+                        self._take(name)
                 if name is not None:
-                    self._tell(name)
+                    self._tell(name, fd)
 
-    def _tell(self, name: str) -> None:
+    def _tell(self, name: str, fd: int | None) -> None:
         try:
-            self._ended(name)
+            self._ended(name, fd)
         except Exception:  # a failing callback must not end the watch over the other machines
             LOG.exception("reporting that %s ended", name)
 
 
+_STATUS_SECONDS = 5.0
+"""How long a process that has ended may wait to be collected by its parent."""
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 
@@ -284,10 +292,32 @@ class ExitHandler:
                 return hotplug.have_addresses(monitor, key, there, deadline)
         return False
 
-    def _died(self, key: str) -> None:
+    def _died(self, key: str, fd: int | None) -> None:
         # A change of this machine may be under way and take its time to fail; the next death is not to wait for it.
-        threading.Thread(target=self._settle_later, args=(key,), name=f"death of {key}", daemon=True).start()
+        threading.Thread(target=self._settle_later, args=(key, fd), name=f"death of {key}", daemon=True).start()
 
-    def _settle_later(self, key: str) -> None:
-        with suppress_and_log(key):
-            self._settle(key, _SETTLE_SECONDS)
+    def _settle_later(self, key: str, fd: int | None) -> None:
+        run = ""
+        try:
+            with suppress_and_log(key):
+                run = "" if (record := self._registry.find(key)) is None else record.run
+                self._settle(key, _SETTLE_SECONDS)
+            if fd is not None:
+                with suppress_and_log(key):
+                    self._note_status(key, run, *exit_status(fd, _STATUS_SECONDS))
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _note_status(self, key: str, run: str, code: int | None, signal: int | None) -> None:
+        """Add to the end of a run, if no one had asked for it, how its QEMU has ended. It may run again by now."""
+        if code is None and signal is None:
+            return
+        with self._registry.lock(key, Deadline.after(_SETTLE_SECONDS), "record how it ended"):
+            record = self._registry.find(key)
+            if record is None or record.last_end is None or record.last_end.run != run:
+                return
+            end = replace(record.last_end, code=code, signal=signal)
+            noted = with_end(record, end) if record.reason == "MachineEnded" else replace(record, last_end=end)
+            self._registry.put(noted)
+        LOG.warning("machine %s: QEMU ended%s", key, how_it_ended(end))

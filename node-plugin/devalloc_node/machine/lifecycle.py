@@ -36,6 +36,7 @@ from devalloc_node.machine import (
     user_ids,
 )
 from devalloc_node.machine.cpu_pinning import pin_vcpus
+from devalloc_node.machine.ends import restarts_of_next_run
 from devalloc_node.machine.exits import ExitHandler
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, open_nodes
@@ -146,6 +147,9 @@ class MachineLifecycle(MachineRegistry):
                 "starting",
                 str(uuid.uuid4()),
                 requested=requested,
+                began=round(time.time(), 3),
+                restarts=restarts_of_next_run(existing),
+                last_end=None if existing is None else existing.last_end,
                 tap_limits=limited,
                 node_ports=pci_layout.ports_per_node(spec),
             )

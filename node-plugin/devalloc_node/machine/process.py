@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import signal as signals
+import struct
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +72,34 @@ def pidfd(target: Process) -> int | None:
         if not lives:
             os.close(fd)
     return fd if lives else None
+
+
+_GET_INFO = 0xC040FF0B
+"""PIDFD_GET_INFO of <linux/pidfd.h>, with the first size of its structure: 64 bytes."""
+_INFO_EXIT = 1 << 3
+_EXIT_CODE = 60
+"""Where the structure has the status, as of wait(2)."""
+_POLL_SECONDS = 0.02
+
+
+def exit_status(fd: int, seconds: float) -> tuple[int | None, int | None]:
+    """Exit code and signal of a process that has ended, by its ``pidfd``; None for what is not known. Linux tells it to
+    others than the parent from version 6.15 on, once the parent has collected the process: that is waited for."""
+    until = time.monotonic() + seconds
+    while True:
+        content = bytearray(64)
+        struct.pack_into("Q", content, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(fd, _GET_INFO, content)
+        except OSError:
+            return None, None
+        if struct.unpack_from("Q", content)[0] & _INFO_EXIT:
+            (status,) = struct.unpack_from("i", content, _EXIT_CODE)
+            is_signal = os.WIFSIGNALED(status)
+            return (None, os.WTERMSIG(status)) if is_signal else (os.WEXITSTATUS(status), None)
+        if time.monotonic() >= until:
+            return None, None
+        time.sleep(_POLL_SECONDS)
 
 
 def _unreadable(pid: int, error: OSError) -> Failed:

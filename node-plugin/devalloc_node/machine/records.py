@@ -81,6 +81,9 @@ class MachineView:
     """What was plugged in beside the devices of claims, as QEMU shows it."""
     rates: RateLimits = NO_RATES
     """What it is limited to."""
+    began: float | None = None
+    restarts: int = 0
+    last_end: MachineEnd | None = None
     network_address: str = ""
     """Of its guest, on its warm card; empty: none is known."""
 
@@ -150,6 +153,22 @@ class MachineMigration:
     """That of the authority by which the other side knows this one (PEM)."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineEnd:
+    """An end that no one asked for."""
+
+    at: float
+    """Seconds since the epoch."""
+    run: str
+    """The run that ended."""
+    words: str = ""
+    """The last lines of QEMU."""
+    code: int | None = None
+    """Its exit code, and"""
+    signal: int | None = None
+    """the signal that ended it, as far as the kernel tells."""
+
+
 @dataclass(frozen=True)
 class MachineRecord:
     """Written before QEMU is started (``starting``), and whenever it is known to be in another state."""
@@ -191,6 +210,11 @@ class MachineRecord:
     migration: MachineMigration | None = None
     tpm_user: int | None = None
     """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
+    began: float | None = None
+    """When this run began, in seconds since the epoch; None: not known."""
+    restarts: int = 0
+    """How often it was started again here after an end that no one had asked for."""
+    last_end: MachineEnd | None = None
 
     @cached_property
     def machine(self) -> VirtualMachine:
@@ -258,6 +282,9 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "reason": record.reason,
         "message": record.message,
         "migration": None if record.migration is None else asdict(record.migration),
+        "began": record.began,
+        "restarts": record.restarts,
+        "last_end": None if record.last_end is None else asdict(record.last_end),
     }
 
 
@@ -285,6 +312,9 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             reason=content.get("reason", ""),
             message=content.get("message", ""),
             migration=None if (moves := content.get("migration")) is None else MachineMigration(**moves),
+            began=content.get("began"),
+            restarts=int(content.get("restarts", 0)),
+            last_end=None if (end := content.get("last_end")) is None else MachineEnd(**end),
         )
         if record.spec.key != key:
             raise ValueError(f"it belongs to {record.spec.key}")

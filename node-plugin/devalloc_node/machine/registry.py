@@ -26,6 +26,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
 from devalloc_node.machine import adoption, emulated_devices, firmware, machine_files, pci, resources, user_ids
+from devalloc_node.machine.ends import record_after_end
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive, qemu_uuid
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
@@ -161,18 +162,6 @@ class StatusCache:
             self._under_way.pop(key, None)
 
 
-def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRecord:
-    """What is to be noted of a machine that was known to live and does not."""
-    words = machine_files.last_words(config, record.spec.id)
-    on_request = record.state == "stopping" or record.reason == "StopWanted"
-    if record.state == "incoming":
-        return record.become("failed", "MigrationFailed", f"it ended before it was taken over: {words}".rstrip(": "))
-    if record.state == "starting" and not on_request:  # not to its end, so that no policy forbids to start it again
-        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
-    code, text = ("StoppedOnRequest", "it was stopped on request") if on_request else ("MachineEnded", "it ended")
-    return record.become("stopped", code, f"{text}: {words}" if words else text)
-
-
 def _why_paused(record: MachineRecord, status: str) -> tuple[str, str]:
     """Why the CPUs of a machine that runs do nothing."""
     how = f"`devalloc resume vm/{record.machine.metadata.name}`" if record.spec.uid else "create the machine again"
@@ -242,6 +231,9 @@ def machine_view(
         is_moving=record.migration is not None,
         plain=look.plain if process is not None else (),
         rates=record.wanted_rates,
+        began=record.began if process is not None else None,
+        restarts=record.restarts,
+        last_end=record.last_end,
     )
 
 

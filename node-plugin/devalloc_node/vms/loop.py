@@ -809,7 +809,15 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
     seen = (
         None
         if machine is None
-        else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused, machine.is_moving)
+        else (
+            machine.phase,
+            run and machine.reason,
+            run,
+            machine.observed,
+            machine.is_paused,
+            machine.is_moving,
+            machine.last_end,
+        )
     )
     status = obj.get("status") or {}
     allocations = status.get("allocations")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +61,7 @@ KIND = "VirtualMachine"
 IDENTITY = f"identity/{KIND}"
 """A setting of the journal: the identity of the store that the objects of this node's machines come from."""
 _ATTEMPTS = 20
+_MAX_WORDS = 2048
 _PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations", "migrationState", "movedClaims")
 """Parts of the status that others write."""
 _RESERVED = ("numaNode", "allocations")
@@ -250,12 +252,31 @@ def status_of(
             status |= {name: amounts for name, amounts in _reported_amounts(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}
         status |= {"machineID": machine.id} if machine.id else {}
+        status |= _history(machine)
         status |= {"networkAddress": machine.network_address} if machine.network_address else {}
     devices = [_device(plug, addresses.get(plug.id)) for plug in plugs] if machine is not None and machine.runs else []
     status |= {"devices": devices} if devices else {}
     status |= {"reason": reason[:253]} if reason else {}
     status |= {"message": message[:4096]} if message else {}
     return status
+
+
+def _history(machine: MachineView) -> dict[str, Any]:
+    """When its run began, how often it was started again, and how it last ended."""
+    history: dict[str, Any] = {}
+    if machine.began is not None:
+        history["startTime"] = _rfc3339(machine.began)
+    if machine.restarts:
+        history["restarts"] = machine.restarts
+    if (end := machine.last_end) is not None:
+        parts = {"exitCode": end.code, "signal": end.signal, "message": end.words[:_MAX_WORDS] or None}
+        present = {name: value for name, value in parts.items() if value is not None}
+        history["lastEnd"] = {"time": _rfc3339(end.at), **present}
+    return history
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def status_of_scaling(wanted: MachineAmounts, guest: MachineAmounts | None) -> dict[str, Any]:

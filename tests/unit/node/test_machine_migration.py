@@ -26,6 +26,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host import linux
 from devalloc_node.machine import firmware, migrated_firmware, migration, migration_tls
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
+from devalloc_node.machine.ends import record_after_end
 from devalloc_node.machine.firmware import FirmwareIdentity
 from devalloc_node.machine.launch import TLS_FOLDER, IncomingPlatform
 from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
@@ -40,7 +41,6 @@ from devalloc_node.machine.records import (
     content_of,
     record_of,
 )
-from devalloc_node.machine.registry import record_after_end
 from devalloc_node.machine.spec import machine_id, spec_of
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import MigrationSettings
