@@ -102,6 +102,16 @@ class CommandFailed(click.ClickException):
         print_note(json_line(logging.ERROR, text) if self._in_json else f"error: {text}")
 
 
+REFUSED = 3
+"""Exit code: the question was answered, and the answer is no: a claim gets no devices, or a machine no node."""
+
+
+class NoSuchObject(CommandFailed):
+    """A named object does not exist: exit code 4."""
+
+    exit_code = 4
+
+
 class BadInput(CommandFailed):
     """Invalid input: exit code 2."""
 
@@ -337,10 +347,12 @@ def _is_folder_parameter(param: click.Parameter) -> bool:
 
 def translate_error(error: Exception) -> click.ClickException:
     """The error as users see it."""
-    from devalloc.store.errors import Invalid, StoreError, is_disk_full
+    from devalloc.store.errors import Invalid, NotFound, StoreError, is_disk_full
 
     if isinstance(error, Invalid):
         return BadInput(str(error))
+    if isinstance(error, NotFound):
+        return NoSuchObject(str(error))
     if isinstance(error, StoreError):
         return CommandFailed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):

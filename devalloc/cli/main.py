@@ -1,6 +1,7 @@
 """The ``devalloc`` command: its verbs, which are imported when used, and its exit codes.
 
-Exit codes: 0 success, 1 not satisfied or failed, 2 bad input, 130 interrupted, 141 the reader closed the pipe.
+Exit codes: 0 success, 1 failed, 2 bad input, 3 refused (a claim or machine gets nothing), 4 an object does not exist,
+130 interrupted, 141 the reader closed the pipe.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ USUAL_OPTIONS = {
     "migrate": "--to --timeout --no-wait --namespace --store --kubeconfig",
     "fence": "--reason --dry-run --yes --timeout --store --kubeconfig",
     "scale": "--cpu --memory --replicas --timeout --namespace --store --kubeconfig",
+    "wait": "--for --timeout --namespace --store --kubeconfig",
     "warm replica": "--file --replicas --requests --node --apply --namespace --output",
 }
 """Options that `--help` of a verb shows if it has many; `--help-all` shows all."""

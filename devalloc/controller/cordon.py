@@ -14,7 +14,7 @@ from devalloc.store import Change, Conflict, Forbidden, Key, KindNotServed, NotF
 from devalloc.store.nodes import pools_of
 
 
-class TargetNotFound(StoreError):
+class TargetNotFound(NotFound):
     """No node, pool or device of that name, or several."""
 
 

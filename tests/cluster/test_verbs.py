@@ -66,7 +66,7 @@ def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: Kubernet
     assert "verbs-pool" in run("cordon")
     store.refresh()
     DeviceClaimAllocator(store).round()
-    assert "verbs-a is not allocated" in run("wait", "verbs-a", "--timeout", "0.1s", code=1)
+    assert "verbs-a is not allocated" in run("wait", "verbs-a", "--timeout", "0.1s", code=3)
     run("uncordon", "pool/verbs-pool")
     store.refresh()
     waiting = threading.Thread(target=DeviceClaimAllocator(store).round)
@@ -80,7 +80,7 @@ def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: Kubernet
     assert "verbs-pool" in run("get", "pools")
     assert "no devices" not in run("release", "verbs-a")
     assert "allocations" not in store.get(*Key.of(CLAIMS[0])).get("status", {})
-    assert "DeviceClaim default/nobody does not exist" in run("get", "dclaim/nobody", code=1)
+    assert "DeviceClaim default/nobody does not exist" in run("get", "dclaim/nobody", code=4)
 
 
 def test_what_if_a_claim_were_applied(
@@ -103,7 +103,7 @@ def test_what_if_a_claim_were_applied(
         store.get(*Key.of(CLAIMS[0]))
     drained = devalloc("drain", "node/verbs-node", "--kubeconfig", str(kubeconfig))
     assert drained.out.splitlines() == ["will cordon node verbs-node", "node verbs-node cordoned"]
-    assert devalloc("solve", *where).code == 1
+    assert devalloc("solve", *where).code == 3
 
 
 @pytest.mark.parametrize("options", [("--store", "x", "--in-cluster"), ("--in-cluster",)])

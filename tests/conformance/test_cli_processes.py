@@ -107,7 +107,7 @@ main(sys.argv[1:])
     [
         (["demo"], 0),
         (["solve", "-f", "examples/whole-gpu"], 0),
-        (["explain", "pair", "-f", "examples/unsatisfiable"], 1),
+        (["explain", "pair", "-f", "examples/unsatisfiable"], 3),
         (["capacity", "notebook", "-f", "examples/whole-gpu"], 0),
         (["dra", "allocate", "-f", "examples/dra", "--node", "example-a"], 0),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.documents import ignored_warnings, read_manifests
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
@@ -105,13 +105,13 @@ def delete(
                 stored = objects.get(*key) if group is not None or dry_run else None
                 if stored is not None and group not in (None, other := stored["apiVersion"].rpartition("/")[0]):
                     what = f"{key} of {group or 'the core group'} does not exist; the {key.kind} of {other} is kept"
-                    return Outcome() if ignore_not_found else Outcome(error=what, code=1)
+                    return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
                 if dry_run:
                     return Outcome(f"{format_key(key)} deleted (dry run)")
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
                 what = f"{error}{not_found_hint(objects, key)}"
-                return Outcome() if ignore_not_found else Outcome(error=what, code=1)
+                return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
             return Outcome(f"{format_key(key)} {_deletion_text(last['metadata'].get('finalizers') or [])}")
 
         return _write_all(objects, keys, delete_one, "deleting", code)

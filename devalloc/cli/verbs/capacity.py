@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from devalloc.api.reasons import Reason
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import (
     EXISTING_FOLDER,
@@ -268,9 +268,9 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
     ]
     missing = f"there is no claim {namespace}/{bare}"
     if place is None:
-        raise CommandFailed(missing + similar_names_hint(str(bare), here))
+        raise NoSuchObject(missing + similar_names_hint(str(bare), here))
     with open_target(place) as store:
-        raise CommandFailed(missing + not_found_hint(store, Key(CLAIM, namespace, str(bare))))
+        raise NoSuchObject(missing + not_found_hint(store, Key(CLAIM, namespace, str(bare))))
 
 
 def _show(counted: Capacity, claim: Object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput, VerbGroup, is_recursive, verb
+from devalloc.cli.command import REFUSED, BadInput, VerbGroup, is_recursive, verb
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
 from devalloc.cli.options.common import files_option, output_option
@@ -36,7 +36,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     allocation keeps it, and its devices are in use. JSON and YAML output is a list with an AllocationResult or null for
     each claim, in order.
 
-    Exit code 1 if the claims do not fit on the node, 2 if a manifest is invalid; valid manifests are used anyway.
+    Exit code 3 if the claims do not fit on the node, 2 if a manifest is invalid; valid manifests are used anyway.
 
     \b
     devalloc dra allocate -f examples/dra --node example-a
@@ -57,7 +57,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
         if output in ("json", "yaml"):
             print_content(None, output)
         print_note(f"error: {error}")
-        return code or (1 if error.node_local else 2)
+        return code or (REFUSED if error.node_local else 2)
     answer = None if answer is None else answer[: len(intake.claims)]
     if output in ("json", "yaml"):
         print_content(answer, output)
@@ -66,7 +66,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     else:
         print_explanation(intake, node, claims, classes)
     waits = any(claim.allocation is None for claim in intake.claims)
-    return code or (1 if answer is None and waits else 0)
+    return code or (REFUSED if answer is None and waits else 0)
 
 
 dra.add_command(allocate)

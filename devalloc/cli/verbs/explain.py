@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from devalloc.api.reasons import Reason
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.options.common import (
     SolveOptions,
@@ -63,7 +63,7 @@ def solve(
     to the cluster of --kubeconfig or to the store. The manifests are used alone if they contain pools and no cluster is
     named, or if there is no store.
 
-    Exit code 1 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
+    Exit code 3 if a claim gets nothing, 2 if a manifest is invalid; the valid ones are used anyway.
 
     \b
     devalloc solve -f claim.yaml
@@ -96,7 +96,7 @@ def solve(
         print_line(f"no claims{_counted(question.all)}")
     if question.code or question.has_errors(answer):
         return 2
-    return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else 1
+    return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else REFUSED
 
 
 def _counted(objects: Sequence[Any]) -> str:
@@ -140,8 +140,8 @@ def explain(
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
 
-    Exit code 1 if the claim is not allocated or the machine does not run as it should, 2 if a manifest is invalid, as
-    with solve.
+    Exit code 3 if the claim or machine gets nothing, 1 if the machine does not run as it should, 2 if a manifest is
+    invalid, as with solve.
 
     \b
     devalloc explain train
@@ -170,14 +170,14 @@ def explain(
         return _explain_migration(question, answer, namespace, name, output)
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
         print_line(*why)
-        return question.code or 1
+        return question.code or REFUSED
     answers = answer.get("machines", []) if is_machine else answer["claims"]
     claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
     if claim is None:
         if any((problem.kind, problem.name) == (kind, name) for problem in question.documents.problems):
             return 2  # its problems were already shown
         here = [one["name"] for one in answers if one["namespace"] == namespace]
-        raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), here))
+        raise NoSuchObject(_no_such(place, question, Key(kind, namespace, name), here))
     code, message = "", ""
     if is_machine and claim["allocated"] and question.is_of_store:
         code, message = _why_not_running_on(claim["node"], _stored_machines(question.all, namespace, name))
@@ -201,7 +201,7 @@ def explain(
                 print_line(f"What to do: {_advice_on(code)}")
     if question.code or question.has_errors(answer):
         return 2
-    return 1 if problem or not claim["allocated"] else 0
+    return REFUSED if not claim["allocated"] else int(bool(problem))
 
 
 def _print_problems_about(subject: Key, answer: dict[str, Any], question: SolverInput) -> None:
@@ -236,7 +236,7 @@ def _question_about(
     if kind == TEMPLATE:
         if (template := named_object(question.all, kind, namespace, name)) is None:
             names = _names(question, kind, namespace)
-            raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), names))
+            raise NoSuchObject(_no_such(place, question, Key(kind, namespace, name), names))
         question = replace(question, all=with_claim_of(template, question.all))
     return question, RESOURCE_CLAIM, name
 
@@ -252,7 +252,7 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
     content = named_object(objects, key.kind, key.namespace or "default", key.name)
     if content is None:
         there = [one["metadata"]["name"] for one in of_kind(objects, key.kind)]
-        raise CommandFailed(f"there is no {key.kind} {key.namespace}/{key.name}{similar_names_hint(key.name, there)}")
+        raise NoSuchObject(f"there is no {key.kind} {key.namespace}/{key.name}{similar_names_hint(key.name, there)}")
     claim = as_claim(content)
     with show_spinner("solving"):
         answer = solve_manifests(
@@ -272,7 +272,7 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
         if place.is_cluster:
             then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
         print_explanation(one, only_would=not is_allocated, then=then)
-    return 0 if one["allocated"] else 1
+    return 0 if one["allocated"] else REFUSED
 
 
 def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) -> tuple[str, str]:
@@ -340,13 +340,13 @@ def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace:
     elif one is not None:
         print_line(f"{namespace}/{name}: node {one['node']} has room for the machine, and would be its target")
     if one is not None:
-        return 0 if one["allocated"] else 1
+        return 0 if one["allocated"] else REFUSED
     contents = [each for each in question.all if isinstance(each, dict) and each.get("kind") == MIGRATION]
     views = [MigrationView(each) for each in contents]
     view = next((each for each in views if each.key == (namespace, name)), None)
     if view is None:
         near = similar_names_hint(name, [each.key[1] for each in views if each.key[0] == namespace])
-        raise CommandFailed(f"there is no migration {namespace}/{name}{near}")
+        raise NoSuchObject(f"there is no migration {namespace}/{name}{near}")
     status = view.status
     words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
     progress = progress_text(dict(view.content))

@@ -11,7 +11,7 @@ import click
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
@@ -114,7 +114,7 @@ def unfence(name: str, place: StoreTarget) -> int:
 
 
 def _node_of(store: Store, name: str) -> str:
-    """The node that is meant. Raises BadInput for another kind, CommandFailed if nothing is of a node of that name."""
+    """The node that is meant. Raises BadInput for another kind, NoSuchObject if nothing is of a node of that name."""
     from devalloc.controller.fencing import is_named
 
     kind, _, node = name.rpartition("/")
@@ -123,7 +123,7 @@ def _node_of(store: Store, name: str) -> str:
     if kind not in ("", "node"):
         raise BadInput(f"cannot fence {name}, only nodes: node/NAME")
     if not is_named(store, node):
-        raise CommandFailed(f"there is no node {node}; `devalloc get nodes` lists all nodes")
+        raise NoSuchObject(f"there is no node {node}; `devalloc get nodes` lists all nodes")
     return node
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from devalloc.api.kinds import API_KINDS
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.node_objects import is_nodes, node_names, node_objects
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
@@ -175,7 +175,7 @@ def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
         _print_first(objects, form, watch=watch, namespaces=False)
     if watch:
         _print_changes(store, {key.kind for key in keys}, version, set(keys), None, form)
-    return 1 if missing else 0
+    return NoSuchObject.exit_code if missing else 0
 
 
 def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
@@ -203,7 +203,7 @@ def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
         _print(objects, form, namespaces=False)
     elif names is None:
         print_note("no nodes with pools, machines or claims")
-    return 1 if missing else 0
+    return NoSuchObject.exit_code if missing else 0
 
 
 def _print_changes(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
@@ -94,7 +94,7 @@ def _check_target(store: Store, machine: MachineView, target: str | None) -> Non
         raise CommandFailed(f"virtualmachine {name} is on node {target} already; name another node, or leave out --to")
     with suppress(Forbidden):  # users of a cluster may have no right to read pools
         if target is not None and not pools_of(store, target):
-            raise CommandFailed(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
+            raise NoSuchObject(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
 
 
 class Follower:

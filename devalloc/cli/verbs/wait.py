@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.command import REFUSED, BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import StoreTarget, missing_controller_note, missing_node_note, open_target, target_options
+from devalloc.cli.target import (
+    StoreTarget,
+    missing_controller_note,
+    missing_node_note,
+    open_target,
+    target_options,
+    why_not_running,
+)
 from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
@@ -62,8 +69,9 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     """Wait until claims are allocated, released (hold nothing) or deleted, machines running, paused or stopped, all
     replicas of a set ready, migrations succeeded or failed.
 
-    Exit code 1 when the time is up. At once for an object that is deleted meanwhile, for a machine that cannot start
-    as it is, and for a migration that is over and has not the state.
+    Exit code 3 when the time is up and a claim or machine has a reason why not, 1 if it has no answer yet. At once for
+    an object that is deleted meanwhile, for a machine that cannot start as it is, and for a migration that is over and
+    has not the state.
 
     \b
     devalloc wait train --for=allocated --timeout 1m
@@ -95,11 +103,27 @@ _ADVISED = ("allocated", "running", "paused", "scaled", "ready", "succeeded")
 
 def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: float) -> int:
     """Print which objects have not reached a state, and why; the exit code. ``missing``: as of ``wait_until``."""
+    is_refused = False
     for key, why in missing.items():
         verb_text = "has not" if state in ("succeeded", "failed") else "is not"
         advice = _advice(store, key) if state in _ADVISED else ""
         print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice}")
-    return 1 if missing else 0
+        is_refused = is_refused or (state in _ADVISED and _has_reason(store, key))
+    return REFUSED if is_refused else int(bool(missing))
+
+
+def _has_reason(store: Store, key: Key) -> bool:
+    """Whether an object that waits has been answered, with a reason."""
+    from devalloc.api import meta
+    from devalloc.store.errors import NotFound
+
+    try:
+        stored = store.get(*key)
+    except NotFound:
+        return False
+    if key.kind == "VirtualMachine":
+        return bool(why_not_running(stored)[0])
+    return meta.REASON in (stored["metadata"].get("annotations") or {})
 
 
 def _check_can_happen(store: Store, key: Key) -> None:

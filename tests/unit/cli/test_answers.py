@@ -29,7 +29,7 @@ def test_solve_prints_the_dict_of_the_library(devalloc: Shell) -> None:
     ("objects", "code"),
     [
         ([claim()], 0),
-        ([claim(), claim("huge", count=9)], 1),
+        ([claim(), claim("huge", count=9)], 3),
         ([claim(), claim("wrong", count=-1)], 2),
         ([], 0),
     ],
@@ -90,7 +90,7 @@ def test_explain_tells_reason_funnel_blockers_and_what_to_do(devalloc: Shell) ->
 
     output = devalloc("explain", "second")
 
-    assert output.code == 1
+    assert output.code == 3
     assert "default/second is not allocated: DevicesInUse" in output.out
     table = [line.split() for line in output.out.splitlines()]
     assert ["4", "in", "the", "fleet"] in table
@@ -209,7 +209,7 @@ def test_explain_of_an_allocated_claim_says_what_it_holds(devalloc: Shell) -> No
 def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) -> None:
     output = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim(namespace="team-a")))
 
-    assert output.code == 1
+    assert output.code == 4
     assert "there is one in namespace team-a (-n)" in output.err
 
 
@@ -367,7 +367,7 @@ def test_capacity_wants_one_claim(devalloc: Shell) -> None:
 
     assert several.code == 2
     assert "there are a, b" in several.err
-    assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 1
+    assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 4
 
 
 def test_explain_ends_as_solve_does_where_a_manifest_is_wrong(devalloc: Shell) -> None:

@@ -52,7 +52,7 @@ def test_claims_that_do_not_fit_give_null_and_code_1(devalloc: Shell, tmp_path: 
 
     assert devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json").json is None
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
-    assert output.code == 1
+    assert output.code == 3
     assert output.out.startswith("not allocated")
     assert "all 2 devices match" in output.out
 
@@ -63,7 +63,7 @@ def test_labels_come_from_the_node_among_the_files(devalloc: Shell, tmp_path: Pa
     objects.append(("ResourceSlice", slice_("t", devices("p"), driver="net.io", nodeSelector=zone)))
     node = ("Node", {"metadata": {"name": NODE, "labels": {"zone": "a"}}})
 
-    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects), "--node", NODE).code == 1
+    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects), "--node", NODE).code == 3
     assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects, node), "--node", NODE).code == 0
 
 
@@ -116,7 +116,7 @@ def test_an_invalid_pool_is_a_matter_of_the_node(devalloc: Shell, tmp_path: Path
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
 
-    assert output.code == 1
+    assert output.code == 3
     assert "invalid resource pools were encountered" in output.err
 
 
@@ -140,7 +140,7 @@ def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: She
 
     output = devalloc("explain", "c", "-f", files)
 
-    assert output.code == 1
+    assert output.code == 3
     table = [line.split() for line in output.out.splitlines()]
     assert ["1", "of", "those", "are", "in", "use"] in table
     assert ["claim", "default/done", "(priority", "0)"] in table
@@ -180,7 +180,7 @@ def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: P
     output = devalloc("solve", "-f", write(tmp_path, ("DeviceClass", CLASS), *slices, *claims), "-o", "json")
 
     assert [one["allocated"] for one in output.json["claims"]] == [True, False]
-    assert (output.code, "published by the nodes n0, n1" in output.err) == (1, True)
+    assert (output.code, "published by the nodes n0, n1" in output.err) == (3, True)
 
 
 @pytest.mark.parametrize("verb", [("dra", "allocate", "--node", NODE), ("solve",)])
@@ -190,6 +190,6 @@ def test_taint_rules_in_files_count(devalloc: Shell, tmp_path: Path, verb: tuple
 
     output = devalloc(*verb, "-f", files)
 
-    assert output.code == 1
+    assert output.code == 3
     assert output.err == ""
     assert "a taint that is not tolerated" in output.out

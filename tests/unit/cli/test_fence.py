@@ -132,7 +132,7 @@ def test_nodes_are_listed_with_their_states_and_what_they_hold(fleet: Shell) -> 
     assert fleet("get", "nodes", "-o", "jsonpath={.items[*].status.state}").out == "Fenced Cordoned"
     assert fleet("get", "nodes", "node-b", "--no-headers").out.split()[0] == "node-b"
     missing = fleet("get", "node/node-c", "node/node-b")
-    assert (missing.code, "there is no node node-c" in missing.err, "node-b" in missing.out) == (1, True, True)
+    assert (missing.code, "there is no node node-c" in missing.err, "node-b" in missing.out) == (4, True, True)
     for wrong in (("nodes", "-w"), ("node/a", "pool/b"), ("nodes", "node/a"), ("node/",)):
         assert fleet("get", *wrong).code == 2, wrong
 
@@ -167,7 +167,7 @@ def test_only_nodes_that_there_are_can_be_fenced(fleet: Shell) -> None:
     assert fleet("fence", "pool/x", "--yes").code == 2, "invalid as it is written"
     for verb in (("fence", "--yes"), ("unfence",), ("cordon",), ("uncordon",), ("drain",)):
         unknown = fleet(*verb, "node/elsewhere")
-        assert (unknown.code, "there is no node" in unknown.err) == (1, True), verb
+        assert (unknown.code, "there is no node" in unknown.err) == (4, True), verb
 
 
 def test_a_name_that_is_missing_is_asked_for(fleet: Shell) -> None:

@@ -258,7 +258,7 @@ def test_delete_says_what_it_would_delete(fleet: Shell, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(text(claim("web"), claim("gone")))
 
     result = fleet("delete", "-f", tmp_path, "--dry-run")
-    assert (result.code, result.out) == (1, "deviceclaim/web deleted (dry run)\n")
+    assert (result.code, result.out) == (4, "deviceclaim/web deleted (dry run)\n")
     assert fleet("delete", "claim/old", "--dry-run").out == "deviceclaim/old deleted (dry run)\n"
     assert fleet("get", "claims", "-o", "name").out.split() == [f"deviceclaim/{n}" for n in ("old", "plain", "web")]
 
@@ -267,7 +267,7 @@ def test_delete_says_what_it_would_delete(fleet: Shell, tmp_path: Path) -> None:
 def test_a_misspelled_name_gets_the_nearest_one(fleet: Shell, verb: str) -> None:
     result = fleet(verb, "claim/wbe")
 
-    assert result.code == 1
+    assert result.code == 4
     assert "DeviceClaim default/wbe does not exist; did you mean web?" in result.err
 
 
@@ -303,13 +303,13 @@ class TestExplain:
                 "name a claim, or a machine as vm/NAME, for example: devalloc explain train; there are old, plain, web",
             ),
             (("claim",), 2, "which claim? Write claim/NAME; there are old, plain, web"),
-            (("wbe",), 1, "there is no claim default/wbe; did you mean web?"),
-            (("far",), 1, "there is no claim default/far; there is one in namespace b (-n)"),
-            (("vm/web",), 1, "there is a DeviceClaim of that name: devalloc explain claim/web"),
+            (("wbe",), 4, "there is no claim default/wbe; did you mean web?"),
+            (("far",), 4, "there is no claim default/far; there is one in namespace b (-n)"),
+            (("vm/web",), 4, "there is a DeviceClaim of that name: devalloc explain claim/web"),
             (("web", "old"), 2, "unknown kind 'web'"),
             (("web", "old", "plain"), 2, "name one claim or machine"),
             (("pool/gpus",), 1, "`devalloc explain` explains claims, machines and migrations, not a DevicePool"),
-            (("resourceclaim/x",), 1, "there is no ResourceClaim default/x"),
+            (("resourceclaim/x",), 4, "there is no ResourceClaim default/x"),
         ],
     )
     def test_what_cannot_be_explained_says_what_else_to_write(
@@ -324,7 +324,7 @@ class TestExplain:
         odd = [{**claim(), "metadata": "x"}, {**claim(), "metadata": {"name": "\x1b[31mred"}}]
         result = devalloc("explain", "web", "--no-store", "-f", "-", stdin=text(*odd, claim("wbe")))
 
-        assert result.code == 1
+        assert result.code == 4
         assert "there is no claim default/web; did you mean wbe?" in result.err
         assert "\x1b" not in result.err
 
@@ -338,7 +338,7 @@ class TestExplain:
             fleet("apply", "-f", "-", stdin=vm)
         result = fleet("explain", "runner", *([] if is_applied else ["-f", "-"]), stdin=None if is_applied else vm)
 
-        assert result.code == 1
+        assert result.code == 4
         assert "there is a VirtualMachine of that name: devalloc explain vm/runner" in result.err
 
     @pytest.mark.parametrize("word", ["resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"])
@@ -348,7 +348,7 @@ class TestExplain:
         fleet("apply", "-f", "-", stdin=text(resource_claim()))
 
         result = fleet("explain", f"{word}/rc")
-        assert result.code == 1
+        assert result.code == 3
         assert result.out.startswith("default/rc is not allocated: ClassNotFound")
         assert "`devalloc up` allocates DeviceClaims, but nothing of this API group" in result.err
 
@@ -492,7 +492,7 @@ class TestDrain:
     @pytest.mark.parametrize("verb", ["drain", "cordon", "uncordon"])
     def test_a_node_that_does_not_exist_is_named_as_a_node(self, fleet: Shell, verb: str) -> None:
         result = fleet(verb, "node/nothere")
-        assert (result.code, result.err) == (1, "error: there is no node nothere; `devalloc get nodes` lists them\n")
+        assert (result.code, result.err) == (4, "error: there is no node nothere; `devalloc get nodes` lists them\n")
 
     def _prepare(self, fleet: Shell) -> None:
         with closing(SQLiteStore(fleet.store)) as store:

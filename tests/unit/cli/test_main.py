@@ -151,7 +151,7 @@ def test_completion_offers_verbs_options_kinds_and_names(
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (NotFound("DeviceClaim default/x does not exist"), 1, "DeviceClaim default/x does not exist"),
+        (NotFound("DeviceClaim default/x does not exist"), 4, "DeviceClaim default/x does not exist"),
         (Invalid("metadata.name: must be a string"), 2, "metadata.name: must be a string"),
         (FileNotFoundError(2, "No such file or directory", "x.yaml"), 1, "x.yaml: No such file or directory"),
         (ModuleNotFoundError("No module named 'ortools'", name="ortools"), 1, "pip install devalloc"),

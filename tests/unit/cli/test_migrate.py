@@ -142,7 +142,7 @@ class TestMigrate:
 
     def test_a_node_that_does_not_exist_is_refused_before_anything_is_written(self, fleet: Shell) -> None:
         result = fleet("migrate", "vm/web", "--to", "nothere")
-        assert (result.code, result.out) == (1, "")
+        assert (result.code, result.out) == (4, "")
         assert result.err == "error: there is no node nothere with pools; `devalloc get nodes` lists all nodes\n"
         assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
 
@@ -282,7 +282,7 @@ def explain_move(shell: Shell, target: str | None = None) -> tuple[str, list[Obj
     shell("apply", "-f", "-", stdin=text(migration("move", "web", target)))
     shell.allocate()
     result = shell("explain", "migration/move")
-    assert result.code == 1
+    assert result.code == 3
     for internal in ("impossible", "device.", "spec.claims", "Request 0"):
         assert internal not in result.out
     return result.out, shell("explain", "migration/move", "-o", "json").json["blockers"]
@@ -362,7 +362,7 @@ class TestExplain:
         fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
         fleet.allocate()
         result = fleet("explain", "migration/move")
-        assert result.code == 1
+        assert result.code == 3
         assert "without machine default/big there would be room" in result.out
         assert fleet("explain", "migration/move", "-o", "json").json["reason"] == "NoRoom"
 

@@ -93,7 +93,7 @@ class TestInManifestsOfAFleet:
         dump = text(pool(), device_class(), claim(), node("node-a", **state))
 
         solved = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=dump)
-        assert solved.code == 1
+        assert solved.code == 3
         assert "it fits once node node-a" in solved.json["claims"][0]["message"]
         assert solved.err == ""
         assert devalloc("capacity", "train", "--no-store", "-f", "-", stdin=dump).out.startswith("0 more")
@@ -136,7 +136,7 @@ class TestOnACluster:
 
         solved = devalloc("solve", "-f", "-", "-o", "json", stdin=wanted)
         (one,) = solved.json["claims"]
-        assert solved.code == 1
+        assert solved.code == 3
         assert "node is cordoned by kubectl" in json.dumps(one)
         assert "node is cordoned by kubectl" in devalloc("describe", "claim/waiting").out
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")

@@ -45,7 +45,7 @@ def test_a_claim_that_waits_with_its_machine_says_so(devalloc: Shell) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
     placed(devalloc)
     output = devalloc("explain", "gpu")
-    assert output.code == 1
+    assert output.code == 3
     assert "placed with machine default/web, which waits: claim default/nic does not exist" in output.out
     assert "which waits: claim default/nic does not exist" in devalloc("describe", "dclaim/gpu").out
 
@@ -193,7 +193,7 @@ def test_a_machine_names_what_it_asks_for_and_no_request_of_a_claim(devalloc: Sh
     web["spec"]["memory"]["hugePages"] = "1Gi"
     assert devalloc("apply", "-f", "-", stdin=text(*fleet, web)).code == 0
     output = devalloc("explain", "vm/web")
-    assert (output.code, "spec.claims" in output.out) == (1, False)
+    assert (output.code, "spec.claims" in output.out) == (3, False)
     rows = [line.split(maxsplit=1) for line in output.out.splitlines() if line.startswith("amount")]
     assert sorted(row[1] for row in rows) == [
         "spec.diskIO: 3G, at most 1G fits",
@@ -268,7 +268,7 @@ def test_long_amounts_are_shown_for_people_and_exactly_to_programs(devalloc: She
 def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"))).code == 0
     output = devalloc("explain", "gpu")
-    assert output.code == 1
+    assert output.code == 3
     assert "there are no devices; no valid DevicePool exists\n" in output.out
     assert "In the way" not in output.out
     assert "What to do: Publish devices: run `devalloc up`" in output.out

@@ -53,7 +53,7 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert explain("pair") == explain("resourceclaim/pair")
     assert explain("resourceclaim/pair")[0] == 0
     code, out = explain("resourceclaimtemplate/many")
-    assert code == 1
+    assert code == 3
     assert "default/many is not allocated: NotEnoughDevices" in out
     assert explain("many")[1] == out
     code, out = explain("resourceclaimtemplate", "one")
@@ -127,7 +127,7 @@ def cluster(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_claims_and_templates_of_a_cluster_are_counted_and_explained(cluster: Callable[..., Any]) -> None:
     assert cluster("capacity", "resourceclaim/pair", "-n", "default").out == "1 more like default/pair: 1 on n1\n"
     many = cluster("explain", "resourceclaimtemplate/many", "-n", "default")
-    assert (many.code, many.err) == (1, "")
+    assert (many.code, many.err) == (3, "")
     assert "no node has 9 devices for request r (at most 3)" in many.out
     pair = cluster("explain", "resourceclaim/pair", "-n", "default")
     assert pair.out.startswith("default/pair is not allocated yet, but would be: gpu.io/p/a") or (
@@ -152,7 +152,7 @@ def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]
     aside = of("ResourceSlice", slice_("t", devices("x", "y"), pool="p.devalloc"))
 
     nothing = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled))
-    assert nothing.code == 1
+    assert nothing.code == 3
     assert nothing.out.splitlines() == [
         "default/pair is not allocated: NotAdopted",
         "3 devices match, none is adopted (gpu.io); devalloc adopt driver/gpu.io, or remove the claim's label "
@@ -184,7 +184,7 @@ def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: 
     objects = text(CLASS, SLICE, owner, template("three", 3))
 
     shown = devalloc("explain", "resourceclaimtemplate/three", "-f", "-", stdin=objects)
-    assert shown.code == 1
+    assert shown.code == 3
     assert "releasing default/resourceclaim/three would make room" in shown.out
 
 

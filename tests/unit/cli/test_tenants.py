@@ -161,7 +161,7 @@ def test_a_claim_is_released_by_the_controller_that_is_asked_to(team: Team) -> N
 def test_it_is_waited_for(team: Team) -> None:
     assert team("wait", "train").code == 0
     late = team("wait", "big", "--timeout=10ms")
-    assert late.code == 1
+    assert late.code == 3
     assert "NotEnoughDevices" in late.err
 
 

@@ -36,7 +36,7 @@ def test_a_claim_is_solved_on_what_the_store_has(live: Shell) -> None:
 def test_a_claim_that_is_too_large_is_refused_with_who_is_in_the_way(live: Shell) -> None:
     answer = live("solve", "-f", "-", "-o", "json", stdin=text(claim("new", count=2)))
 
-    assert answer.code == 1
+    assert answer.code == 3
     (one,) = answer.json["claims"]
     assert one["reason"] == "DevicesInUse"
     assert one["blockers"][0]["name"] == "held"
@@ -66,7 +66,7 @@ def test_capacity_counts_with_a_claim_of_the_store_on_what_files_add(live: Shell
 def test_with_no_store_the_files_are_all_there_is(live: Shell) -> None:
     alone = live("solve", "-f", "-", "--no-store", stdin=text(claim("new")))
 
-    assert alone.code == 1
+    assert alone.code == 3
     assert "ClassNotFound" in alone.out
 
 
