@@ -6,6 +6,7 @@ The kinds that an informer cache holds: each from its first use on; kinds reques
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -222,7 +223,10 @@ def clean_object(obj: Object, resource: ApiResource) -> Object:
     }
     for path in resource.without:
         content = _without(content, path)
-    return _only(content, (_IDENTITY_PATHS + resource.only)) if resource.only else content
+    if not resource.only:
+        return content
+    selected = _only(content, (_IDENTITY_PATHS + resource.only))
+    return {name: part if name == "metadata" else _shared(part) for name, part in selected.items()}
 
 
 _IDENTITY_PATHS = (
@@ -247,6 +251,20 @@ def _only_rest(content: Any, paths: list[Sequence[str]]) -> Any:
     if isinstance(content, list):
         return [_only_rest(each, paths) for each in content]
     return _only(content, paths) if isinstance(content, dict) else content
+
+
+def _shared(content: Any) -> Any:
+    """Equal content that was read before: most pods of one template on a node have the same of what is kept. What the
+    store returns is never changed."""
+    text = json.dumps(content)
+    if len(_parts) >= MAX_SHARED and text not in _parts:
+        _parts.clear()
+    return _parts.setdefault(text, content)
+
+
+MAX_SHARED = 20_000
+"""Parts of objects that are remembered; when there are more, all are forgotten."""
+_parts: dict[str, Any] = {}
 
 
 def _without(content: Object, path: Sequence[str]) -> Object:

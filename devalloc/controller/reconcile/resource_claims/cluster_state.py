@@ -25,6 +25,7 @@ from devalloc.controller.reconcile.resource_claims.node_room import (
     Shortage,
     pod_requests,
 )
+from devalloc.controller.reconcile.resource_claims.other_claims import OtherClaims
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
     PendingGroup,
@@ -73,7 +74,8 @@ RESOURCES = (
             ("spec", "affinity", "nodeAffinity"),
             *(("spec", kind, name) for kind in ("containers", "initContainers") for name in ("name", "resources")),
             ("spec", "initContainers", "restartPolicy"),
-            *(("status", name) for name in ("phase", "conditions", "nominatedNodeName", "resourceClaimStatuses")),
+            *(("status", name) for name in ("phase", "nominatedNodeName", "resourceClaimStatuses")),
+            *(("status", "conditions", name) for name in ("type", "status", "reason")),
             *(("status", name) for name in ("resources", "allocatedResources")),
             *(
                 ("status", kind, name)
@@ -136,6 +138,7 @@ class ClusterState:
         self._numbers: dict[str, int] = {}
         """Of nodes, for as long as this process lives."""
         self._memo = Memo()
+        self._others = OtherClaims()
         self._matches = {True: MatchCounts(), False: MatchCounts()}
         """Of devices that devalloc allocates, and of others."""
 
@@ -216,6 +219,15 @@ class ClusterState:
                 suitable[pod_wishes] = frozenset(name for name, node in there.items() if can_run_on(pod, node))
             return suitable[pod_wishes]
 
+        wanted = list(wanted)
+        pending_others = {want.claims: others for want in wanted if (others := self._pending_others(want))}
+        if pending_others:
+            self._others.look(
+                [each for each in self._objects["ResourceSlice"] if not is_allocatable_slice(each, self._pools)],
+                self._objects["DeviceClass"],
+                self._claims.values(),
+                self._objects["DeviceTaintRule"],
+            )
         requests = []
         for want in wanted:
             if not offering and (missing := self.not_adopted(self._claims[key] for key in want.claims)):
@@ -234,6 +246,13 @@ class ClusterState:
                 message = no_room_message(want, len(left), lacks)
                 requests.append(SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD))
                 continue
+            if others := pending_others.get(want.claims, []):
+                suits = {name for name in placed if self._others.suit(there[name], others)}
+                if placed and not suits:
+                    message = _no_others_message(want, len(placed), others)
+                    requests.append(SolverRequest(want, (), None, message))
+                    continue
+                placed = {name: count for name, count in placed.items() if name in suits}
             most = max(placed.values(), default=0)
             best = {name for name, count in placed.items() if count == most}
             is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
@@ -245,6 +264,12 @@ class ClusterState:
             pending = (pending_document(self._claims[key], group, expression, want.priority) for key in want.claims)
             requests.append(SolverRequest(want, tuple(pending), expression, None, is_narrow=is_narrow))
         return requests
+
+    def _pending_others(self, want: PendingGroup) -> list[Object]:
+        """The claims of a want's pods that kube-scheduler has yet to allocate."""
+        keys = {(pod["metadata"]["namespace"], name) for pod in want.pods for name in pod_claim_names(pod) or ()}
+        claims = (self._claims[key] for key in sorted(keys - {*want.claims, *want.held}) if key in self._claims)
+        return [claim for claim in claims if allocation_of(claim) is None]
 
     def admit(self, placed: Iterable[tuple[SolverRequest, str]]) -> list[SolverRequest]:
         """Choose the requests whose pods all find room on the nodes that they were given, if the most urgent go
@@ -407,6 +432,17 @@ def no_room_message(want: PendingGroup, count: int, nodes: Mapping[str, object])
     places = ", ".join(name if lacks is None else f"{name} ({lacks})" for name, lacks in nodes.items())
     more = f" and {count - len(nodes)} more" if count > len(nodes) else ""
     return f"pod {pods} has no room on {places}{more}; free some there, or ask for less"
+
+
+def _no_others_message(want: PendingGroup, count: int, others: Sequence[Object]) -> str:
+    pods = ", ".join(pod["metadata"]["name"] for pod in want.pods[:3])
+    claims = ", ".join(claim["metadata"]["name"] for claim in others[:3])
+    nodes = "the only node" if count == 1 else f"none of {count} nodes"
+    has = "has no devices" if count == 1 else "has devices"
+    return (
+        f"{nodes} with devices for devalloc and room for pod {pods} {has} for its other claims, which kube-scheduler "
+        f"allocates: {claims}"
+    )
 
 
 def _name(content: Object) -> ObjectName:

@@ -22,6 +22,8 @@ PODS = "pods"
 _NANO = 10**9
 _CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Extended resources that kube-scheduler takes from the DeviceClass of that name."""
+MAX_SHAPES = 10_000
+"""Different requests of pods that are remembered; when there are more, all are forgotten."""
 _POD_LEVEL = ("cpu", "memory", "hugepages-")
 
 
@@ -134,6 +136,7 @@ class NodeRoom:
         self._pods: dict[tuple[str, str], tuple[Object, str, dict[str, int]]] = {}
         """By namespace and name: the object, its node, and what it takes there."""
         self._used: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._shapes: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
         self._gains: dict[str, int] = defaultdict(int)
         self._by_class: frozenset[str] = frozenset()
 
@@ -181,7 +184,7 @@ class NodeRoom:
         self._gains[node] += 1
 
     def _come(self, key: tuple[str, str], pod: Object) -> None:
-        node, taken = pod["spec"]["nodeName"], pod_requests(pod)
+        node, taken = pod["spec"]["nodeName"], self._share(pod_requests(pod))
         if (before := self._pods.get(key)) is not None:
             if before[1:] == (node, taken):
                 self._pods[key] = pod, node, taken
@@ -189,6 +192,12 @@ class NodeRoom:
             self._leave(key)
         self._pods[key] = pod, node, taken
         _add(self._used[node], taken)
+
+    def _share(self, taken: dict[str, int]) -> dict[str, int]:
+        """An equal map: most pods take what others take."""
+        if len(self._shapes) >= MAX_SHAPES:
+            self._shapes.clear()
+        return self._shapes.setdefault(tuple(sorted(taken.items())), taken)
 
     def gains(self, node: str) -> int:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
