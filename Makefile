@@ -49,7 +49,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows site nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows site nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak adoption-race partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -213,6 +213,9 @@ controllers-soak: setup ## 500 claims in ten minutes while two controllers, the 
 
 permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes; ARGS=--cluster for controllers of a real API server
 	$(BIN)/python -m tools.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
+
+adoption-race: setup ## 1,000 claims for kube-scheduler and devalloc while a driver is adopted and given back and processes die: 5 minutes; ARGS='--unsafe' without the policy
+	$(BIN)/python -m tools.adoption_race $(ARGS)
 
 partitions: setup ## cut off or kill each process at every step of a machine that is scaled, in virtual time: many minutes
 	$(BIN)/python -m tools.partitions_soak $(ARGS)

@@ -28,6 +28,8 @@ class DeviceOwners:
         self.seen = 0
         self.granted: Counter[bool] = Counter()
         """Allocations that were seen to come: of labelled claims, and of others."""
+        self.ever: set[str] = set()
+        """Claims that had devices at some time."""
         self._results: dict[str, list[dict[str, Any]]] = {}
         self._capacity: dict[Device, dict[str, int]] = {}
         self._draws: dict[Device, dict[tuple[str, str, str, str], int]] = {}
@@ -58,6 +60,7 @@ class DeviceOwners:
         results = [each for each in held if not each.get("adminAccess")] if event["type"] != "DELETED" else []
         if results and not self._results.get(name):
             labels = claim["metadata"].get("labels") or {}
+            self.ever.add(name)
             self.granted[labels.get("devalloc.io/allocator") == "devalloc"] += 1
         self._results[name] = results
         self.now[name] = {f"{each['pool']}/{each['device']}" for each in results}

@@ -57,7 +57,7 @@ class ServerProcess:
     def __init__(self, processes: Processes, name: str, command: Sequence[str | Path]) -> None:
         self._processes = processes
         self._name = name
-        self._command = command
+        self.command = command
 
     def kill(self) -> None:
         """At once, with all connections."""
@@ -65,8 +65,8 @@ class ServerProcess:
 
     def start(self, cluster: Cluster) -> None:
         """Again, and wait until the API server is ready. Raises Unavailable."""
-        self._processes.start(self._name, self._command)
-        _wait_ready(cluster, self._processes)
+        self._processes.start(self._name, self.command)
+        wait_ready(cluster, self._processes)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def running(binaries: Path, folder: Path, *options: str, nodes: Sequence[str] = 
             keeper,
             etcd_url,
         )
-        _wait_ready(cluster, processes)
+        wait_ready(cluster, processes)
         yield cluster
     finally:
         processes.stop()
@@ -269,7 +269,8 @@ def _tokens(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
     return tokens
 
 
-def _wait_ready(cluster: Cluster, processes: Processes) -> None:
+def wait_ready(cluster: Cluster, processes: Processes) -> None:
+    """Wait until the API server of a cluster is ready. Raises Unavailable."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         processes.check()

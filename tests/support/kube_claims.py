@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.adopted_pools import AdoptionRule
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, TAINT, dedicated_pool_name
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -193,9 +194,9 @@ class Space:
             self.cluster.delete(f"{path}{grace}")
 
 
-def ready_node(cluster: Cluster, name: str) -> None:
+def ready_node(cluster: Cluster, name: str, *, pods: int = 10) -> None:
     """A node without a kubelet that takes pods all the same."""
-    there = {"pods": "10", "cpu": "64", "memory": "64Gi"}
+    there = {"pods": str(pods), "cpu": "64", "memory": "64Gi"}
     status = {"allocatable": there, "capacity": there, "conditions": [{"type": "Ready", "status": "True"}]}
     path = f"/api/v1/nodes/{name}"
     assert cluster.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).ok
@@ -231,11 +232,14 @@ class Allocating:
 
 
 @contextmanager
-def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
+def allocating(
+    client: Client, stamp: str = "1 test", probe: Callable[[AdoptionRule], str] | None = None
+) -> Iterator[Allocating]:
+    """``probe``: of rules that adopt; by default the real one."""
     running = Allocating()
     store = KubernetesStore(client, resources=RESOURCES)
     settings = AllocatorSettings(retry=0.2)
-    probe = PolicyProbe(client, kube_rights.NAMESPACE)
+    probe = probe or PolicyProbe(client, kube_rights.NAMESPACE)
     one = ResourceClaimAllocator(store, stamp=stamp, record=running.events.extend, probe=probe, settings=settings)
     stop = threading.Event()
     failures: list[BaseException] = []

@@ -171,8 +171,8 @@ def _start_control_plane(node: Node, processes: Processes) -> None:
     start_scheduler(node.cluster, node.programs.node, processes)
 
 
-def start_scheduler(cluster: Cluster, binaries: Path, processes: Processes) -> None:
-    """kube-scheduler. ``binaries``: the folder that holds it."""
+def start_scheduler(cluster: Cluster, binaries: Path, processes: Processes, *options: str) -> None:
+    """kube-scheduler. ``binaries``: the folder that holds it; ``options``: more for its command line."""
     config = cluster.kubeconfig(SCHEDULER)
     command: list[str | Path] = [
         binaries / "kube-scheduler",
@@ -182,6 +182,7 @@ def start_scheduler(cluster: Cluster, binaries: Path, processes: Processes) -> N
         "--bind-address=127.0.0.1",
         "--secure-port=0",
         "--leader-elect=false",
+        *options,
     ]
     processes.start("kube-scheduler", command)
 
