@@ -217,7 +217,7 @@ class Race:
         """Claims and their pods, all at once."""
 
         def make(name: str, is_ours: bool, kind: str) -> None:
-            more = {"capacity": {"requests": {"memory": "20Gi"}}} if kind == "shared" else {}
+            more: dict[str, Any] = {"capacity": {"requests": {"memory": "20Gi"}}} if kind == "shared" else {}
             claim = self.space.claim_of(name, kind, ours=is_ours, **more)
             for path, body in ((self.space.claims, claim), (self.space.pods, self.space.pod_of(name, name))):
                 answer = self.cluster.create(path, body)
