@@ -26,9 +26,11 @@ LONGEST_FIRST: dict[str, tuple[str, ...]] = {
     "they have a plugin for each test": ("machine/test_warm_objects.py", "machine/test_warm_network_objects.py"),
     "they share the node, for there is one": (
         *("cluster/test_kubelet.py", "cluster/test_upstream.py", "cluster/test_images.py"),
+        "cluster/test_adoption_pods.py",
     ),
     "it kills an API server of its own": ("cluster/test_controllers.py",),
     "it has a cluster of its own": ("cluster/test_install.py",),
+    "it keeps two API servers and a scheduler busy": ("cluster/test_adoption_race.py",),
 }
 """Modules that one worker runs one after the other, and why; in this order, the others after them. What is begun last
 is to be short, so that no worker is left with nothing to do.
