@@ -279,6 +279,25 @@ class MachineFirmware(ApiModel):
         return self
 
 
+MAX_CLOUD_INIT = 32 * 1024
+"""Characters of a text for cloud-init."""
+
+
+class MachineCloudInit(ApiModel):
+    """What cloud-init in the guest does at its first start. The node makes a small read-only disk of it (data source
+    NoCloud), which is the last disk of the machine. Everyone who can read the machine can read it: give it keys and
+    hashes of passwords, and no secrets."""
+
+    user_data: Annotated[
+        str, Field(min_length=1, max_length=MAX_CLOUD_INIT, pattern=r"^(#|Content-Type:|MIME-Version:)")
+    ]
+    """``#cloud-config`` with users, keys and packages, a script that begins with ``#!``, or another form of
+    cloud-init."""
+    network_data: Annotated[str, Field(max_length=MAX_CLOUD_INIT)] = ""
+    """The network, in cloud-init's format of version 2 or 1. By default the guest asks each card for an address by
+    DHCP."""
+
+
 class MachineStart(ApiModel):
     """How the machine starts: with a kernel, from its first disk, or with a kernel and disks."""
 
@@ -304,6 +323,8 @@ class MachineStart(ApiModel):
     """Run each of its CPUs on one CPU of the host that is chosen when it starts, as many as its maximum, all on
     numaNode if that is set. No other pinned machine has these; with a network card with backend warm, its setup names
     them, and setups can share them."""
+    cloud_init: MachineCloudInit | None = None
+    """What cloud-init in the guest does at its first start."""
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )

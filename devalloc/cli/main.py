@@ -24,6 +24,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Start here": {
         "demo": "show what devalloc does, on a small sample fleet",
         "up": "run everything on this machine: publish, allocate, bind",
+        "check-host": "show what this host has for machines and devices, and what it lacks",
         "discover": "list the devices of this host, as DevicePools",
         "examples": "list manifests to copy, and print or write those of one",
     },

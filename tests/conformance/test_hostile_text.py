@@ -109,7 +109,7 @@ ELSEWHERE = {
     "permit-proxy": "as up",
     "logs": "its lines are the guest's (test_the_log_of_a_guest_does_not_act_on_the_terminal)",
     "console": "gives the terminal to the guest, as its guide says; errors are those of all verbs of the plugin",
-    "demo": "shows no objects but its own", "examples": "shows files of the command",
+    "demo": "shows no objects but its own", "check-host": "shows no objects", "examples": "shows files of the command",
     "crds": "shows no objects", "completion": "shows no objects",
     "version": "shows no objects", "help": "shows no objects",
     "install": "needs an API server; prints by print_line alone", "uninstall": "as install", "adopt": "as install",

@@ -216,6 +216,27 @@ def test_a_machine_is_paused_resumed_and_restarted_by_verbs(host: Host) -> None:
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
 
 
+def test_a_guest_sees_the_seed_disk_for_cloud_init(host: Host) -> None:
+    append = f"console=ttyS0 quiet shell=ttyS0 {QUICK_BOOT}"
+    start = {"kernel": str(host.image.kernel), "initrd": str(host.image.initrd), "append": append}
+    start |= {"cloudInit": {"userData": "#cloud-config\nhostname: seeded\n"}}
+    spec = {"start": start, "cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    with host.plugin():
+        host("apply", "-f", "-", stdin=host.manifest(**spec, powerdownSeconds=1))
+        assert host("wait", "vm/web") == "virtualmachine/web running\n"
+        (port,) = (host.folder / "run").glob("*/console")
+        guest = Guest(port)
+        guest.check("until [ -e /dev/vda ]; do sleep 0.1; done")
+        assert "CIDATA" in guest.check("head -c 64 /dev/vda | tail -c 21")
+        assert "hostname: seeded" in guest.check("strings /dev/vda")
+        assert guest.run("echo x > /dev/vda").status != 0, "it is read-only"
+        guest.close()
+        assert len(list((host.folder / "state" / "machines").glob("*.seed"))) == 1
+        host("delete", "vm/web")
+        until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
+        assert not list((host.folder / "state" / "machines").glob("*.seed"))
+
+
 def test_a_machine_whose_disk_is_full_is_paused_at_once(host: Host, full_disk: Path) -> None:
     image = full_disk / "data.raw"
     with image.open("wb") as file:

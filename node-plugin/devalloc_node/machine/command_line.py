@@ -75,7 +75,7 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
     words += ["-incoming", "defer"] if start.is_incoming else []
     words += _boot(spec, start)
     blocks = [] if spec.dimm_bytes is not None else [each for each in enumerate(_memory_of_nodes(spec)) if each[1][2]]
-    places = RootBus(spec, len(blocks) + len(spec.disks) + len(spec.nics), start.node_ports)
+    places = RootBus(spec, len(blocks) + len(start_disks(spec)) + len(spec.nics), start.node_ports)
     for node, (_, requested, _) in blocks:
         words += _device(
             driver="virtio-mem-pci", id=virtio_mem_id(node), memdev=f"{virtio_mem_id(node)}-ram", node=node,
@@ -83,7 +83,7 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
             # Or a guest that takes more than there are pages of would be ended by the kernel (SIGBUS).
             **({"prealloc": True} if spec.huge_page_bytes else {}),
         )  # fmt: skip
-    for number, disk in enumerate(spec.disks):
+    for number, disk in enumerate(start_disks(spec)):
         words += _disk(number, disk, number in start.block_disks, places.single(), _queues(spec))
     for number, nic in enumerate(spec.nics):
         place = {"bus": "pcie.0", **places.single(), "mac": nic.mac or own_mac(spec.owner, f"nic{number}")}
@@ -328,6 +328,12 @@ def format_node(disk: Disk, name: str, file: str) -> dict[str, Any]:
     """The format is the one that was said; a backing file that the image names is never opened."""
     node = {"driver": disk.format, "file": file, "node-name": name, "read-only": disk.read_only}
     return node | ({"backing": None} if disk.format == "qcow2" else {})
+
+
+def start_disks(spec: MachineSpec) -> tuple[Disk, ...]:
+    """The disks that it starts with: those of its spec, then the one for cloud-init. Its path is the node's."""
+    seed = Disk("", "raw", read_only=True)
+    return (*spec.disks, seed) if spec.cloud_init is not None else spec.disks
 
 
 def disk_fd(number: int) -> int:

@@ -20,7 +20,17 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import cloned_disks, confinement, firmware, guest_numa, machine_files, pci, preflight, spawn
+from devalloc_node.machine import (
+    cloned_disks,
+    confinement,
+    firmware,
+    guest_numa,
+    machine_files,
+    pci,
+    preflight,
+    seed_disk,
+    spawn,
+)
 from devalloc_node.machine.command_line import (
     MACHINE_TYPE,
     MAX_QUEUES,
@@ -114,7 +124,12 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
         firmware.swtpm_binary(spec, config)
     cloned_disks.check(spec, config)
     for number, (path, writable) in files.items():
-        if given.incoming is not None and number in (firmware.CODE_FD, firmware.VARIABLES_FD):
+        own = (
+            firmware.CODE_FD,
+            firmware.VARIABLES_FD,
+            *([] if spec.cloud_init is None else [disk_fd(len(spec.disks))]),
+        )
+        if given.incoming is not None and number in own:
             continue  # each node has its own
         with suppress(OSError):  # the error is reported when it is opened for the machine
             fd = spawn.open_checked(path, False)
@@ -148,6 +163,7 @@ def launch(
     if spec.firmware == "uefi":
         firmware.make_store(spec, config, firmware.firmware_files(spec, config))
     cloned_disks.make(spec, config, deadline or Deadline.after(0.0))
+    seed_disk.make(spec, config)
     limits = qemu_limits(spec, given.accel, config.memory_slack, config.devices())
     groups: list[str] = []
     if not uses_systemd(config):
@@ -357,6 +373,7 @@ def forget(machine_id: str, config: MachineConfig) -> None:
     clean(machine_id, config)
     firmware.remove(machine_id, config)
     cloned_disks.remove(machine_id, config)
+    seed_disk.remove(machine_id, config)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         if not _has_foreign_qemu(config.folder(machine_id)):
@@ -425,6 +442,8 @@ def _resolved(
             files[image_fd(number)] = (str(path), False)
         image = path if disk.clone is None else cloned_disks.clone_path(disk, own)
         files[disk_fd(number)] = (str(image), not disk.read_only)
+    if spec.cloud_init is not None:
+        files[disk_fd(len(spec.disks))] = (str(config.seed(spec.id)), False)
     taps: dict[int, str] = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here

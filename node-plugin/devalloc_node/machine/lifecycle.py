@@ -413,7 +413,7 @@ class MachineLifecycle(MachineRegistry):
         later machine of its name gets them. Nothing to do if one of that name is known, or lives, or if they are
         another machine's. Raises NodeError."""
         name = machine_id(key)
-        there = (self.config.firmware(name), self.config.tpm(name), self.config.disks(name))
+        there = (self.config.firmware(name), self.config.tpm(name), self.config.disks(name), self.config.seed(name))
         if self.records.record(MACHINES, key) is not None or not any(folder.exists() for folder in there):
             return
         if self.has_files_of_another(key):

@@ -144,6 +144,10 @@ class MachineConfig:
         """A folder with the disks that a machine has of its own: root's, and kept until the machine is deleted."""
         return self.state / f"{machine_id}.disks"
 
+    def seed(self, machine_id: str) -> Path:
+        """The seed disk for cloud-init in its guest: root's, and made anew at each start."""
+        return self.state / f"{machine_id}.seed"
+
     def plan(self, machine_id: str) -> Path:
         """What its start was told; it stays as long as the machine lives."""
         return self.state / f"{machine_id}.start"

@@ -127,6 +127,14 @@ class EmulatedDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudInit:
+    """What cloud-init in the guest is to do, as texts that it reads."""
+
+    user_data: str
+    network_data: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MachineSpec:
     """A machine to start, or (``adopt``) one that runs already."""
 
@@ -172,6 +180,7 @@ class MachineSpec:
     that must be on another node. None if its memory is bound to nodes, or comes from ordinary pages."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
+    cloud_init: CloudInit | None = None
     guest_reports: bool = False
     """What its guest writes on its second serial port is for this plugin."""
     running: bool = True
@@ -354,6 +363,9 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         numa_cells=cells,
         page_node=page_nodes[0] if page_nodes else None,
         pinned=start.pinned if start else False,
+        cloud_init=CloudInit(start.cloud_init.user_data, start.cloud_init.network_data)
+        if start and start.cloud_init
+        else None,
         guest_reports=spec.guest_reports,
         running=spec.running,
         restart=spec.restart_policy,

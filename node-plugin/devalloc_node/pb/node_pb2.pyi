@@ -382,7 +382,7 @@ class MemoryBounds(_message.Message):
     def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ..., huge_pages: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes", "firmware", "tpm")
+    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes", "firmware", "tpm", "cloud_init")
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     INITRD_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +393,7 @@ class Start(_message.Message):
     PCI_WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     FIRMWARE_FIELD_NUMBER: _ClassVar[int]
     TPM_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_INIT_FIELD_NUMBER: _ClassVar[int]
     kernel: str
     initrd: str
     append: str
@@ -403,7 +404,16 @@ class Start(_message.Message):
     pci_window_bytes: int
     firmware: Firmware
     tpm: bool
-    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ..., pci_window_bytes: _Optional[int] = ..., firmware: _Optional[_Union[Firmware, _Mapping]] = ..., tpm: _Optional[bool] = ...) -> None: ...
+    cloud_init: CloudInit
+    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ..., pci_window_bytes: _Optional[int] = ..., firmware: _Optional[_Union[Firmware, _Mapping]] = ..., tpm: _Optional[bool] = ..., cloud_init: _Optional[_Union[CloudInit, _Mapping]] = ...) -> None: ...
+
+class CloudInit(_message.Message):
+    __slots__ = ("user_data", "network_data")
+    USER_DATA_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_DATA_FIELD_NUMBER: _ClassVar[int]
+    user_data: str
+    network_data: str
+    def __init__(self, user_data: _Optional[str] = ..., network_data: _Optional[str] = ...) -> None: ...
 
 class Firmware(_message.Message):
     __slots__ = ("type", "secure_boot")

@@ -41,6 +41,7 @@ def pending_changes(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         "start.initrd": (now.initrd, then.initrd),
         "start.append": (now.append, then.append),
         "start.disks": (now.disks, then.disks),
+        "start.cloudInit": (now.cloud_init, then.cloud_init),
         "start.iommu": (now.iommu, then.iommu),
         "start.firmware": ((now.firmware, now.secure_boot), (then.firmware, then.secure_boot)),
         "start.tpm": (now.tpm, then.tpm),
