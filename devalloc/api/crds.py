@@ -7,6 +7,7 @@ bounded, to keep the rules within the API server's cost budget.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -627,7 +628,14 @@ def _map_value_schema(node: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _with_description(node: dict[str, Any]) -> dict[str, Any]:
-    return {"description": " ".join(node["description"].split())} if "description" in node else {}
+    """The description for `kubectl explain`: without numbers of rules, and with single backquotes."""
+    if "description" not in node:
+        return {}
+    text = _RULE_NUMBERS.sub("", " ".join(node["description"].split()))
+    return {"description": text.replace("``", "`")}
+
+
+_RULE_NUMBERS = re.compile(r" \([STIP]\d+[^()]*\)")
 
 
 def _integer(schema: dict[str, Any]) -> None:

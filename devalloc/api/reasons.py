@@ -68,7 +68,8 @@ class Reason(StrEnum):
         _DEMANDS,
         "waits for a class",
         "A class that the claim names does not exist (yet).",
-        "Apply that class, or name one that exists (`devalloc get classes`). devalloc then tries the claim again.",
+        "Apply that class, or name one that exists (`devalloc get classes`; who may not list classes asks an admin for "
+        "the ClusterRole devalloc-classes). devalloc then tries the claim again.",
     )
     CLASS_INVALID = (
         "ClassInvalid",

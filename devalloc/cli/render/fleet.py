@@ -77,12 +77,17 @@ def _numbers(overview: Overview) -> tuple[str, str]:
     counts = overview.counts
     nodes = sum(bool(node.name) for node in overview.nodes)
     both = f" ({counts.shared} of these {'is' if counts.shared == 1 else 'are'} both)" if counts.shared else ""
+    claims = (
+        f"Claims: {overview.allocated} allocated, {overview.pending} pending{_lost(overview)}. "
+        f"Machines: {len(overview.machines)}."
+    )
+    if overview.hides_devices:
+        return "Nodes, cards and devices: not shown.", claims
     return (
         f"{count_noun(nodes, 'node')}, {count_noun(overview.cards, 'card')}, {count_noun(counts.devices, 'device')}: "
         f"{counts.available} available, "
         f"{counts.in_use} in use{both}, {counts.unavailable} unavailable, {counts.excluded} excluded.",
-        f"Claims: {overview.allocated} allocated, {overview.pending} pending{_lost(overview)}. "
-        f"Machines: {len(overview.machines)}.",
+        claims,
     )
 
 

@@ -267,10 +267,25 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
         if claim["metadata"].get("namespace", "default") == namespace
     ]
     missing = f"there is no claim {namespace}/{bare}"
+    if place is not None and _is_class(place, str(bare)):
+        raise NoSuchObject(
+            f"{missing}; {bare} is a class: to count claims of it, give one with -f, such as the output of "
+            f"`devalloc get claim/NAME -o yaml` with deviceClass: {bare}"
+        )
     if place is None:
         raise NoSuchObject(missing + similar_names_hint(str(bare), here))
     with open_target(place) as store:
         raise NoSuchObject(missing + not_found_hint(store, Key(CLAIM, namespace, str(bare))))
+
+
+def _is_class(place: StoreTarget, name: str) -> bool:
+    from devalloc.store.errors import StoreError
+
+    with open_target(place) as store:
+        try:
+            return bool(store.get("DeviceClass", None, name))
+        except StoreError:
+            return False
 
 
 def _show(counted: Capacity, claim: Object) -> None:

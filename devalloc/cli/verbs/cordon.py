@@ -175,7 +175,7 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
             else:
                 print_line("nothing is cordoned")
             return 0
-        why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
+        why = f"by {current_user(objects)}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         targets = [find_target(objects, name, "cordon") for name in names]
         for target in targets:
             was_changed = cordons.set_cordon(objects, target, why, keep=not reason)
@@ -211,9 +211,18 @@ def find_target(store: Store, word: str, verb_name: str) -> CordonTarget:
         raise
 
 
-def current_user() -> str:
-    """The user who runs this; in containers often a number without a name."""
+def current_user(store: Store) -> str:
+    """The user as the cluster knows them; on an embedded store that of this host, in containers often a number
+    without a name."""
+    from devalloc.store.kubernetes import ApiError, KubernetesStore
 
+    if isinstance(store, KubernetesStore):
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
+        try:
+            answer = store.client.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+            return str(answer["status"]["userInfo"]["username"])
+        except (ApiError, KeyError, TypeError):
+            pass  # the name only informs others
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -86,7 +86,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             raise CommandFailed(f"nothing can leave node {node}, which must release it: {silence}; {off}")
         if dry_run:
             return 0
-        why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
+        why = f"by {current_user(store)}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
         with suppress(cordons.NoPools):  # it gets nothing new, and what is there can leave
             if cordons.set_cordon(store, target, why, keep=not reason):
                 print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from devalloc.api.meta import MESSAGE, REASON
 from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimView
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.options.common import (
@@ -38,8 +40,8 @@ from devalloc.cli.resource_claims import (
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options, why_not_running
-from devalloc.cli.terminal import print_line
-from devalloc.store.errors import Key
+from devalloc.cli.terminal import print_line, print_note
+from devalloc.store.errors import Forbidden, Key
 
 
 @verb("solve")
@@ -150,6 +152,24 @@ def explain(
     devalloc explain vm/web
     devalloc explain claim.spec.claims.limits
     """
+    try:
+        return _explain(words, files, namespace, options, output, with_store, place)
+    except Forbidden as error:
+        if files or not place.is_cluster:
+            raise
+        return _explain_as_stored(place, words, namespace, error)
+
+
+def _explain(
+    words: tuple[str, ...],
+    files: tuple[str, ...],
+    namespace: str,
+    options: SolveOptions,
+    output: str,
+    with_store: bool | None,
+    place: StoreTarget,
+) -> int:
+    """Raises Forbidden if the user may not read what an answer depends on."""
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
@@ -202,6 +222,35 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return REFUSED if not claim["allocated"] else int(bool(problem))
+
+
+def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, why: Forbidden) -> int:
+    """Show what the controller wrote on a claim or machine, to a user who may not read what it depends on. Raises what
+    forbids it for anything else, or without a name."""
+    from devalloc.cli.object_names import fetch_object, kind_of
+
+    word, _, name = "/".join(words).rstrip("/").rpartition("/")
+    kind = kind_of(word).kind if word else CLAIM
+    if not name or kind not in (CLAIM, "VirtualMachine"):
+        raise why
+    with open_target(place.within(namespace)) as store:
+        content = fetch_object(store, Key(kind, namespace, name))
+    view = ClaimView(content)
+    status = content.get("status") or {}
+    is_given = bool(status.get("allocations"))
+    node = view.node or status.get("nodeName")
+    if is_given:
+        print_line(f"{namespace}/{name} is allocated{f' on node {node}' if node else ''}.")
+    else:
+        noted = content["metadata"].get("annotations", {})
+        reason = noted.get(REASON) or status.get("reason") or "no reason yet"
+        message = noted.get(MESSAGE) or status.get("message") or ""
+        print_line(f"{namespace}/{name} is not allocated: {reason}", str(message))
+    print_note(
+        "this is what the controller wrote: to see what is in the way, you must be allowed to list pools and classes "
+        "of the whole cluster (ClusterRole view, by a ClusterRoleBinding)"
+    )
+    return 0 if is_given else REFUSED
 
 
 def _print_problems_about(subject: Key, answer: dict[str, Any], question: SolverInput) -> None:

@@ -83,7 +83,7 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
             return 0
         if not yes:
             _confirm(node)
-        why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
+        why = f"by {current_user(store)}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         if fencing.state_fence(store, node, why, keep=not reason):
             print_line(f"node {node} fenced")
         else:  # nothing is left on which to state it

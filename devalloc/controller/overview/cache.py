@@ -54,13 +54,15 @@ class CachedOverview:
 class _StoreRead:
     looks: tuple[Snapshot, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: frozenset[str] = frozenset()
+    """Kinds that may not be read."""
 
     @property
     def objects(self) -> Iterator[Object]:
         return (obj for look in self.looks for obj in look.objects.values())
 
     def __add__(self, more: _StoreRead) -> _StoreRead:
-        return _StoreRead(self.looks + more.looks, self.notes + more.notes)
+        return _StoreRead(self.looks + more.looks, self.notes + more.notes, self.unread | more.unread)
 
 
 class OverviewCache:
@@ -121,6 +123,7 @@ class OverviewCache:
         if before is None or not self._is_as_it_was(read):
             self._memo.turn()
             current = build_overview(read.objects, read.notes, self._memo)
+            current = replace(current, hides_devices="DevicePool" in read.unread and not current.nodes)
             if self._namespace is not None:
                 current = in_namespace(current, self._namespace)
             self._read = read
@@ -168,6 +171,7 @@ class OverviewCache:
         """Each kind for itself."""
         looks: list[Snapshot] = []
         notes: list[str] = []
+        unread: set[str] = set()
         kinds = [*wanted]
         for kind in kinds:
             if (refused := self._refused.get(kind)) is None or self._clock() >= refused[0]:
@@ -181,8 +185,10 @@ class OverviewCache:
                     if kind == "ResourceClaim" and needs_events(look.objects.values()):
                         kinds.append("Event")  # which only these need
                     continue
-            notes += [refused[1]] if refused[1] else []
-        return _StoreRead(tuple(looks), tuple(notes))
+            if refused[1]:
+                notes.append(refused[1])
+                unread.add(kind)
+        return _StoreRead(tuple(looks), tuple(notes), frozenset(unread))
 
     def _look(self, store: Store, kinds: Sequence[str]) -> Snapshot:
         return self._readings.setdefault(frozenset(kinds), SnapshotReader(store, kinds)).look()
@@ -202,7 +208,7 @@ def _read_failure(kind: str, error: StoreError) -> str:
     if isinstance(error, KindNotServed):
         return ""
     others = {"Event": "Why labelled ResourceClaims wait", "Node": "Which Nodes are cordoned or not ready"}
-    what = others.get(kind, f"The list of {kind}s")
+    what = others.get(kind, f"The list of {kind}{'es' if kind.endswith('s') else 's'}")
     if isinstance(error, Forbidden):
         return f"{what} is not shown: list and watch are not allowed here."
     return f"{what} is not shown: {error}"

@@ -349,4 +349,6 @@ class Overview:
     alarms: tuple[Alarm, ...] = ()
     lost: int = 0
     """Devices that claims have and that no longer exist, as often as claims have them."""
+    hides_devices: bool = False
+    """Pools may not be read, so that nodes, cards and devices are unknown."""
     node_statuses: tuple[NodeStatus, ...] = ()

@@ -136,6 +136,8 @@ def test_the_fleet_is_shown_as_far_as_it_may_be_seen(team: Team) -> None:
         assert "team-a/big" in output.out
         assert not [line for line in output.out.splitlines() if line.startswith("team-b/")]
         assert "The list of DevicePools is not shown" in output.out
+        assert "The list of DeviceClasses is not shown" in output.out
+        assert output.out.startswith("Nodes, cards and devices: not shown. Claims: 1 allocated, 1 pending.")
     assert team("top", "--once", "-n", "team-b").code == 1
 
 
@@ -163,6 +165,37 @@ def test_it_is_waited_for(team: Team) -> None:
     late = team("wait", "big", "--timeout=10ms")
     assert late.code == 3
     assert "NotEnoughDevices" in late.err
+
+
+def test_why_a_claim_waits_is_explained_as_the_controller_wrote_it(team: Team) -> None:
+    waits = team("explain", "big")
+    assert waits.code == 3
+    assert waits.out.startswith("team-a/big is not allocated: NotEnoughDevices\n")
+    assert "no node has 9 devices" in waits.out
+    assert "ClusterRole view, by a ClusterRoleBinding" in waits.err
+    held = team("explain", "claim/train")
+    assert (held.code, held.out) == (0, "team-a/train is allocated on node n.\n")
+    assert "none does not exist; there are big, train" in team("explain", "none").err
+    team.is_admin = True
+    assert "ClusterRole" not in team("explain", "big").err
+
+
+def test_who_counts_for_a_class_is_asked_for_a_claim_of_it(team: Team) -> None:
+    team.is_admin = True
+    output = team("capacity", "gpu")
+    assert output.code == 4
+    assert "gpu is a class: to count claims of it, give one with -f" in output.err
+
+
+def test_a_cordon_has_the_name_that_the_cluster_knows(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(self: FakeClient, path: str, body: Any, params: Any = None) -> Any:
+        assert path == "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        return {"status": {"userInfo": {"username": "alice@example.com"}}}
+
+    team.is_admin = True
+    monkeypatch.setattr(FakeClient, "create", create)
+    assert team("cordon", "pool/p", "--reason", "fan").code == 0
+    assert "by alice@example.com, " in team("cordon").out
 
 
 # -- nobody leads ------------------------------------------------------------------------------------------------------
