@@ -71,7 +71,7 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> No
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert rest.endswith("stopped; prepared claims stay prepared\n")
+        assert rest.endswith("stopped; prepared claims stay prepared, and machines run on\n")
     assert not (folder / "node.sock").exists()
 
 
@@ -142,7 +142,7 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
         process.kill()
         process.communicate()
     assert process.returncode == 0, rest
-    assert rest.splitlines()[-1].endswith("stopped; prepared claims stay prepared")
+    assert rest.splitlines()[-1].endswith("stopped; prepared claims stay prepared, and machines run on")
     assert not (tmp_path / "node" / "node.sock").exists()
     with closing(SQLiteStore(devalloc.store)) as store:
         pool = store.get("DevicePool", None, "node-a-0000-05-00")

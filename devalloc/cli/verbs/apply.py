@@ -107,12 +107,13 @@ def delete(
                     what = f"{key} of {group or 'the core group'} does not exist; the {key.kind} of {other} is kept"
                     return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
                 if dry_run:
-                    return Outcome(f"{format_key(key)} deleted (dry run)")
+                    return Outcome(f"{format_key(key)} deleted (dry run){_gone_text(stored)}")
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
                 what = f"{error}{not_found_hint(objects, key)}"
                 return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
-            return Outcome(f"{format_key(key)} {_deletion_text(last['metadata'].get('finalizers') or [])}")
+            done = _deletion_text(last["metadata"].get("finalizers") or [])
+            return Outcome(f"{format_key(key)} {done}{_gone_text(last)}")
 
         return _write_all(objects, keys, delete_one, "deleting", code)
 
@@ -162,6 +163,21 @@ def _write_all(
         for line in lines:
             print_line(line)
     return code
+
+
+def _gone_text(obj: Object | None) -> str:
+    """What of a machine's own goes with it, as the end of a sentence; empty if nothing does, or for another object."""
+    if obj is None or obj["kind"] != "VirtualMachine":
+        return ""
+    start = obj["spec"].get("start") or {}
+    clones = sum(1 for disk in start.get("disks") or () if isinstance(disk, dict) and disk.get("clone"))
+    own = [f"{clones} disk{'s' if clones > 1 else ''} of its own"] if clones else []
+    own += ["its UEFI variables"] if (start.get("firmware") or {}).get("type") == "uefi" else []
+    own += ["the content of its TPM"] if start.get("tpm") else []
+    if not own:
+        return ""
+    listed = f"{', '.join(own[:-1])} and {own[-1]}" if own[1:] else own[0]
+    return f", with {listed}"
 
 
 def _deletion_text(finalizers: list[str]) -> str:

@@ -189,7 +189,7 @@ def node(options: NodeOptions) -> int:
             raise (BadInput if wrong else CommandFailed)(error.message) from error
         except ValueError as error:
             raise BadInput(str(error)) from error
-        display.say("stopped; prepared claims stay prepared")
+        display.say("stopped; prepared claims stay prepared, and machines run on")
     return 0
 
 

@@ -171,7 +171,7 @@ def up(options: UpOptions) -> int:
             )
         with handling_signals(loops if plugin is None else LoopsAndPlugin(loops, plugin)):
             loops.run()
-        display.say("stopped" if plugin is None else "stopped; prepared claims stay prepared")
+        display.say("stopped" if plugin is None else "stopped; prepared claims stay prepared, and machines run on")
     return 0
 
 

@@ -188,6 +188,56 @@ class TestMachines:
         assert (result.code != 0, message in result.err) == (True, True), result.err
 
 
+class TestWait:
+    """It ends at once where only a change helps, and goes on where waiting may."""
+
+    def wait(self, devalloc: Shell, condition: dict[str, Any], **more: Any) -> str:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            condition = {"status": "False", "observedGeneration": web["metadata"]["generation"], **condition}
+            status = {"phase": "Pending", "message": "as it is", "conditions": [condition], **more}
+            store.replace_status({**web, "status": status})
+        return devalloc("wait", "vm/web", "--timeout", "100ms").err
+
+    @pytest.mark.parametrize(
+        "condition",
+        [
+            {"type": "Startable", "reason": "PathNotAllowed"},
+            {"type": "Startable", "reason": "DiskFormat"},
+            {"type": "Placed", "reason": "NodesTooSmall"},
+        ],
+        ids=lambda each: each["reason"],
+    )
+    def test_for_what_lasts_it_does_not_wait(self, devalloc: Shell, condition: dict[str, Any]) -> None:
+        assert "is not running and stays so until that is changed: it is Pending: as it is" in self.wait(
+            devalloc, condition
+        )
+
+    @pytest.mark.parametrize(
+        "condition",
+        [
+            {"type": "Startable", "reason": "DiskInUse"},
+            {"type": "Placed", "reason": "NoRoom"},
+            {"type": "Startable", "reason": "DiskFormat", "observedGeneration": 0},
+        ],
+        ids=["may pass", "room may come", "of an earlier spec"],
+    )
+    def test_for_what_may_pass_it_waits(self, devalloc: Shell, condition: dict[str, Any]) -> None:
+        assert "is not running after 0.1 s" in self.wait(devalloc, condition)
+
+
+class TestDelete:
+    def test_it_says_what_goes_with_a_machine(self, devalloc: Shell) -> None:
+        disk = {"path": "/images/debian.qcow2", "format": "qcow2", "clone": "overlay"}
+        start = {"disks": [disk], "firmware": {"type": "uefi"}, "tpm": True}
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web", start=start, disk="5Gi"), vm("plain"))).code == 0
+        gone = "1 disk of its own, its UEFI variables and the content of its TPM"
+        assert devalloc("delete", "vm/web", "--dry-run").out == f"virtualmachine/web deleted (dry run), with {gone}\n"
+        assert devalloc("delete", "vm/web").out == f"virtualmachine/web deleted, with {gone}\n"
+        assert devalloc("delete", "vm/plain").out == "virtualmachine/plain deleted\n"
+
+
 class TestSets:
     def test_all_machines_of_a_set(self, node: Node) -> None:
         node.apply(workers())
