@@ -219,8 +219,8 @@ class DeviceClaimStatus(ApiModel):
     device_statuses: DeviceStatuses = Field(default_factory=list)
     """What drivers report about the devices."""
     conditions: Conditions = Field(default_factory=list)
-    """On a cluster: ``Allocated`` while the claim has devices, for `kubectl wait`. The annotations
-    ``devalloc.io/reason`` and ``devalloc.io/message`` say why it has none."""
+    """On a cluster: ``Allocated`` and ``Ready``, true while the claim has devices, and false by default. Why it has
+    none is in the annotations ``devalloc.io/reason`` and ``devalloc.io/message``."""
     pod_names: list[str] = Field(default_factory=list)
     """The pods that use the claim."""
 

@@ -17,6 +17,7 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.fields import PATTERN_MESSAGE, json_names
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import described_schema
+from devalloc.api.waiting_status import DEFAULT_STATUS
 from devalloc.api.yaml_reader import dump_yaml
 
 
@@ -552,6 +553,8 @@ def _schema(kind: ApiKind) -> dict[str, Any]:
     schema["properties"] |= {"apiVersion": _TEXT, "kind": _TEXT, "metadata": {"type": "object"}}
     schema["required"] = [name for name in schema.get("required", ()) if name not in ("apiVersion", "kind", "metadata")]
     _drop_pattern_messages(schema)
+    if kind.kind in DEFAULT_STATUS:
+        schema["properties"]["status"]["default"] = DEFAULT_STATUS[kind.kind]
     return {key: value for key, value in schema.items() if value != []}
 
 

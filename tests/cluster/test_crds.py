@@ -12,6 +12,7 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.waiting_status import DEFAULT_STATUS
 from devalloc.controller.reconcile.decision import decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case
@@ -182,7 +183,8 @@ def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Clu
     claim = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
     created = installed.create(path, claim)
     assert created.ok, created.message
-    assert "status" not in created.content, "status is written through the subresource only"
+    default = DEFAULT_STATUS["DeviceClaim"]
+    assert created.content["status"] == default, "status is written through the subresource only"
 
     edited = with_change(created.content, "spec.claims.0.deviceClass", "other")
     edited = installed.replace(f"{path}/held", edited).content

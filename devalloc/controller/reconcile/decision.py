@@ -27,6 +27,7 @@ from devalloc.api.views import (
     device_claims_in,
     format_devices,
 )
+from devalloc.api.waiting_status import ALLOCATED, READY
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
@@ -61,10 +62,10 @@ def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -
     return _SEVERAL.sub(several, _NAME.sub(one, message)) if "/" in message else message
 
 
+_OURS = (ALLOCATED, READY)
+"""The conditions of a claim that has devices."""
 _MAX_MESSAGE = 300
 """Characters that a column shows of a claim's devices."""
-ALLOCATED = "Allocated"
-"""Condition of a claim that has devices, and its reason."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def decide_claims(
     """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
 
     Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
-    ``has_conditions``: claims that get devices get the condition ``Allocated`` as well.
+    ``has_conditions``: claims that get devices get the conditions ``Allocated`` and ``Ready`` as well.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
@@ -164,8 +165,8 @@ def _grant_change(
     status |= {name: answer[name] for name in written if answer.get(name)}
     if since is not None:
         conditions = status.get("conditions")
-        others = [one for one in conditions if one.get("type") != ALLOCATED] if isinstance(conditions, list) else []
-        status["conditions"] = [*others, _allocated_condition(claim, answer, since)]
+        others = [one for one in conditions if one.get("type") not in _OURS] if isinstance(conditions, list) else []
+        status["conditions"] = [*others, *(_true_condition(claim, answer, since, name) for name in _OURS)]
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: canonical_spec(claim), meta.RELEASE: None}
     annotations[meta.ALLOCATED_DEVICES] = allocation_words(answer["allocations"])
     annotations[meta.ALLOCATED_IDENTITIES] = attributes.identities(answer["allocations"])
@@ -174,11 +175,11 @@ def _grant_change(
     return _annotation_change(claim, status, annotations)
 
 
-def _allocated_condition(claim: Object, answer: Mapping[str, Any], since: str) -> dict[str, Any]:
-    """The condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
+def _true_condition(claim: Object, answer: Mapping[str, Any], since: str, name: str) -> dict[str, Any]:
+    """A condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
     node = f" on node {answer['node']}" if answer.get("node") else ""
     condition: dict[str, Any] = {
-        "type": ALLOCATED,
+        "type": name,
         "status": "True",
         "lastTransitionTime": since,
         "reason": ALLOCATED,
@@ -192,12 +193,15 @@ def _allocated_condition(claim: Object, answer: Mapping[str, Any], since: str) -
 def moved_conditions(claim: Object, entries: Sequence[Any], node: str, now: str) -> list[Any]:
     """The conditions of an allocated claim that has these devices of another node instead of its own."""
     conditions = as_mappings(ClaimView(claim).status.get("conditions"))
-    before = next((one for one in conditions if one.get("type") == ALLOCATED), None)
-    if before is None:
-        return conditions
-    since = before.get("lastTransitionTime", now) if before.get("status") == "True" else now
-    allocated = _allocated_condition(claim, {"allocations": entries, "node": node}, since)
-    return [allocated if one is before else one for one in conditions]
+    answer = {"allocations": entries, "node": node}
+
+    def moved(one: Any) -> Any:
+        if one.get("type") not in _OURS:
+            return one
+        since = one.get("lastTransitionTime", now) if one.get("status") == "True" else now
+        return _true_condition(claim, answer, since, one["type"])
+
+    return [moved(one) for one in conditions]
 
 
 def allocation_words(entries: Sequence[Any]) -> str:

@@ -24,8 +24,8 @@ from devalloc.api.fencing import fenced_from
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import Reason
 from devalloc.api.views import DEVICE_LOST, ClaimView, MachineView, MigrationView, ObjectView, as_mappings
+from devalloc.api.waiting_status import ALLOCATED
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.decision import ALLOCATED
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.waiting_status import without_default_status
 from devalloc.backoff import Backoff
 from devalloc.store.errors import Invalid, Object, Unavailable
 from devalloc.store.kubernetes.api_error import ApiError, translate_error
@@ -211,7 +212,8 @@ class Reflector:
 
 
 def clean_object(obj: Object, resource: ApiResource) -> Object:
-    """An object as the store returns it: without managedFields, and with its kind, which lists omit."""
+    """An object as the store returns it: without managedFields and the status that the API server fills in, and with
+    its kind, which lists omit."""
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
     rest = {k: v for k, v in obj.items() if k not in ("apiVersion", "kind", "metadata")}
     version = f"{resource.group}/{resource.version}" if resource.group else resource.version
@@ -221,6 +223,7 @@ def clean_object(obj: Object, resource: ApiResource) -> Object:
         "metadata": metadata,
         **rest,
     }
+    content = without_default_status(resource.kind, content)
     for path in resource.without:
         content = _without(content, path)
     if not resource.only:

@@ -46,7 +46,8 @@ class TestAnswers:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2), gpu_claim("b"))
         allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True), now=lambda: NOW)
         allocator.round()
-        (condition,) = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
+        condition, ready = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
+        assert ready == {**condition, "type": "Ready"}, "for tools that know no other condition"
         assert condition == {
             "type": "Allocated",
             "status": "True",
@@ -71,7 +72,8 @@ class TestAnswers:
         store.replace_status({**claim, "status": {"conditions": [others, {"type": "Allocated", "status": "False"}]}})
         DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True)).round()
         stored = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
-        assert [(each["type"], each["status"]) for each in stored] == [("Billed", "True"), ("Allocated", "True")]
+        states = [(each["type"], each["status"]) for each in stored]
+        assert states == [("Billed", "True"), ("Allocated", "True"), ("Ready", "True")]
 
     def test_an_embedded_store_has_none_because_the_release_before_would_not_know_them(
         self, store: SQLiteStore

@@ -1,0 +1,139 @@
+"""A claim that waits is not ready: for kubectl, Helm, and all that judge by kstatus' rules (Argo CD, Flux)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.release import release_claim
+from devalloc.store import Key, NotFound
+from devalloc.store.kubernetes import Client, KubernetesStore
+from tests.support import fast_yaml, kube_build, kube_crds
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.go_build import Progress
+from tests.support.kube_api import Cluster
+
+CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
+OBJECTS = (gpu_pool(), gpu_class(), gpu_claim("fits"), gpu_claim("big", 9))
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+SETTINGS = AllocatorSettings(has_conditions=True)
+
+
+@pytest.fixture
+def store(cluster: Cluster) -> Iterator[KubernetesStore]:
+    kube_crds.install(cluster)
+    with closing(KubernetesStore(Client.connect(cluster.kubeconfig("admin")))) as store:
+        for obj in OBJECTS:
+            store.create(obj)
+        yield store
+        for obj in OBJECTS:
+            with suppress(NotFound):
+                store.delete(*Key.of(obj))
+
+
+def program(path: Path, cluster: Cluster, home: Path) -> Program:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(home), "KUBECONFIG": str(cluster.kubeconfig("admin")), "PATH": os.environ["PATH"]}
+        command = [str(path), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+    return call
+
+
+def conditions(cluster: Cluster, name: str) -> dict[str, Any]:
+    status = cluster.get(f"{CLAIMS}/{name}").content["status"]
+    return {one["type"]: one for one in status["conditions"]}
+
+
+def allocate(store: KubernetesStore) -> None:
+    store.refresh()
+    DeviceClaimAllocator(store, settings=SETTINGS).round()
+    store.refresh()
+
+
+def kstatus(obj: dict[str, Any]) -> str:
+    """The rules of sigs.k8s.io/cli-utils (pkg/kstatus/status/generic.go) for kinds that it does not know."""
+    status = obj.get("status") or {}
+    if obj["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    if status.get("observedGeneration", obj["metadata"]["generation"]) != obj["metadata"]["generation"]:
+        return "InProgress"
+    by_type = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    if by_type.get("Stalled") == "True":
+        return "Failed"
+    return "InProgress" if by_type.get("Reconciling") == "True" or by_type.get("Ready", "True") != "True" else "Current"
+
+
+def test_a_claim_is_ready_while_it_has_devices_and_not_ready_by_default(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    for name in ("fits", "big"):
+        assert {one["status"] for one in conditions(cluster, name).values()} == {"False"}
+        assert "status" not in store.get("DeviceClaim", "default", name), "nothing was written, so nothing is read"
+        assert kstatus(cluster.get(f"{CLAIMS}/{name}").content) == "InProgress"
+    allocate(store)
+    assert {name: one["status"] for name, one in conditions(cluster, "fits").items()} == {
+        "Allocated": "True",
+        "Ready": "True",
+    }
+    assert kstatus(cluster.get(f"{CLAIMS}/fits").content) == "Current"
+    big = cluster.get(f"{CLAIMS}/big").content
+    assert conditions(cluster, "big")["Ready"]["reason"] == "Waiting"
+    assert "devalloc.io/reason" in conditions(cluster, "big")["Ready"]["message"]
+    assert big["metadata"]["annotations"]["devalloc.io/reason"] == "NotEnoughDevices"
+    assert kstatus(big) == "InProgress"
+    release_claim(store, "default", "fits")
+    assert {one["status"] for one in conditions(cluster, "fits").values()} == {"False"}
+
+
+def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesStore) -> None:
+    """As before it had a condition: the API server fills it in."""
+    before = int(cluster.get(f"{CLAIMS}/big").content["metadata"]["resourceVersion"])
+    writes: list[str] = []
+    replace = Client.replace
+
+    def counted(self: Client, path: str, obj: Any) -> Any:
+        writes.append(path)
+        return replace(self, path, obj)
+
+    Client.replace = counted  # type: ignore[method-assign]
+    try:
+        allocate(store)
+        allocate(store)
+    finally:
+        Client.replace = replace  # type: ignore[method-assign]
+    assert [path for path in writes if "/big" in path] == [f"{CLAIMS}/big"]
+    assert int(cluster.get(f"{CLAIMS}/big").content["metadata"]["resourceVersion"]) > before
+
+
+def test_kubectl_waits_for_both(cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path) -> None:
+    kubectl = program(kube_build.kubectl(progress), cluster, tmp_path)
+    waits = kubectl("wait", "dclaim/big", "--for=condition=Allocated=false", "--timeout=20s")
+    assert waits.returncode == 0, waits.stderr
+    allocate(store)
+    assert kubectl("wait", "dclaim/fits", "--for=condition=Allocated", "--timeout=20s").returncode == 0
+    assert kubectl("wait", "dclaim/fits", "--for=condition=Ready", "--timeout=20s").returncode == 0
+
+
+def test_helm_waits_for_a_claim_and_says_why_it_is_not_ready(
+    cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
+) -> None:
+    helm = program(kube_build.helm(progress), cluster, tmp_path)
+    chart = tmp_path / "chart"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: claims\nversion: 0.1.0\n")
+    (chart / "templates" / "claim.yaml").write_text(fast_yaml.dump_all([gpu_claim("charted", 9)]))
+    installed = helm("install", "claims", str(chart), "--wait", "--timeout", "5s")
+    try:
+        assert installed.returncode != 0, installed.stdout
+        assert "no devices yet" in installed.stderr
+    finally:
+        helm("uninstall", "claims")
