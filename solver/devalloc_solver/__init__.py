@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from devalloc.api.reasons import Reason
+    from devalloc.version import VERSION as __version__  # noqa: N811
     from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
@@ -26,6 +27,7 @@ __all__ = [
     "Reason",
     "Solution",
     "WaitingBook",
+    "__version__",
     "capacity",
     "solve",
     "solve_manifests",
@@ -39,6 +41,7 @@ _HOMES = {
     "Reason": "devalloc.api.reasons",
     "Solution": ".dialects.device_claims.answers",
     "WaitingBook": ".fleet.waiting",
+    "__version__": "devalloc.version",
     "capacity": ".pipeline.remaining_capacity",
     "solve": ".pipeline.device_claims",
     "solve_manifests": ".pipeline.device_claims",
@@ -48,5 +51,11 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    public = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    home = import_module(_HOMES[name], __name__)
+    public = globals()[name] = getattr(home, "VERSION" if name == "__version__" else name)
     return public
+
+
+def __dir__() -> list[str]:
+    """Also the names that are not loaded yet, for ``help()`` and completion."""
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.problems import Problem
@@ -82,6 +82,14 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     @abstractmethod
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False) -> Any:
         """Place claims jointly, with the kept members of their groups, and keep what they got."""
+
+    def problems(self) -> list[dict[str, Any]]:
+        """What is wrong with the objects, and with what claims hold of them."""
+        return list(self.allocate_all([])["problems"])
+
+    @abstractmethod
+    def kinds(self) -> Iterator[str]:
+        """The kind of each object."""
 
     @gc_paused()
     def parts(

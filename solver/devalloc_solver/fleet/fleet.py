@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
@@ -81,6 +82,18 @@ class Fleet:
                 if group not in groups:
                     fleet._note_other(document)
         return fleet
+
+    @property
+    def problems(self) -> list[ProblemDict]:
+        """What is wrong in the fleet now: objects that are invalid and therefore left out, devices that are gone or
+        have several owners, and quotas, which do not count. An empty list: everything counts."""
+        listed = [one for backend in self._backends.values() for one in backend.problems()]
+        return cast(list[ProblemDict], [*listed, *self._quotas.values()])
+
+    def __repr__(self) -> str:
+        counts = Counter(kind for backend in self._backends.values() for kind in backend.kinds())
+        objects = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+        return f"<Fleet: {objects or 'empty'}>"
 
     def _make(self, group: str, documents: list[Manifest]) -> FleetBackend[Any, Any]:
         if group == RESOURCE_CLAIMS:

@@ -5,14 +5,16 @@
     assert devices_of(answer, "train") == ["cards/gpu-0", "cards/gpu-1"]
 
 A builder takes the fields that differ, under their names in manifests, and fills in the rest. It raises TypeError for a
-name that does not exist. ``devalloc_solver.testing.fixtures`` has fixtures for pytest.
+name that does not exist, and for an argument that another builder should have made.
+``devalloc_solver.testing.fixtures`` has fixtures for pytest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import signature
+from typing import Any, Never, TypedDict, Unpack, cast
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.decode import decode
@@ -78,8 +80,11 @@ def pool(
     attributes: Mapping[str, Value] | None = None,
     resources: Mapping[str, Amount] | None = None,
     devices: Sequence[Manifest] = (),
+    **unknown: Never,
 ) -> Manifest:
     """A DevicePool. ``node`` None: every node reaches it over the network. Attributes and resources: see ``device``."""
+    _refuse_unknown(unknown, pool)
+    _check_made(devices, "pool", "devices", 'device("gpu-0")')
     spec: Manifest = {"driver": driver}
     if node is not None:
         spec["nodeName"] = node
@@ -97,6 +102,7 @@ def device(
     attributes: Mapping[str, Value] | None = None,
     requests: Mapping[str, Amount] | None = None,
     resources: Mapping[str, Amount] | None = None,
+    **unknown: Never,
 ) -> Manifest:
     """A device for ``pool``.
 
@@ -105,6 +111,7 @@ def device(
         requests: amounts of the pool's resources that it consumes.
         resources: its own capacities, or "CAPACITY/BLOCKSIZE" such as "40Gi/1Gi".
     """
+    _refuse_unknown(unknown, device)
     content: Manifest = {"name": name}
     if attributes:
         content["attributes"] = _attributes(attributes)
@@ -136,6 +143,7 @@ def request(device_class: str | None = None, count: int | None = None, **fields:
 
 def one_of(*alternatives: Manifest) -> Manifest:
     """A request of which exactly one alternative must be satisfied; the first ones are preferred."""
+    _check_made(alternatives, "one_of", "alternatives", 'request("gpu")')
     return {"oneOf": list(alternatives)}
 
 
@@ -156,6 +164,7 @@ def claim(
         priority, group, node: the annotations devalloc.io/priority, /group and /node.
     """
     _check_names(metadata, ObjectMeta, "claim", also=("match", "priority", "group", "node"))
+    _check_made(requests, "claim", "requests", 'request("gpu")')
     spec: Manifest = {"claims": list(requests)}
     if match:
         spec = {"matchAttributes": list(match), **spec}
@@ -220,6 +229,23 @@ def devices_of(solution: SolutionDict, name: str, namespace: str = "default") ->
     return [f"{each['devicePoolName']}/{each['deviceName']}" for each in answer["allocations"]]
 
 
+def assert_allocated(answer: ClaimAnswerDict | SolutionDict) -> list[str]:
+    """The devices as POOL/DEVICE. Raises AssertionError with the reason of each claim that has none.
+
+    Args:
+        answer: to one claim, as of ``Fleet.allocate``, or to several, as of ``solve_manifests``.
+    """
+    answers = [cast(ClaimAnswerDict, answer)] if "allocated" in answer else answer["claims"]
+    refused = [
+        f"{each['namespace']}/{each['name']} is not allocated: {each['reason']}: {each['message']}"
+        for each in answers
+        if not each["allocated"]
+    ]
+    if refused:
+        raise AssertionError("\n".join(refused))
+    return [f"{one['devicePoolName']}/{one['deviceName']}" for each in answers for one in each["allocations"]]
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +267,24 @@ def _resources(capacities: Mapping[str, Amount]) -> list[Manifest]:
         capacity, _, block = str(text).partition("/")
         resources.append({"name": name, "capacity": capacity, **({"blockSize": block} if block else {})})
     return resources
+
+
+def _check_made(given: Sequence[object], builder: str, argument: str, example: str) -> None:
+    """Raise TypeError for what no builder made: a name alone would become a manifest that is invalid."""
+    if isinstance(given, str | Mapping):
+        raise TypeError(f"{builder}() takes several {argument}, such as [{example}], not {given!r}")
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"{builder}() takes {argument} such as {example}, not {each!r}")
+
+
+def _refuse_unknown(unknown: Mapping[str, object], builder: Callable[..., Manifest]) -> None:
+    """Raise TypeError for arguments that a builder does not have."""
+    names = [*signature(builder).parameters][:-1]
+    for name in unknown:
+        near = closest_match(name, names)
+        hint = f"did you mean {near}?" if near else f"the arguments are: {', '.join(names)}"
+        raise TypeError(f"{builder.__name__}() has no argument {name!r}; {hint}")
 
 
 def _check_names(given: Mapping[str, object], model: type[ApiModel], builder: str, also: Collection[str] = ()) -> None:

@@ -20,9 +20,8 @@ def devalloc_fleet() -> Callable[..., Fleet]:
     def make(*manifests: Manifest, placement: str = "pack") -> Fleet:
         check_manifests(*manifests)
         fleet = Fleet.from_manifests(manifests, placement=placement)
-        problems = [problem["message"] for problem in fleet.allocate_all([])["problems"]]
-        if problems:
-            raise ValueError("\n".join(problems))
+        if fleet.problems:
+            raise ValueError("\n".join(problem["message"] for problem in fleet.problems))
         return fleet
 
     return make

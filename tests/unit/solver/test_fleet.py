@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from devalloc_solver import AnswerRefused, Fleet, solve_manifests, testing
 from devalloc_solver.fleet import node_index as index_nodes
 from devalloc_solver.fleet.device_claims import backend
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
@@ -564,3 +564,31 @@ def test_a_claim_of_a_known_shape_is_checked_as_the_first_one_is(annotations: di
         cold[name] for name in ("allocated", "reason", "message")
     ]
     assert answer["allocated"] is not isinstance(annotations["a"], list)
+
+
+def test_what_is_left_out_of_a_fleet_is_not_swallowed() -> None:
+    """A test author would believe in a fleet that is smaller than the one that he wrote."""
+    wrong = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DevicePool", "metadata": {"name": "x"}, "spec": {}}
+    fleet = Fleet.from_manifests([testing.pool("good"), wrong])
+    assert [(one["name"], one["path"]) for one in fleet.problems] == [("x", "spec.driver")]
+    assert fleet.problems == fleet.allocate_all([])["problems"]
+    fleet.delete(wrong)
+    assert fleet.problems == []
+
+
+def test_a_fleet_shows_what_it_has() -> None:
+    assert repr(Fleet.from_manifests([])) == "<Fleet: empty>"
+    fleet = Fleet.from_manifests([testing.pool("a"), testing.pool("b"), testing.device_class("gpu")])
+    assert repr(fleet) == "<Fleet: 1 DeviceClass, 2 DevicePool>"
+
+
+def test_the_package_says_its_version_and_lists_its_names() -> None:
+    import pydoc
+
+    import devalloc_solver
+    from devalloc.version import VERSION
+
+    assert devalloc_solver.__version__ == VERSION
+    shown = pydoc.plain(pydoc.render_doc(devalloc_solver))
+    for name in ("class Fleet", "solve_manifests(", "capacity("):
+        assert name in shown

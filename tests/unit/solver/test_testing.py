@@ -18,6 +18,7 @@ from devalloc_solver import Fleet, solve_manifests, testing
 from devalloc_solver.testing import (
     allocated,
     answer_of,
+    assert_allocated,
     check_manifests,
     claim,
     device,
@@ -136,3 +137,29 @@ def test_the_fixture_refuses_what_the_fleet_would_leave_out(devalloc_fleet: Call
         devalloc_fleet({**FLEET[1], "spec": {"driver": "d", "nodeNam": "n"}})
     with pytest.raises(ValueError, match="cards"):
         devalloc_fleet(pool("cards", "node-a"), pool("cards", None))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: claim("c", "gpu"), "claim() takes requests such as request(\"gpu\"), not 'gpu'"),
+        (lambda: one_of("gpu"), "one_of() takes alternatives such as request(\"gpu\"), not 'gpu'"),
+        (lambda: pool("p", device=[]), "pool() has no argument 'device'; did you mean devices?"),
+        (lambda: pool("p", devices=["a"]), "pool() takes devices such as device(\"gpu-0\"), not 'a'"),
+        (lambda: pool("p", devices=device("a")), 'pool() takes several devices, such as [device("gpu-0")]'),
+        (lambda: device("a", attribute={}), "device() has no argument 'attribute'; did you mean attributes?"),
+    ],
+)
+def test_a_builder_refuses_what_would_become_an_invalid_manifest(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError) as error:
+        build()
+    assert message in str(error.value)
+
+
+def test_an_assertion_has_the_reason_in_it() -> None:
+    fleet = Fleet.from_manifests(FLEET)
+    assert assert_allocated(fleet.allocate(claim("one", request("gpu", requests={"count": 1})))) == ["cards/a"]
+    refused = claim("many", request("gpu", 9))
+    for answer in (fleet.allocate(refused), solve_manifests([*FLEET, refused])):
+        with pytest.raises(AssertionError, match="default/many is not allocated: NotEnoughDevices: "):
+            assert_allocated(answer)

@@ -186,6 +186,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
 
     # -- several claims ------------------------------------------------------------------------------------------------
 
+    def kinds(self) -> Iterator[str]:
+        return (name[0] for name, same in self._state.documents.by_name.items() for _ in same)
+
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:

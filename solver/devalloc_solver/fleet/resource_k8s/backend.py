@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -161,6 +161,9 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return (self._state.rules,), None
 
     # -- several claims ------------------------------------------------------------------------------------------------
+
+    def kinds(self) -> Iterator[str]:
+        return (name[0] for name, same in self._state.objects.items() for _ in same)
 
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
