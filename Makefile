@@ -59,7 +59,7 @@ setup: $(STAMP) ## install everything into .venv (again only when pyproject.toml
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "devalloc needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12" >&2; exit 2; }
-	@echo "Setting up $(VENV), once: 1 to 3 minutes, 135 MB to download, 740 MB on disk."
+	@echo "Setting up $(VENV), once: 1 to 3 minutes, 240 MB to download, 1 GB on disk."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
 	@$(PIP) install --root-user-action=ignore --require-hashes --requirement constraints.txt \
