@@ -151,6 +151,7 @@ def _installed_kinds() -> Iterator[tuple[str, str, str | None]]:
     options = InstallOptions(
         version="any",
         service_monitor=True,
+        runbooks="https://any",
         resource_claims=True,
         adoption=True,
         permits=True,
@@ -173,7 +174,7 @@ def _apply_object(client: Client, one: Object, *, dry_run: bool) -> tuple[str, O
         hint = ""
         if error.status == 403:
             hint = "; the installation needs cluster administrator rights"
-        elif one["kind"] == "ServiceMonitor" and error.status == 404:
+        elif one["kind"] in ("ServiceMonitor", "PrometheusRule") and error.status == 404:
             hint = "; the Prometheus operator is not installed"
         raise NotInstalled(f"cannot apply {object_title(one)}: {error}{hint}") from None
     if before is None:

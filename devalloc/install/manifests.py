@@ -115,6 +115,8 @@ PERMITS: Final = "--permits=0.0.0.0:10299"
 """Argument of the controller that enables its permit server."""
 FENCING: Final = "--fencing-command=/etc/devalloc/fencing/power-off"
 """Argument of the controller that enables its fencing program."""
+_RUNBOOKS: Final = "docs/operations.md"
+"""The page to which alerts link, as the rules in ``deploy/monitoring`` have it."""
 IMAGES: Final = ("devalloc-controller", "devalloc-node")
 UNSET_PREFIX: Final = "image-prefix-not-set.invalid/"
 """Prefix of the images in ``deploy/``. No registry has such a name (RFC 2606), so nothing is pulled by accident."""
@@ -142,6 +144,7 @@ _KINDS: Final = {
     "Deployment": ("controller", "deployments"),
     "DaemonSet": ("node", "daemonsets"),
     "ServiceMonitor": ("monitoring", "servicemonitors"),
+    "PrometheusRule": ("monitoring", "prometheusrules"),
 }
 """Part and plural of each kind, in the order of creation: policies and rights come before the pods that they confine.
 """
@@ -180,10 +183,17 @@ class InstallOptions:
     """Let everyone who may edit a namespace also create machines there."""
     workers_only: bool = False
     """Run no privileged pods on control-plane nodes, and do not publish their devices."""
+    runbooks: str = ""
+    """Address of the page of operations, to which alerts link. Empty: no alerts."""
 
     @property
     def tag(self) -> str:
         return self.version or VERSION.replace("+", "_")
+
+    def linked_runbook(self, text: str) -> str:
+        """A text of an alert, with the link to its section made absolute."""
+        page, _, section = text.partition("#")
+        return f"{self.runbooks.partition('#')[0]}#{section}" if page == _RUNBOOKS else text
 
 
 def source_folder() -> Path:
@@ -208,6 +218,9 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
         raise ValueError("adoption needs resource claims, because the controller allocates those of adopted drivers")
     if options.service_monitor:
         objects += _labelled(load_documents(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
+    if options.runbooks:
+        rules = _labelled(load_documents(deploy / "monitoring" / "rules.yaml"))
+        objects += [{**one, "spec": _change_texts(one["spec"], options.linked_runbook)} for one in rules]
     for wanted_too, folder, argument in (
         (options.resource_claims, "resourceclaims", "--resource-claims"),
         (options.adoption, "adoption", ""),
@@ -298,6 +311,7 @@ _PATTERNS: Final = {
     "tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag"),
     "neon_agents": (r"([0-9A-Za-z.:/]+( [0-9A-Za-z.:/]+)*)?", "networks such as 10.1.0.0/16, separated by blanks"),
     "neon_scheduler": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
+    "runbooks": (r"(https?://[!-~]{1,500})?", "an address such as https://docs.example.com/operations.html"),
     "fencing_secret": (r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "the name of a Secret"),
     "kubelet_dir": (r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+/?", "an absolute path"),
 }
@@ -312,6 +326,7 @@ def _check(options: InstallOptions) -> None:
             raise ValueError(f"{name.replace('_', ' ')} {text!r} must be {what}")
     for is_wanted, lack in (
         (options.service_monitor, "is no controller to monitor"),
+        (options.runbooks, "is no controller to alert about"),
         (options.permits, "is no controller to run the permit server"),
         (options.neon, "is no controller to read NeonVM's machines"),
         (options.fencing_secret, "is no controller to call the fencing program"),

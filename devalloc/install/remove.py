@@ -196,6 +196,7 @@ def _objects_to_remove(client: Client, namespace: str) -> Iterator[Object]:
             "any",
             namespace,
             service_monitor=publish != "slices",
+            runbooks="https://any" if publish != "slices" else "",
             resource_claims=publish == "both",
             adoption=publish == "both",
             permits=publish != "slices",

@@ -185,6 +185,12 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     help="Also create a ServiceMonitor for the Prometheus operator.",
 )
 @click.option(
+    "--runbooks",
+    metavar="URL",
+    help="Also create the alerts for the Prometheus operator. Each links to its section of the page of operations at "
+    "this address, such as https://docs.example.com/devalloc/operations.html. Empty: no alerts any more.",
+)
+@click.option(
     "--resource-claims/--no-resource-claims",
     default=None,
     help="Let the controller allocate ResourceClaims with the label devalloc.io/allocator=devalloc, all together, from "

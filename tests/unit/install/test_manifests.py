@@ -65,9 +65,29 @@ def test_the_order_is_that_of_creation(publish: Any) -> None:
     assert parts[0] == "namespace"
 
 
+def test_alerts_link_to_the_page_that_an_admin_names() -> None:
+    options = InstallOptions(runbooks="https://docs.example.com/operations.html")
+    (rules,) = (one for one in render_manifests(options) if one["kind"] == "PrometheusRule")
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    links = [alert["annotations"]["runbook_url"] for alert in alerts]
+    assert len(links) > 10
+    assert {link.partition("#")[0] for link in links} == {"https://docs.example.com/operations.html"}
+    assert all(link.partition("#")[2] for link in links)
+    assert not [one for one in render_manifests(InstallOptions()) if one["kind"] == "PrometheusRule"]
+
+
+@pytest.mark.parametrize(
+    "address", ["docs/operations.md", "https://", "https://a b", "file:///etc/passwd", "javascript:x"]
+)
+def test_an_address_that_no_alert_can_link_to_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"runbooks .* must be an address such as https://docs\.example\.com"):
+        render_manifests(InstallOptions(runbooks=address))
+
+
 def test_parts_add_up_to_the_whole() -> None:
-    whole = render_manifests(InstallOptions(service_monitor=True))
-    parts = [one for part in PARTS for one in render_manifests(InstallOptions(service_monitor=True), [part])]
+    options = InstallOptions(service_monitor=True, runbooks="https://docs.example.com/operations.html")
+    whole = render_manifests(options)
+    parts = [one for part in PARTS for one in render_manifests(options, [part])]
     assert parts == whole
 
 
@@ -328,6 +348,7 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
         shutil.copytree(ROOT / origin, tmp_path / place)
     more = InstallOptions(
         service_monitor=True,
+        runbooks="https://docs.example.com/operations.html",
         resource_claims=True,
         permits=True,
         neon=True,
