@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from devalloc.api.adopted_pools import POLICY
+from devalloc.api.adopted_pools import POLICY, RULES
 from devalloc.install.manifests import (
     LABEL,
     NAMESPACE,
@@ -66,6 +66,16 @@ def refuse_helm(client: Client, objects: Iterable[Object]) -> None:
                 f"-n {place}; to continue without Helm, first run helm uninstall {release} -n {place}, which keeps "
                 "the CRDs with all claims and machines"
             )
+
+
+def refuse_unserved_parameters(client: Client, objects: Iterable[Object]) -> None:
+    """Raises NotInstalled if the cluster has no DeviceTaintRules, which are the parameters of a policy: an API server
+    refuses all that a policy is about whose parameters it does not know, here every allocation of a ResourceClaim."""
+    if any(one["metadata"]["name"] == POLICY for one in objects) and get_or_none(client, RULES, limit="1") is None:
+        raise NotInstalled(
+            "--adoption needs DeviceTaintRules of resource.k8s.io/v1, which Kubernetes serves since 1.37: leave it "
+            "out, or use --no-adoption"
+        )
 
 
 def install_objects(

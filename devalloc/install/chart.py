@@ -35,7 +35,9 @@ from devalloc.install.manifests import (
 from devalloc.version import VERSION
 
 _CONTROLLED: Final = 'ne .Values.publish "slices"'
-_ADOPTION: Final = 'and .Values.adoption .Values.resourceClaims (eq .Values.publish "both")'
+_RULES_SERVED: Final = '(.Capabilities.APIVersions.Has "resource.k8s.io/v1/DeviceTaintRule")'
+"""Without them, the policy that has them as parameters would refuse every allocation of the cluster."""
+_ADOPTION: Final = f'and .Values.adoption .Values.resourceClaims (eq .Values.publish "both") {_RULES_SERVED}'
 _PREFIX, _TAG, _KUBELET, _FENCING = "image.prefix/", "image.tag", "/kubelet.dir", "secret.of.fencing"
 _AGENTS, _SCHEDULER = "networks.of.agents", "name-of-neons-scheduler"
 _HAS_FENCING: Final = "(.Values.fencing).secret"
@@ -248,8 +250,9 @@ crds: true
 # With `both`: the controller also allocates ResourceClaims with the label devalloc.io/allocator=devalloc, from nodes
 # with the label devalloc.io/publish=set-aside.
 resourceClaims: false
-# With resourceClaims and Kubernetes 1.37: also what `devalloc adopt` needs, which gives the controller devices of other
-# drivers. The policy devalloc-adopted stays when the release is deleted; without adopted drivers it refuses nothing.
+# With resourceClaims, if the cluster has DeviceTaintRules of resource.k8s.io/v1 (Kubernetes 1.37): also what
+# `devalloc adopt` needs, which gives the controller devices of other drivers. The policy devalloc-adopted stays when
+# the release is deleted; without adopted drivers it refuses nothing.
 adoption: false
 # Run the permit server for machines that scale (`devalloc node --scaling`), at port 10299 of the controller's pods.
 permits: false

@@ -5,6 +5,7 @@ The slices are those that the example driver of kubernetes-sigs publishes; nothi
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,8 @@ import pytest
 from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.cli.main import run
+from devalloc.controller import fleet_monitor
+from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
 from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node
@@ -260,3 +263,32 @@ def test_who_allocates_and_who_adopts_is_checked_by_the_api_server(
         assert "cannot create resource" in node.create(RULES, rule_manifest("other.example.com"), dry_run=True).message
         devalloc("unadopt", f"driver/{FOREIGN_DRIVER}")
     until(lambda: write(scheduler, "judged") == "", "the policy follows the rule")
+
+
+def test_a_device_with_two_owners_is_an_alarm_whatever_its_driver(
+    own: Cluster, space: Space, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was with a rule and no policy: here an admin writes the second allocation."""
+    monkeypatch.setattr(fleet_monitor, "INTERVAL_SECONDS", 0.5)
+    result = {"request": "r", "driver": FOREIGN_DRIVER, "pool": "gpu-1", "device": "gpu-0"}
+    for name in ("first", "second"):
+        space.claim(name, "gpu", ours=False)
+        status = {"allocation": {"devices": {"results": [result]}}}
+        assert own.replace(f"{space.claims}/{name}/status", {**space.get(name), "status": status}).ok
+    process = ClusterProcess(client, ClusterSettings("alarmed", resource_claims=True))
+    thread = threading.Thread(target=process.run, daemon=True)
+    thread.start()
+    try:
+
+        def alarmed() -> set[str]:
+            items = own.get(f"/apis/events.k8s.io/v1/namespaces/{space.name}/events").content["items"]
+            return {each["regarding"]["name"] for each in items if each["reason"] == "SeveralOwners"}
+
+        until(lambda: alarmed() == {"first", "second"}, "both claims have the Event")
+        metric = 'devalloc_devices_with_several_owners{dialect="ResourceSlice"} 1.0'
+        assert metric in process.metrics.text().decode()
+    finally:
+        process.stop()
+        thread.join(60)
+    for name in ("first", "second"):
+        assert own.replace(f"{space.claims}/{name}/status", {**space.get(name), "status": {}}).ok

@@ -17,6 +17,7 @@ from tests.support.go_build import Progress, Unavailable
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm"
 PREFIX = "registry.example.com/"
+RULES_API = "resource.k8s.io/v1/DeviceTaintRule"
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -39,7 +40,8 @@ def helm(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def rendered(helm: Helm, *settings: str, namespace: str = NAMESPACE) -> dict[str, Any]:
     """What would be installed, by path."""
     chosen = [part for setting in (f"image.prefix={PREFIX}", *settings) for part in ("--set", setting)]
-    done = helm("template", "devalloc", str(CHART), f"--namespace={namespace}", *chosen)
+    served = f"--api-versions={RULES_API}"
+    done = helm("template", "devalloc", str(CHART), f"--namespace={namespace}", served, *chosen)
     assert done.returncode == 0, done.stderr
     return {object_path(one): without_helm(one) for one in yaml.safe_load_all(done.stdout)}
 
@@ -83,17 +85,29 @@ def expected(options: InstallOptions) -> dict[str, Any]:
             [
                 "serviceMonitor=true",
                 "resourceClaims=true",
+                "adoption=true",
                 "permits=true",
                 "neon=true",
                 "fencing.secret=bmc",
             ],
-            InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True, fencing_secret="bmc"),
+            InstallOptions(
+                service_monitor=True, resource_claims=True, adoption=True, permits=True, neon=True, fencing_secret="bmc"
+            ),
         ),
     ],
     ids=["both", "pools", "slices", "neon agents", "images", "more"],
 )
 def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: InstallOptions) -> None:
     assert rendered(helm, *settings) == expected(options)
+
+
+def test_adoption_is_left_out_of_a_cluster_without_taint_rules(helm: Helm) -> None:
+    """A policy whose parameters are of a kind that the API server does not know refuses all that it is about."""
+    chosen = (f"--set=image.prefix={PREFIX}", "--set=resourceClaims=true", "--set=adoption=true")
+    done = helm("template", "devalloc", str(CHART), *chosen)
+    assert done.returncode == 0, done.stderr
+    names = {one["metadata"]["name"] for one in yaml.safe_load_all(done.stdout)}
+    assert {"devalloc-allocator"} == names & {"devalloc-allocator", "devalloc-adopted", "devalloc-adoption-rules"}
 
 
 def test_the_namespace_is_that_of_the_release(helm: Helm) -> None:

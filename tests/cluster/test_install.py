@@ -148,6 +148,7 @@ OVERLAYS = {
     "both": InstallOptions(),
     "service-monitor": InstallOptions(service_monitor=True),
     "resource-claims": InstallOptions(resource_claims=True),
+    "adoption": InstallOptions(resource_claims=True, adoption=True),
     "permits": InstallOptions(permits=True),
     "neon": InstallOptions(permits=True, neon=True),
 }

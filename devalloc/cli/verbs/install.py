@@ -291,7 +291,9 @@ def install(
     from devalloc.install import apply, upgrade
 
     # Reports invalid options before it connects to the cluster, where the last installation may have the others.
-    _manifests({**_NEEDED_BY_AGENTS, **given} if given.get("neon_agents") else given, namespace, only)
+    needed: dict[str, Any] = dict(_NEEDED_BY_AGENTS) if given.get("neon_agents") else {}
+    needed |= {"resource_claims": True} if given.get("adoption") else {}
+    _manifests({**needed, **given}, namespace, only)
     client = connect_as_admin(kubeconfig)
     try:
         previous: dict[str, Any] = {}
@@ -304,6 +306,7 @@ def install(
         objects = _manifests(previous | given, namespace, only)
         _refuse_foreign_images(objects)
         apply.refuse_helm(client, objects)
+        apply.refuse_unserved_parameters(client, objects)
         going = [] if only else apply.obsolete_objects(client, objects, namespace)
         if not force:
             upgrade.refuse_while_in_use(client, objects, going)

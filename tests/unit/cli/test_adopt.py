@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.adopted_pools import ADOPTED_AT, POLICY, RULES, rule_manifest
+from devalloc.store.kubernetes import ApiError
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -193,3 +194,23 @@ def test_uninstall_refuses_while_a_driver_is_adopted_and_keeps_the_policy(
     assert not [path for path in kube.objects if path.startswith(RULES)]
     assert f"{POLICIES}ies/{POLICY}" in kube.objects
     assert f"validatingadmissionpolicy.admissionregistration.k8s.io/{POLICY} kept" in output.out
+
+
+def test_adoption_is_not_installed_on_a_cluster_without_taint_rules(
+    kube: FakeKube, devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server would refuse every allocation by a policy whose parameters it does not know."""
+
+    class Older(FakeClient):
+        def get(self, path: str, params: Any = None) -> Object:
+            if path.startswith(RULES):
+                raise ApiError(404, "", "the server could not find the requested resource")
+            return super().get(path, params)
+
+    monkeypatch.setattr("devalloc.cli.verbs.install.connect_as_admin", lambda path: Older(kube))
+    options = ("install", "--image-prefix=registry.example.com/", "--resource-claims")
+    refused = devalloc(*options, "--adoption")
+    assert refused.code == 1
+    assert "--adoption needs DeviceTaintRules of resource.k8s.io/v1" in refused.err
+    assert devalloc(*options).code == 0
+    assert f"{POLICIES}ies/devalloc-adoption-rules" not in kube.objects
