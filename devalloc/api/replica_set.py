@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from devalloc.api.fields import RELATED, ApiModel, FieldFault, Int64, Text, raise_faults, unique_by
+from devalloc.api.fields import RELATED, ApiModel, FieldFault, Int64, SubdomainName, Text, raise_faults, unique_by
 from devalloc.api.meta import DEVALLOC, DOMAIN, Condition, ObjectMeta
-from devalloc.api.virtual_machine import VirtualMachineSpec
+from devalloc.api.virtual_machine import MachineEnd, VirtualMachineSpec
 
 MAX_REPLICAS = 10_000
 MAX_NAME = 57
@@ -76,6 +76,13 @@ class VirtualMachineReplicaSetSpec(ApiModel):
     """A change applies to machines that are created afterwards."""
 
 
+class ReplicaEnd(MachineEnd):
+    """The end of a machine of the set."""
+
+    machine: SubdomainName
+    """The machine that ended."""
+
+
 class VirtualMachineReplicaSetStatus(ApiModel):
     """The state of the set, as the controller last saw it."""
 
@@ -87,6 +94,8 @@ class VirtualMachineReplicaSetStatus(ApiModel):
     """The label of the machines, for autoscalers."""
     observed_generation: Int64 | None = None
     """The generation of the set that this is about."""
+    last_end: ReplicaEnd | None = None
+    """The last end of one of its machines that no one asked for: the machine itself goes with its replacement."""
     conditions: Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))] = Field(
         default_factory=list
     )

@@ -32,16 +32,17 @@ def check_host(
     qemu: str,
     *,
     which: Callable[[str], str | None] = shutil.which,
-    boots: Callable[[str], bool] | None = None,
+    no_boot: Callable[[str], str] | None = None,
     firmware: Callable[[bool], bool] | None = None,
     uid: int | None = None,
 ) -> Iterator[HostCheck]:
-    """All checks, in the order in which a host is prepared. ``root``: where its /sys and /dev are. ``boots``: whether a
-    guest boots with KVM; ``firmware``: whether there is UEFI firmware, with Secure Boot or without."""
+    """All checks, in the order in which a host is prepared. ``root``: where its /sys and /dev are. ``no_boot``: why no
+    guest boots with KVM, empty if one does. ``firmware``: whether there is UEFI firmware, with Secure Boot or
+    without."""
     yield _rights(os.geteuid() if uid is None else uid)
     binary = which(qemu)
     yield _qemu(binary)
-    yield _kvm(root, binary, boots or _boots)
+    yield _kvm(root, binary, no_boot or _why_no_boot)
     yield _iommu(root)
     yield _vfio(root)
     yield from _firmware(firmware or _has_firmware)
@@ -68,15 +69,15 @@ def _qemu(binary: str | None) -> HostCheck:
     return HostCheck("QEMU", "ok", shown.partition("\n")[0], "all machines", True)
 
 
-def _kvm(root: Path, binary: str | None, boots: Callable[[str], bool]) -> HostCheck:
+def _kvm(root: Path, binary: str | None, no_boot: Callable[[str], str]) -> HostCheck:
     device, what = root / "dev/kvm", "full speed"
     if not device.exists():
         how = "switch on virtualization in the firmware, and load kvm_intel or kvm_amd"
         return HostCheck("KVM", "missing", how, what)
     if not os.access(device, os.R_OK | os.W_OK):
         return HostCheck("KVM", "missing", "no access to /dev/kvm: add your user to its group (kvm), or use root", what)
-    if binary is not None and not boots(binary):
-        how = "no guest boots with /dev/kvm; on a virtual host, switch on nested virtualization"
+    if binary is not None and (why := no_boot(binary)):
+        how = f"no guest boots with /dev/kvm ({why}); on a virtual host, switch on nested virtualization"
         return HostCheck("KVM", "missing", how, what)
     return HostCheck("KVM", "ok", "a guest boots" if binary else "/dev/kvm", what)
 
@@ -143,10 +144,10 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _boots(binary: str) -> bool:
-    from devalloc_node.machine.preflight import can_boot
+def _why_no_boot(binary: str) -> str:
+    from devalloc_node.machine.preflight import why_no_boot
 
-    return can_boot(binary, "kvm")
+    return why_no_boot(binary, "kvm")
 
 
 def _has_firmware(is_secure: bool) -> bool:

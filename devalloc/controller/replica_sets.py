@@ -214,6 +214,16 @@ def machine_manifest(replica_set: Object, name: str) -> Object:
     }
 
 
+def _last_end(before: Mapping[str, Any], machines: Iterable[Object]) -> Mapping[str, Any]:
+    """The latest end of a machine of a set, as its status says it or as one of these machines does; empty if no machine
+    ended without a request."""
+    ends = [as_mapping(before.get("lastEnd"))]
+    for machine in machines:
+        if end := as_mapping(MachineView(machine).status.get("lastEnd")):
+            ends.append({"machine": machine["metadata"]["name"], **end})
+    return max(ends, key=lambda end: (str(end.get("time") or ""), len(end)))  # how it ended may be added later
+
+
 class ReplicaSets:
     """``run`` in one thread of the process that leads."""
 
@@ -383,9 +393,8 @@ class ReplicaSets:
         live = todo.replicas + len(left) + created
         if live >= wanted:
             paces.create.problem = ""
-        self._write_status(
-            obj, SetPlan(replicas=live, ready=min(todo.ready, live)), paces.create.problem, paces.delete.problem
-        )
+        state = SetPlan(replicas=live, ready=min(todo.ready, live))
+        self._write_status(obj, state, paces.create.problem, paces.delete.problem, machines)
         if live == wanted and not paces.create.due and not created:
             self._recover(paces.create, machines)
         if live < wanted and not paces.create.due and self._rates.left(key[0], now) < 1:
@@ -488,9 +497,11 @@ class ReplicaSets:
             pass
         self._delete(machine)
 
-    def _write_status(self, obj: Object, now: SetPlan, not_created: str, not_deleted: str = "") -> None:
-        """Write how the set stands, if that changed. ``not_created``, ``not_deleted``: why not, if so. Raises
-        StoreError."""
+    def _write_status(
+        self, obj: Object, now: SetPlan, not_created: str, not_deleted: str = "", machines: Iterable[Object] = ()
+    ) -> None:
+        """Write how the set stands, if that changed. ``not_created``, ``not_deleted``: why not, if so. ``machines``:
+        its own, also those that go. Raises StoreError."""
         metadata, before = obj["metadata"], as_mapping(obj.get("status"))
         status: dict[str, Any] = {
             "replicas": now.replicas,
@@ -499,6 +510,8 @@ class ReplicaSets:
             "observedGeneration": metadata.get("generation", 1),
             "conditions": self._conditions(before, not_created, not_deleted),
         }
+        if end := _last_end(before, machines):
+            status["lastEnd"] = end
         if status == before:
             return
         try:

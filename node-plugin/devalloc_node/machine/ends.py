@@ -11,8 +11,10 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MachineEnd, MachineRecord
 
 
-def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRecord:
-    """What is to be noted of a machine that was known to live and does not."""
+def record_after_end(
+    record: MachineRecord, config: MachineConfig, status: tuple[int | None, int | None] = (None, None)
+) -> MachineRecord:
+    """What is to be noted of a machine that was running and does not live. ``status``: as of ``exit_status``."""
     words = machine_files.last_words(config, record.spec.id)
     on_request = record.state == "stopping" or record.reason == "StopWanted"
     if record.state == "incoming":
@@ -22,7 +24,7 @@ def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRec
     if on_request:
         text = "it was stopped on request"
         return record.become("stopped", "StoppedOnRequest", f"{text}: {words}" if words else text)
-    end = MachineEnd(round(time.time(), 3), record.run, words)
+    end = MachineEnd(round(time.time(), 3), record.run, words, *status)
     return with_end(replace(record, state="stopped"), end)
 
 

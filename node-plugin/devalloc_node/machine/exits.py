@@ -156,8 +156,10 @@ class ExitWatcher:
             LOG.exception("reporting that %s ended", name)
 
 
-_STATUS_SECONDS = 5.0
-"""How long a process that has ended may wait to be collected by its parent."""
+ExitStatus = tuple[int | None, int | None]
+"""Exit code and signal, as far as they are known."""
+_AT_ONCE_SECONDS, _STATUS_SECONDS = 0.2, 5.0
+"""How long a process that has ended may wait to be collected by its parent: until its end is noted, and after that."""
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 
@@ -227,11 +229,11 @@ class ExitHandler:
         """Watch it no more."""
         self._deaths.leave(key)
 
-    def note_end(self, record: MachineRecord) -> None:
+    def note_end(self, record: MachineRecord, status: ExitStatus = (None, None)) -> None:
         """Record that a machine ended, if that is not recorded yet; log it if no one requested it."""
         if record.state in ("stopped", "failed"):
             return
-        noted = record_after_end(record, self._registry.config)
+        noted = record_after_end(record, self._registry.config, status)
         self._registry.put(noted)
         self.gone(record)
         if noted.reason != "StoppedOnRequest":
@@ -249,7 +251,7 @@ class ExitHandler:
         if record.spec.wants_sandbox:
             self._registry.homes.take_back(record.spec.key)
 
-    def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
+    def _settle(self, key: str, seconds: float = LOOK_SECONDS, status: ExitStatus = (None, None)) -> None:
         """Note that a machine ended, or watch it."""
         with self._registry.lock(key, Deadline.after(seconds), "record that it ended"):
             record = self._registry.find(key)
@@ -272,7 +274,7 @@ class ExitHandler:
                 self._pin(self._registry.record_for(key), process)
                 self.watch(key, process)
             else:
-                self.note_end(record)
+                self.note_end(record, status)
                 rates.remove_tap_limits(self._registry, key)
 
     def _pin(self, record: MachineRecord, process: Process) -> None:
@@ -297,12 +299,12 @@ class ExitHandler:
         threading.Thread(target=self._settle_later, args=(key, fd), name=f"death of {key}", daemon=True).start()
 
     def _settle_later(self, key: str, fd: int | None) -> None:
-        run = ""
+        run, status = "", (None, None) if fd is None else exit_status(fd, _AT_ONCE_SECONDS)
         try:
             with suppress_and_log(key):
                 run = "" if (record := self._registry.find(key)) is None else record.run
-                self._settle(key, _SETTLE_SECONDS)
-            if fd is not None:
+                self._settle(key, _SETTLE_SECONDS, status)
+            if fd is not None and status == (None, None):
                 with suppress_and_log(key):
                     self._note_status(key, run, *exit_status(fd, _STATUS_SECONDS))
         finally:

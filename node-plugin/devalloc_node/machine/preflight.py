@@ -113,12 +113,17 @@ def choose_accelerator(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> L
         return "tcg"
     works = os.access(kvm, os.R_OK | os.W_OK) and _cached_verdict(config)
     if config.accel == "kvm" and not works:
-        raise Denied("KvmUnusable", f"KVM is required, but no guest booted with {kvm} within {BOOT_SECONDS:.0f} s")
+        raise Denied("KvmUnusable", f"KVM is required, but no guest boots with {kvm}; the log of the plugin says why")
     return "kvm" if works else "tcg"
 
 
 def can_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
     """Whether a guest of 512 bytes gets into long mode, counts to 67 million and ends, all within ``seconds``."""
+    return not why_no_boot(binary, accel, seconds)
+
+
+def why_no_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> str:
+    """Why such a guest does not boot; empty if it does."""
     # Nothing of it may be left by a plugin that is killed meanwhile: the disk has no name, and the guest is tied to us.
     disk = os.memfd_create("devalloc-boot")
     try:
@@ -132,14 +137,16 @@ def can_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, pass_fds=(disk,)
         )
-    except (subprocess.TimeoutExpired, OSError) as error:
-        LOG.info("no guest boots with %s: %s", accel, error)
-        return False
+    except subprocess.TimeoutExpired:
+        return f"the guest did not end within {seconds:.0f} s"
+    except OSError as error:
+        return f"{binary} cannot be run: {error.strerror or error}"
     finally:
         os.close(disk)
-    if done.returncode != _BYE:
-        LOG.info("no guest boots with %s: %s", accel, done.stderr.decode(errors="replace")[-300:].strip())
-    return done.returncode == _BYE
+    if done.returncode == _BYE:
+        return ""
+    lines = done.stderr.decode(errors="replace").split("\n")
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "QEMU ended without a message")
 
 
 def _cached_verdict(config: MachineConfig) -> bool:
@@ -154,11 +161,11 @@ def _cached_verdict(config: MachineConfig) -> bool:
         age = time.time() - file.stat().st_mtime
         if cached["host"] == host and (cached["boots"] or 0 <= age < _NO_SECONDS):
             return bool(cached["boots"])
-    verdict = can_boot(config.binary, "kvm")
+    verdict = not (why := why_no_boot(config.binary, "kvm"))
     if not verdict and shutil.which(config.binary) is None:
         LOG.warning("%s not found on this host: machines cannot start until QEMU is installed", config.binary)
     elif not verdict:
-        LOG.warning("no guest booted with /dev/kvm within %.0f s: machines are emulated and slow", BOOT_SECONDS)
+        LOG.warning("no guest boots with /dev/kvm, so machines are emulated and slow: %s", why)
     with suppress(OSError):
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.write_text(json.dumps({"host": host, "boots": verdict}))

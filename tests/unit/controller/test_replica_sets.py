@@ -156,6 +156,24 @@ def test_a_machine_that_is_deleted_or_ended_is_replaced_and_one_that_its_node_st
     assert list(world.machines(live=False)) == ["web-2", "web-3", "web-4"]
 
 
+def test_how_a_machine_ended_outlives_the_machine(world: World) -> None:
+    world.apply(replica_set(2))
+    world.settle()
+    world.age = 3600
+    for name, time, signal in (("web-1", "2026-01-01T00:00:01Z", 9), ("web-2", "2026-01-01T00:00:00Z", 11)):
+        there = world.store.get(MACHINE, "team", name)
+        end = {"time": time, "signal": signal, "message": "qemu: bye"}
+        content = {"phase": "Stopped", "reason": "MachineEnded", "lastEnd": end}
+        world.store.replace_status({**there, "status": content})
+    world.settle()
+    assert "web-1" not in world.machines()
+    last = {"machine": "web-1", "time": "2026-01-01T00:00:01Z", "signal": 9, "message": "qemu: bye"}
+    assert world.status()["lastEnd"] == last, "the latest one"
+    world.settle()
+    assert world.status()["lastEnd"] == last
+    assert decode(world.store.get(KIND, "team", "web")).problems == []
+
+
 def test_those_that_do_not_run_go_first_and_of_these_the_newest(world: World) -> None:
     world.apply(replica_set(5))
     world.settle()

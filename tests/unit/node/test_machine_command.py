@@ -279,7 +279,7 @@ def test_a_pipe_in_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
 def test_whether_kvm_works_is_tried_once_and_a_no_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, kvm, tries = MachineConfig(tmp_path / "state"), tmp_path / "kvm", [False, True]
     kvm.touch()
-    monkeypatch.setattr(preflight, "can_boot", lambda *_: tries.pop(0))
+    monkeypatch.setattr(preflight, "why_no_boot", lambda *_: "" if tries.pop(0) else "it is too slow")
     verdict = config.state / "kvm.json"
     for _ in range(2):
         assert preflight.choose_accelerator(config, kvm) == "tcg"
