@@ -59,6 +59,11 @@ _COMPARED = {
     ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt),
     ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
 }  # fmt: skip
+_CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
+"""Functions, and what is called in place of each."""
+_CALCULATED = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+}  # fmt: skip
 _LOGS = ("log", "_log", "LOG", "LOGGER", "logging")
 _SAME = {"strict", "slots", "frozen", "eq", "kw_only"}
 """Arguments that change nothing which a right program does."""
@@ -84,7 +89,7 @@ def mutants(path: str, source: bytes) -> Iterator[Mutant]:
         first, last = node.lineno, node.end_lineno or node.lineno
         begin, end = starts[first - 1] + node.col_offset, starts[last - 1] + (node.end_col_offset or 0)
         text = ast.unparse(other).encode()
-        text = b"(%s)" % text if isinstance(other, ast.BoolOp | ast.Compare) else text
+        text = b"(%s)" % text if isinstance(other, ast.BoolOp | ast.Compare | ast.BinOp) else text
         before, after = source[starts[first - 1] : begin], source[end : starts[last]]
         original, mutant = (" ".join((before + part + after).decode().split()) for part in (source[begin:end], text))
         changes.append(Mutant(path, first, f"{original} -> {mutant}", source[:begin] + text + source[end:]))
@@ -105,8 +110,13 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | as
             yield node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield node, node.operand
-        elif isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value in (0, 1):
-            yield node, ast.Constant(type(node.value)(1 - node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+            is_small = node.value in (0, 1)
+            yield node, ast.Constant(type(node.value)(1 - node.value) if is_small else node.value + 1)
+        elif isinstance(node, ast.BinOp) and type(node.op) in _CALCULATED and not _is_text(node):
+            yield node, ast.BinOp(node.left, _CALCULATED[type(node.op)](), node.right)
+        elif isinstance(node, ast.Call):
+            yield from _calls(node)
         elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
             yield node, ast.Return(ast.Constant(None))
         elif isinstance(node, ast.Raise) or (
@@ -114,6 +124,24 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | as
         ):
             yield node, ast.Pass()
         yield from _changes(node)
+
+
+def _calls(node: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Another function, and the first two arguments the other way round."""
+    if isinstance(node.func, ast.Name) and node.func.id in _CALLED:
+        yield node, ast.Call(ast.Name(_CALLED[node.func.id]), node.args, node.keywords)
+    if len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+        first, second, *others = node.args
+        if ast.dump(first) != ast.dump(second):
+            yield node, ast.Call(node.func, [second, first, *others], node.keywords)
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Whether a side is a text, of which an operator makes no other one."""
+    return any(
+        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+        for side in (node.left, node.right)
+    )
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
