@@ -17,7 +17,7 @@ from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver,
 from devalloc_solver import Fleet, dra, solve_manifests
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
-DEADLINE = 0.4
+DEADLINE = 1.0
 GRACE = 1.0
 """Seconds that an answer may take beyond its deadline."""
 DEVICES = 128
