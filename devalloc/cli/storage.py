@@ -43,7 +43,14 @@ def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[
     from devalloc.cli.served_store import ServedStore
 
     where = store_path(path)
-    if not create and not where.exists():
+    try:
+        is_there = create or where.exists()
+    except OSError as error:
+        raise CommandFailed(
+            f"cannot look at the store {where}: {error.strerror}; run as root (sudo devalloc …), or name another "
+            "store with --store or DEVALLOC_STORE"
+        ) from error
+    if not is_there:
         raise CommandFailed(
             f"there is no store at {where}; create one with `devalloc up` or `devalloc apply -f`, "
             "name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or DEVALLOC_KUBECONFIG"

@@ -96,9 +96,10 @@ def check_private(path: Path) -> None:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a plain file"
         raise Unusable(f"{path} is {what}, which devalloc does not use; give the path of the file itself")
     if status.st_uid != os.geteuid():
+        how = "run as root (sudo devalloc …)" if status.st_uid == 0 else "run as that user"
         raise Unusable(
             f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()}); "
-            f"use a store of your own with ${STORE_VARIABLE} or run as that user"
+            f"{how}, or use a store of your own with ${STORE_VARIABLE}"
         )
     if status.st_mode & 0o077:
         path.chmod(0o600)

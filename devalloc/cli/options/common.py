@@ -128,7 +128,7 @@ PORT = click.IntRange(0, 65535)
 STORE = Setting(
     "File of the embedded store.",
     flag="--store",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # the store says it better
     metavar="PATH",
     env="DEVALLOC_STORE",
     unset="/var/lib/devalloc/devalloc.db for root, else ~/.local/state/devalloc/devalloc.db",

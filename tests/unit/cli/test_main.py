@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -291,3 +293,20 @@ def test_the_log_goes_to_stderr_in_the_form_and_from_the_level_that_was_asked_fo
     assert len(output.stderr.splitlines()) == len(lines)
     for line, form in zip(output.stderr.splitlines(), lines, strict=True):
         assert re.fullmatch(form, line)
+
+
+def test_a_store_without_rights_names_sudo(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of root's, and beside it a file of root's: neither ends in a usage text or a traceback."""
+
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        hidden = devalloc("get", "vms")
+    assert (hidden.code, "Permission denied; run as root (sudo devalloc …)" in hidden.err) == (1, True), hidden.err
+    devalloc.store.touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(devalloc.store).st_uid + 1)
+    foreign = devalloc("get", "vms")
+    assert (foreign.code != 0, "sudo devalloc …" in foreign.err or "run as that user" in foreign.err) == (True, True)
+    assert "Usage" not in foreign.err
