@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from socket import gethostname
+from socket import AF_INET, AF_INET6, create_server, gethostname
 from typing import TYPE_CHECKING, Any
 
 from devalloc.backoff import Backoff
@@ -362,6 +362,15 @@ class StandalonePage:
         self._say = say
         self._on_terminal = on_terminal
         self._token = token_urlsafe(32)
+
+    def check_port(self) -> None:
+        """Before anything is written: whether it can listen there. Raises CommandFailed."""
+        try:
+            create_server((self.host, self.port), family=AF_INET6 if ":" in self.host else AF_INET).close()
+        except OSError as error:
+            raise CommandFailed(
+                f"--page cannot listen at {self.host}:{self.port}: {error.strerror or error}"
+            ) from error
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Serve until ``stop`` is set. Raises Failed if it cannot listen."""

@@ -11,6 +11,17 @@ from typing import Literal
 from devalloc.file_lock import FileLock
 
 
+def is_answered(store: Path) -> bool:
+    """Whether a process runs the controller's loops on a store. True if that cannot be told."""
+    try:
+        with FileLock.existing(store.with_name(f"{store.name}.lock")) as lock:
+            return lock.is_locked_elsewhere()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def node_lock_path(store: Path, node_name: str, role: Literal["first", "publish"]) -> Path:
     """A lock file of a node: the plugin holds ``first`` as long as it runs, and a publisher ``publish``."""
     name = hashlib.sha256(node_name.encode()).hexdigest()[:12]

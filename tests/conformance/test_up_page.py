@@ -77,6 +77,7 @@ def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
             output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "--page cannot listen at 127.0.0.1:" in output
+    assert "pools: created" not in output, "before anything is written"
 
 
 @pytest.mark.parametrize("page", ["here", "example.org:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", ":1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store, store_path
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.store.serving import is_answered
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
@@ -271,7 +273,15 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
             warning = f"{key} is being deleted; apply it again when it is gone" if is_going else ""
             return Outcome(f"{format_key(key)} {outcome}{' (dry run)' if dry_run else ''}", warning)
 
-        return _write_all(objects, good, apply_one, "applying", code)
+        code = _write_all(objects, good, apply_one, "applying", code)
+        kinds = {Key.of(document.content).kind for document in good}
+        if not dry_run and kinds & _ANSWERED and sys.stderr.isatty() and not is_answered(objects.path):
+            print_note("no `devalloc up` runs on this store: what you applied is answered when one does")
+        return code
+
+
+_ANSWERED = {CLAIM, "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachineMigration"}
+"""Kinds that `devalloc up` answers."""
 
 
 def is_being_deleted(store: Store, key: Key) -> bool:

@@ -128,6 +128,8 @@ def up(options: UpOptions) -> int:
             limits = plugin_options.limits
             looked = with_host_pool(look, root, name, path.parent, limits, shared, reserving, live_migration=receives)
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
+        if shown is not None:
+            shown.check_port()
         loops = Standalone(
             path,
             None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devalloc.api import meta
 from devalloc.controller.pool_publisher import PublishLock
+from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
 from tests.support.host_pools import host, machine
+from tests.support.terminal import Terminal
 
 SILENCE = "no node plugin serves node a now: start it again (`devalloc node`, `devalloc up`)"
 
@@ -53,6 +56,19 @@ def test_a_node_that_never_had_a_plugin_is_not_called_silent(shell: Shell) -> No
     """Pools of examples and tests are of no host."""
     assert "Running" in shell("get", "vms").out
     assert "NotServed" not in shell("get", "nodes").out
+
+
+def test_apply_says_on_a_terminal_that_nothing_answers_the_store(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "web.yaml").write_text(text(machine("web", "1", "1Gi")))
+    terminal = Terminal(monkeypatch)
+    note = "no `devalloc up` runs on this store: what you applied is answered when one does"
+    monkeypatch.setenv("DEVALLOC_STORE", str(devalloc.store))
+    assert note in terminal("apply", "-f", tmp_path / "web.yaml")
+    with hold_store(devalloc.store):
+        assert note not in terminal("apply", "-f", tmp_path / "web.yaml")
+    assert devalloc("apply", "-f", tmp_path / "web.yaml").err == "", "programs read stderr"
 
 
 def test_tables_show_it(unserved: Shell) -> None:

@@ -1,0 +1,30 @@
+"""Who serves a store, by the locks of its processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+from devalloc.controller.pool_publisher import PublishLock
+from devalloc.store.paths import hold_store
+from devalloc.store.serving import has_lost_plugin, is_answered, serving_process
+
+
+def test_a_plugin_that_runs_one_that_ended_and_one_that_never_ran(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    assert (has_lost_plugin(store, "a"), serving_process(store, "a")) == (False, "")
+    with closing(PublishLock(store, "a", is_plugin=True)):
+        assert not has_lost_plugin(store, "a")
+        assert serving_process(store, "a").startswith(f"process {os.getpid()} (")
+        assert not has_lost_plugin(store, "b"), "another node of the store"
+    assert has_lost_plugin(store, "a")
+    assert serving_process(store, "a") == ""
+
+
+def test_a_store_is_answered_while_a_process_runs_its_loops(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    assert not is_answered(store)
+    with hold_store(store):
+        assert is_answered(store)
+    assert not is_answered(store), "its lock file stays, and means nothing"
