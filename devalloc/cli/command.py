@@ -70,7 +70,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 _FROM_KUBECTL = {
-    "--context": "the kubeconfig selects it: `kubectl config use-context NAME`, or --kubeconfig PATH for another one",
+    "--context": "this verb uses no cluster",
     "-k": "use: kubectl kustomize DIR | devalloc apply -f -",
     "--kustomize": "use: kubectl kustomize DIR | devalloc apply -f -",
     "--timeout": "this verb does not wait: devalloc wait KIND/NAME --timeout DURATION",
@@ -224,6 +224,7 @@ class Verb(click.Command):
             formatter.write_dl([*records, ("--help-all", note), ("-h, --help", "Show this message and exit.")])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = self._with_plain_dry_run(args)
         try:
             may_be_empty = "" in args or any(arg.endswith("=") for arg in args)
             if may_be_empty and not ctx.resilient_parsing:  # completion reports nothing
@@ -233,6 +234,15 @@ class Verb(click.Command):
             if not (advice := self._advice_on(error)):
                 raise
             raise click.UsageError(f"{error.format_message().removesuffix('.')}; {advice}", ctx) from error
+
+    def _with_plain_dry_run(self, args: list[str]) -> list[str]:
+        """The arguments with kubectl's forms of --dry-run as the switch that it is here: nothing is written either
+        way. `install` tells them apart."""
+        options = [one for one in self.params if isinstance(one, click.Option) and "--dry-run" in one.opts]
+        if not any(one.is_flag for one in options):
+            return args
+        args = ["--dry-run" if each in ("--dry-run=client", "--dry-run=server") else each for each in args]
+        return [each for each in args if each != "--dry-run=none"]
 
     def _refuse_empty_paths(self, ctx: click.Context, args: list[str]) -> None:
         """Refuse empty paths, which would be the current folder: `delete -f "$FILE"` with a variable that is not set.

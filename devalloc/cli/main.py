@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -182,6 +183,7 @@ USUAL_OPTIONS = {
     "fence": "--reason --dry-run --yes --timeout --store --kubeconfig",
     "scale": "--cpu --memory --replicas --timeout --namespace --store --kubeconfig",
     "wait": "--for --timeout --namespace --store --kubeconfig",
+    "release": "--force --abandon --timeout --namespace --store --kubeconfig",
     "warm replica": "--file --replicas --requests --node --apply --namespace --output",
 }
 """Options that `--help` of a verb shows if it has many; `--help-all` shows all."""
@@ -329,7 +331,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that cannot be encoded, as JSON does
     try:
-        code = cli.main(None if arguments is None else list(arguments), prog_name="devalloc", standalone_mode=False)
+        name = "devalloc"
+        if arguments is None and Path(sys.argv[0]).name == PLUGIN:
+            name = "kubectl devalloc"
+            _use_cluster_of_kubectl()
+        code = cli.main(None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -341,6 +347,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code if isinstance(code, int) else 0
+
+
+PLUGIN = "kubectl-devalloc"
+"""The second name of the command: kubectl runs it for `kubectl devalloc`."""
+
+
+def _use_cluster_of_kubectl() -> None:
+    """As a plugin of kubectl, use kubectl's kubeconfig unless a store or another kubeconfig is named."""
+    if {"DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"} & os.environ.keys():
+        return
+    path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if Path(path).is_file():
+        os.environ["DEVALLOC_KUBECONFIG"] = path
 
 
 def _reopen_standard_streams() -> None:

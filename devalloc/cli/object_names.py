@@ -132,9 +132,9 @@ def fetch_object(store: Store, key: Key) -> Object:
         raise NotFound(f"{error}{not_found_hint(store, key)}") from None
 
 
-def not_found_hint(store: Store, key: Key) -> str:
+def not_found_hint(store: Store, key: Key, *, similar: bool = True) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
-    a claim of another API group, an object of that name and another kind, or a similar name."""
+    a claim of another API group, an object of that name and another kind, or (``similar``) a similar name."""
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_solver.dialects.api_groups import api_group_of
@@ -154,6 +154,8 @@ def not_found_hint(store: Store, key: Key) -> str:
     for there, _ in alike:
         if there.kind in _WITH_STATES and there.kind != key.kind:
             return f"; there is a {there.kind} of that name: {format_key(there)}"
+    if not similar:
+        return ""
     return similar_names_hint(
         key.name, (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace)
     )
@@ -163,3 +165,13 @@ def format_key(key: Key) -> str:
     """The object as ``deviceclaim/train``, which every verb accepts."""
     kind = "node" if key.kind == "NodeStatus" else key.kind.lower()
     return f"{kind}/{key.name}"
+
+
+def objects_named(store: Store, name: str) -> list[str]:
+    """Objects of that name as KIND/NAME, if it is not the name of a kind."""
+    try:
+        kind_of(name, store)
+    except BadInput:
+        keys = [Key.of(obj) for obj in store.list().objects if obj["metadata"]["name"] == name]
+        return list(dict.fromkeys(map(format_key, keys)))[:3]
+    return []

@@ -31,7 +31,7 @@ def connect_cluster(kubeconfig: Path | None) -> Client:
     from devalloc.store.kubernetes import ApiError, Client
 
     try:
-        return Client.connect(kubeconfig)
+        return Client.connect(kubeconfig, chosen_context())
     except ApiError as error:
         raise CommandFailed(f"cannot connect to the API server: {error}") from error
 
@@ -46,22 +46,50 @@ def current_namespace(kubeconfig: Path | None) -> str | None:
     from kubernetes.config import ConfigException, list_kube_config_contexts
 
     try:
-        _, context = list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
+        every, context = list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
+        if (name := chosen_context()) is not None:
+            context = next((each for each in every if each["name"] == name), {"context": {}})
         namespace = context["context"].get("namespace")
     except (ConfigException, KeyError, TypeError, AttributeError, ValueError):
         return None  # the error is reported when it is used
     return namespace if isinstance(namespace, str) and namespace else None
 
 
+_CONTEXT = "devalloc.context"
+"""Key in a context's ``meta``: the context of the kubeconfig."""
+
+
+def chosen_context() -> str | None:
+    """The context of the kubeconfig that --context names; None: its current one."""
+    invoked = click.get_current_context(silent=True)
+    return None if invoked is None else invoked.meta.get(_CONTEXT)
+
+
+def _choose_context(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        ctx.meta[_CONTEXT] = name
+
+
+def context_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--context NAME, for ``connect_cluster``."""
+    return click.option(
+        "--context",
+        metavar="NAME",
+        expose_value=False,
+        callback=_choose_context,
+        help="Use this context of the kubeconfig instead of its current one.",
+    )(function)
+
+
 def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--kubeconfig PATH of an administrator, passed as ``kubeconfig: Path | None``."""
+    """--kubeconfig PATH of an administrator, passed as ``kubeconfig: Path | None``; and --context."""
     return click.option(
         "--kubeconfig",
         type=click.Path(path_type=Path),  # several paths can be separated by colons, as in KUBECONFIG
         metavar="PATH",
         envvar=["DEVALLOC_KUBECONFIG", "KUBECONFIG"],
         help="Use its current context's cluster [env: DEVALLOC_KUBECONFIG, KUBECONFIG; default: ~/.kube/config].",
-    )(function)
+    )(context_option(function))
 
 
 def connect_as_admin(kubeconfig: Path | None) -> Client:
@@ -118,6 +146,8 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def placed(*of: Any, store: Path | None, kubeconfig: Path | None, in_cluster: bool, **more: Any) -> Any:
         place = _resolve_conflict(StoreTarget(store, kubeconfig, in_cluster))
+        if chosen_context() is not None and place.kubeconfig is None:
+            raise BadInput("--context is a context of a kubeconfig: give --kubeconfig PATH, too")
         if more.get("namespace") is not None and place.is_cluster and _is_default("namespace"):
             more["namespace"] = current_namespace(place.kubeconfig) or more["namespace"]
         return function(*of, place=place, **more)
@@ -132,7 +162,7 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
         envvar="DEVALLOC_KUBECONFIG",
         help="Use the cluster of this kubeconfig instead of the embedded store [env: DEVALLOC_KUBECONFIG].",
     )(placed)
-    return store_option(placed)
+    return store_option(context_option(placed))
 
 
 def _resolve_conflict(place: StoreTarget) -> StoreTarget:

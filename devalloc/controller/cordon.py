@@ -14,8 +14,12 @@ from devalloc.store import Change, Conflict, Forbidden, Key, KindNotServed, NotF
 from devalloc.store.nodes import pools_of
 
 
-class TargetNotFound(NotFound):
+class TargetNotFound(StoreError):
     """No node, pool or device of that name, or several."""
+
+
+class NoSuchTarget(TargetNotFound, NotFound):
+    """No node, pool or device of that name."""
 
 
 class NoPools(TargetNotFound):
@@ -69,7 +73,7 @@ def find_target(store: Store, word: str) -> CordonTarget:
     what, listed = ("node, pool or device", "`devalloc get pools -o wide` lists them all")
     if kind == "node":
         what, word, listed = "node", name, "`devalloc get nodes` lists them"
-    raise TargetNotFound(f"there is no {what} {word}; {_similar_names(pools, nodes, kind, name)}{listed}")
+    raise NoSuchTarget(f"there is no {what} {word}; {_similar_names(pools, nodes, kind, name)}{listed}")
 
 
 def _nodes(store: Store, pools: Sequence[Object], name: str) -> set[str]:
@@ -178,7 +182,7 @@ def _commit(
     while True:
         pools = [pool for pool in store.list("DevicePool").objects if meant(pool)]
         if not pools:
-            raise TargetNotFound("it no longer exists; `devalloc get pools -o wide` lists all pools and devices")
+            raise NoSuchTarget("it no longer exists; `devalloc get pools -o wide` lists all pools and devices")
         left = False
         for pool in pools:
             version = pool["metadata"]["resourceVersion"]

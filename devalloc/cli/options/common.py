@@ -193,22 +193,26 @@ def output_option(*forms: str, default: str = "table") -> Decorator:
 
 
 class _FormOrJsonpath(click.Choice[str]):
-    """One of the forms, or a template: jsonpath=…"""
+    """One of the forms, a template (jsonpath=…), or columns (custom-columns=…)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if isinstance(value, str) and value.startswith("jsonpath="):
+        if isinstance(value, str) and value.startswith(("jsonpath=", "custom-columns=")):
             return value
         if isinstance(value, str) and value not in self.choices and "=" in value:
-            self.fail(f"{value!r} is not one of {', '.join(self.choices)} and jsonpath=TEMPLATE", param, ctx)
+            forms = f"{', '.join(self.choices)}, jsonpath=TEMPLATE and custom-columns=HEADER:PATH,..."
+            self.fail(f"{value!r} is not one of {forms}", param, ctx)
         return super().convert(value, param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self.choices)}|jsonpath=TEMPLATE]"
+        return f"[{'|'.join(self.choices)}|jsonpath=TEMPLATE|custom-columns=HEADER:PATH,...]"
 
 
 def output_option_with_jsonpath(function: Callable[..., Any]) -> Callable[..., Any]:
     """-o FORM or jsonpath=TEMPLATE, passed as ``output: str``."""
-    what = "Output format; jsonpath as in kubectl, such as jsonpath='{.items[*].metadata.name}'."
+    what = (
+        "Output format; the last two as in kubectl, such as jsonpath='{.items[*].metadata.name}' and "
+        "custom-columns=NAME:.metadata.name,NODE:.spec.nodeName."
+    )
     return click.option("-o", "--output", type=_FormOrJsonpath(FORMATS), default="table", help=what)(function)
 
 

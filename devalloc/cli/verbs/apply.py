@@ -12,7 +12,7 @@ import click
 
 from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.documents import ignored_warnings, read_manifests
-from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
+from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, objects_named
 from devalloc.cli.options.common import (
     LabelTest,
     all_namespaces_option,
@@ -112,7 +112,7 @@ def delete(
                     return Outcome(f"{format_key(key)} deleted (dry run){_gone_text(stored)}")
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
-                what = f"{error}{not_found_hint(objects, key)}"
+                what = f"{error}{not_found_hint(objects, key, similar=False)}"
                 return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
             done = _deletion_text(last["metadata"].get("finalizers") or [])
             return Outcome(f"{format_key(key)} {done}{_gone_text(last)}")
@@ -214,6 +214,8 @@ def _keys_to_delete(
         contents = [document.content for document in documents.good]
         groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
         return list(zip(map(Key.of, contents), groups, strict=True)), documents.exit_code
+    if len(what) == 1 and "/" not in what[0] and (same := objects_named(store, what[0])):
+        raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
     if everything or selected is not None:
         if len(what) != 1 or "/" in what[0]:
             raise BadInput(f"{'--all' if everything else '--selector'} needs one KIND and no names")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import BadInput, verb
-from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
+from devalloc.cli.object_names import fetch_object, keys_of, kind_of, objects_named
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.shell_completion import complete_objects
@@ -46,7 +46,7 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
     """
 
     with open_readable_target(place, namespace) as objects:
-        if len(what) == 1 and "/" not in what[0] and (same := _named(objects, what[0])):
+        if len(what) == 1 and "/" not in what[0] and (same := objects_named(objects, what[0])):
             raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
         keys = keys_of(what, namespace, store=objects)
         if not keys:
@@ -57,16 +57,6 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
                 print_line()
             _describe(objects, fetch_object(objects, key))
     return 0
-
-
-def _named(store: Store, name: str) -> list[str]:
-    """Objects of that name as KIND/NAME, if it is not the name of a kind."""
-    try:
-        kind_of(name, store)
-    except BadInput:
-        keys = [Key.of(obj) for obj in store.list().objects if obj["metadata"]["name"] == name]
-        return list(dict.fromkeys(map(format_key, keys)))[:3]
-    return []
 
 
 def _describe(store: Store, obj: Object) -> None:

@@ -111,7 +111,17 @@ class OutputForm(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        return self.output in ("table", "wide")
+        return self.output in ("table", "wide") or self.columns is not None
+
+    @property
+    def columns(self) -> list[tuple[str, str]] | None:
+        """Header and path of each column of custom-columns. Raises BadInput."""
+        if not self.output.startswith("custom-columns="):
+            return None
+        parts = [part.partition(":") for part in self.output.partition("=")[2].split(",")]
+        if any(not (header and path) for header, _, path in parts):
+            raise BadInput("custom-columns: write HEADER:PATH for each column, such as NAME:.metadata.name")
+        return [(header, path) for header, _, path in parts]
 
     @property
     def is_data(self) -> bool:
@@ -276,6 +286,11 @@ def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm
 def _table(kind: str, objects: list[Object], form: OutputForm, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
     from devalloc.cli.render.columns import header_and_rows
 
+    if form.columns is not None:
+        rows: list[list[Cell]] = [
+            [render_template(f"{{{path.strip('{}')}}}", obj) or "<none>" for _, path in form.columns] for obj in objects
+        ]
+        return [header for header, _ in form.columns], rows
     namespaces = namespaces and (kind not in API_KINDS or API_KINDS[kind].namespaced)
     headers, rows = header_and_rows(kind, objects, wide=form.output == "wide", namespaces=namespaces)
     if form.show_labels:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
 import click
 
 from devalloc.cli.command import BadInput, verb
+from devalloc.cli.options.common import output_option
+from devalloc.cli.render.output import print_content
 from devalloc.cli.terminal import print_line, print_lines
 from devalloc.version import VERSION
 
@@ -30,24 +35,41 @@ def completion(shell: str) -> int:
 
 
 @verb("version")
-def version() -> int:
+@output_option("table", "json", "yaml")
+def version(output: str) -> int:
     """Print the version of the command."""
 
-    print_line(f"devalloc {VERSION}")
+    if output == "table":
+        print_line(f"devalloc {VERSION}")
+    else:
+        print_content({"version": VERSION, "python": platform.python_version()}, output)
     return 0
 
 
 @verb("help")
 @click.argument("words", nargs=-1, metavar="[VERB]...")
+@click.option(
+    "--man",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the man pages of all commands to this folder, such as /usr/local/share/man/man1.",
+)
 @click.pass_context
-def help(ctx: click.Context, words: tuple[str, ...]) -> int:
+def help(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int:
     """Print the help of a command, or list all commands.
 
     \b
     devalloc help solve
     devalloc help vm create
+    devalloc help --man ~/.local/share/man/man1
     """
     above = ctx.find_root()
+    if folder is not None:
+        from devalloc.cli.man_pages import write_man_pages
+
+        print_line(f"{len(write_man_pages(above.command, folder))} pages in {folder}: man devalloc")
+        return 0
     command: click.Command = above.command
     for word in words:
         inner = command.get_command(above, word) if isinstance(command, click.Group) else None

@@ -34,9 +34,9 @@ _QUIET_SECONDS = 15
 """Idle seconds after which the kernel probes a connection; it repeats the probe after each third of that."""
 
 
-def load_credentials(kubeconfig: Path | None) -> Any:
-    """An ApiClient with the current credentials: of a kubeconfig's current context, or else of the pod's service
-    account. Raises ApiError."""
+def load_credentials(kubeconfig: Path | None, context: str | None = None) -> Any:
+    """An ApiClient with the current credentials: of a kubeconfig's current or named context, or else of the pod's
+    service account. Raises ApiError."""
     from kubernetes import client  # takes half a second and 40 MB, so only if needed
     from yaml import YAMLError
 
@@ -44,7 +44,9 @@ def load_credentials(kubeconfig: Path | None) -> Any:
     settings = client.Configuration()
     try:
         if kubeconfig is not None:
-            config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+            config.load_kube_config(
+                str(kubeconfig), context=context, client_configuration=settings, persist_config=False
+            )
         else:
             config.load_incluster_config(settings)
     except credential_errors() as error:
@@ -223,12 +225,12 @@ class Client:
         return RESPONSE_SECONDS if self._answer_seconds is None else self._answer_seconds
 
     @classmethod
-    def connect(cls, kubeconfig: Path | None = None) -> Client:
-        """Connect with a kubeconfig's current context, or else with the service account of this pod.
+    def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Client:
+        """Connect with a kubeconfig's current context, or the named one, or else with the service account of this pod.
 
         Raises ApiError if there are no credentials; it does not contact the server.
         """
-        return cls(partial(load_credentials, kubeconfig))
+        return cls(partial(load_credentials, kubeconfig, context))
 
     def get(self, path: str, params: Params | None = None, *, until: float | None = None) -> Object:
         """``until``: deadline on the monotonic clock. Raises ApiError."""

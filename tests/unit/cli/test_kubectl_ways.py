@@ -1,0 +1,125 @@
+"""What hands that know kubectl type."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devalloc.cli import main as command
+from devalloc.version import VERSION
+from tests.support.cli_shell import Shell, claim, devalloc, device_class, pool, text
+from tests.support.repository import REPO
+
+__all__ = ["devalloc"]
+
+
+@pytest.fixture
+def filled(devalloc: Shell) -> Shell:
+    assert devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim("train"))).code == 0
+    return devalloc
+
+
+@pytest.mark.parametrize("form", ["--dry-run", "--dry-run=client", "--dry-run=server"])
+def test_a_dry_run_is_one_in_all_forms_of_kubectl(filled: Shell, form: str) -> None:
+    applied = filled("apply", form, "-f", "-", stdin=text(claim("new")))
+    assert applied.out == "deviceclaim/new created (dry run)\n"
+    assert filled("delete", form, "claim/train").out == "deviceclaim/train deleted (dry run)\n"
+    assert filled("get", "claims", "-o", "name").out == "deviceclaim/train\n"
+
+
+def test_no_dry_run_is_none(filled: Shell) -> None:
+    assert filled("delete", "--dry-run=none", "claim/train").out == "deviceclaim/train deleted\n"
+
+
+def test_any_other_form_is_refused(filled: Shell) -> None:
+    assert filled("delete", "--dry-run=true", "claim/train").code == 2
+
+
+def test_columns_of_your_own(filled: Shell) -> None:
+    shown = filled(
+        "get", "claims", "-o", "custom-columns=NAME:.metadata.name,WANTS:{.spec.claims[0].requests.count},NO:.x"
+    )
+    assert [line.split() for line in shown.out.splitlines()] == [["NAME", "WANTS", "NO"], ["train", "1", "<none>"]]
+    one = filled("get", "claim/train", "-o", "custom-columns=NAME:.metadata.name", "--no-headers")
+    assert one.out == "train\n"
+    wrong = filled("get", "claims", "-o", "custom-columns=NAME")
+    assert (wrong.code, "write HEADER:PATH for each column" in wrong.err) == (2, True)
+
+
+def test_the_version_for_programs(devalloc: Shell) -> None:
+    expected = {"version": VERSION, "python": platform.python_version()}
+    assert json.loads(devalloc("version", "-o", "json").out) == expected
+    assert yaml.safe_load(devalloc("version", "-o", "yaml").out) == expected
+
+
+def test_a_name_alone_is_answered_with_what_has_it(filled: Shell) -> None:
+    output = filled("delete", "train")
+    assert (output.code, output.err) == (2, "error: train is not a kind; did you mean deviceclaim/train?\n")
+
+
+def test_what_is_not_there_is_not_deleted_by_a_suggestion(filled: Shell) -> None:
+    output = filled("delete", "claim/trai")
+    assert (output.code, output.err) == (4, "error: DeviceClaim default/trai does not exist\n")
+
+
+def kubeconfig(path: Path) -> Path:
+    """Two contexts, of servers where nothing listens."""
+    clusters = [{"name": name, "cluster": {"server": f"http://127.0.0.1:{port}"}} for name, port in SERVERS.items()]
+    contexts = [
+        {"name": name, "context": {"cluster": name, "user": "me", "namespace": f"of-{name}"}} for name in SERVERS
+    ]
+    content = {
+        "clusters": clusters,
+        "contexts": contexts,
+        "users": [{"name": "me", "user": {}}],
+        "current-context": "a",
+    }
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **content}))
+    return path
+
+
+SERVERS = {"a": 1, "b": 2}
+
+
+def test_a_context_chooses_the_server(devalloc: Shell, tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config")
+    for words, port in ((("--context", "b"), 2), ((), 1)):
+        output = devalloc("get", "claims", "--kubeconfig", path, *words)
+        assert output.code == 1
+        assert f"http://127.0.0.1:{port}" in output.err
+    unknown = devalloc("get", "claims", "--kubeconfig", path, "--context", "c")
+    assert (unknown.code, "c" in unknown.err) == (1, True)
+    alone = devalloc("get", "claims", "--context", "b")
+    assert (alone.code, "give --kubeconfig PATH, too" in alone.err) == (2, True)
+
+
+def test_it_is_a_plugin_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts[command.PLUGIN] == scripts["devalloc"]
+    for name in ("DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config")))
+    code = "import sys; sys.argv[0] = '/bin/kubectl-devalloc'; from devalloc.cli.main import main; main()"
+    run = [sys.executable, "-c", code]
+    shown = subprocess.run([*run, "get", "--help"], capture_output=True, text=True, check=True, cwd=REPO)
+    assert shown.stdout.startswith("Usage: kubectl devalloc get ")
+    answered = subprocess.run([*run, "get", "claims"], capture_output=True, text=True, check=False, cwd=REPO)
+    assert "http://127.0.0.1:1" in answered.stderr, "the cluster of kubectl, not a store"
+
+
+def test_man_pages_are_those_of_the_help(devalloc: Shell, tmp_path: Path) -> None:
+    assert devalloc("help", "--man", tmp_path).code == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"devalloc.1", "devalloc-apply.1", "devalloc-vm-create.1"} <= names
+    assert {f"devalloc-{verb}.1" for section in command.VERBS.values() for verb in section} <= names
+    page = (tmp_path / "devalloc-apply.1").read_text()
+    assert ".B \\-f, \\-\\-filename PATH" in page
+    assert all(path.read_text().isascii() for path in tmp_path.iterdir()), "troff reads no UTF-8 without a preprocessor"
+    assert "devalloc apply \\-f examples/whole\\-gpu\n" in page, "an example is a line of its own"
