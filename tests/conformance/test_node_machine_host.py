@@ -93,10 +93,13 @@ def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:
     names: list[str] = []
+    with_status: list[bool] = []
     heard = threading.Event()
+    files = len(os.listdir("/proc/self/fd"))
 
-    def ended(name: str) -> None:
+    def ended(name: str, fd: int | None) -> None:
         names.append(name)
+        with_status.append(fd is not None)
         heard.set()
         raise RuntimeError("who is told may fail")
 
@@ -114,6 +117,8 @@ def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[
     deaths.close()
     deaths.watch("after the end", running)  # by a thread that was late, which is nobody's concern
     assert names == ["a", "late"]
+    assert with_status == [True, False], "how one ended can be read, if it was watched before"
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_what_a_process_has_open_is_seen(tmp_path: Path) -> None:

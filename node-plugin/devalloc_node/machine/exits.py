@@ -78,7 +78,7 @@ LOG = logging.getLogger(__name__)
 
 class ExitWatcher:
     """Calls ``ended(name, fd)`` once for each process that was watched under that name and ended. ``fd``: its pidfd,
-    which the callee closes; None if it had ended before it was watched."""
+    which the callee closes unless it raises; None if it had ended before it was watched."""
 
     def __init__(self, ended: Callable[[str, int | None], None]) -> None:
         self._ended = ended
@@ -154,6 +154,8 @@ class ExitWatcher:
             self._ended(name, fd)
         except Exception:  # a failing callback must not end the watch over the other machines
             LOG.exception("reporting that %s ended", name)
+            if fd is not None:
+                os.close(fd)
 
 
 ExitStatus = tuple[int | None, int | None]
