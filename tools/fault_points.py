@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from devalloc_node.errors import NodeError
@@ -68,7 +69,7 @@ def main(names: Sequence[str]) -> int:
     total, failed = Counter[str](), 0
     heads = "".join(f"{part:>{width}}" for part, width in COLUMNS.items())
     print(f"{'scenario':28}{'points':>8}{heads}{'wall s':>9}{'CPU s':>8}")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
         for done in pool.map(run, names or [*SCENARIOS, *MACHINES]):
             parts = Counter(point.call.partition(".")[0] for point in done.points)
             total += parts

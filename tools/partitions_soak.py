@@ -57,7 +57,7 @@ def main() -> int:
         rng = random.Random(seed)
         chosen = [tuple(rng.sample(every, rng.randint(2, 4))) for _ in range(options.several)]
     done, wrong = Counter[str](), Counter[str]()
-    with multiprocessing.Pool(options.jobs) as pool:
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
         for faults, complaints in pool.imap_unordered(judged, chosen, chunksize=8):
             done[what(faults)] += 1
             wrong[what(faults)] += bool(complaints)

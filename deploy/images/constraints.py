@@ -18,12 +18,12 @@ from typing import Any
 from deploy.images.cache import Progress, Unavailable
 from deploy.images.contents import CONSTRAINTS, SOURCE, build_requirements, requirements
 
-MINORS = (11, 12, 13)
+MINORS = (11, 12, 13, 14)
 """Python 3.x, for which each package must have a wheel; the lowest is the one of ``requires-python``."""
 ARCHITECTURES = ("x86_64", "aarch64")
 
 _HEAD = """\
-# What the tests run with and what the images have, for Python 3.11 to 3.13: version and hash of each file.
+# What the tests run with and what the images have, for Python 3.11 to 3.14: version and hash of each file.
 # Written by python -m deploy.images constrain; `--keep` keeps the versions that pyproject.toml still allows.
 """
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -14,9 +14,9 @@ from deploy.images.constraints import Pin, constrained, fits, pins, rendered, wi
 from deploy.images.contents import CONSTRAINTS, SOURCE
 
 A, B = "a" * 64, "b" * 64
-SIX = {
+EACH = {
     (minor, architecture): f"thing-1-cp3{minor}-cp3{minor}-manylinux_2_17_{architecture}.whl"
-    for minor in (11, 12, 13)
+    for minor in (11, 12, 13, 14)
     for architecture in ("x86_64", "aarch64")
 }
 
@@ -68,20 +68,20 @@ class TestRegeneration:
             rendered([package("thing", "x.whl"), package("thing", "x.whl", version="2")])
 
     def test_a_package_without_a_wheel_for_one_platform_is_refused(self) -> None:
-        assert list(without_wheel([package("thing", *SIX.values())])) == []
-        for (minor, architecture), missing in SIX.items():
-            (problem,) = without_wheel([package("thing", *(wheel for wheel in SIX.values() if wheel != missing))])
+        assert list(without_wheel([package("thing", *EACH.values())])) == []
+        for (minor, architecture), missing in EACH.items():
+            (problem,) = without_wheel([package("thing", *(wheel for wheel in EACH.values() if wheel != missing))])
             assert problem == f"thing 1 has no wheel for Python 3.{minor} on {architecture}"
 
     @pytest.mark.parametrize(
         ("wheel", "minors"),
         [
-            ("a-1-py3-none-any.whl", {11, 12, 13}),
-            ("a-1-py2.py3-none-any.whl", {11, 12, 13}),
-            ("a-1-cp39-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", {11, 12, 13}),
-            ("a-1-cp312-abi3-manylinux_2_28_x86_64.whl", {12, 13}),
+            ("a-1-py3-none-any.whl", {11, 12, 13, 14}),
+            ("a-1-py2.py3-none-any.whl", {11, 12, 13, 14}),
+            ("a-1-cp39-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", {11, 12, 13, 14}),
+            ("a-1-cp312-abi3-manylinux_2_28_x86_64.whl", {12, 13, 14}),
             ("a-1-cp312-cp312-manylinux_2_28_x86_64.whl", {12}),
-            ("a-1-py3-none-linux_x86_64.whl", {11, 12, 13}),
+            ("a-1-py3-none-linux_x86_64.whl", {11, 12, 13, 14}),
             ("a-1-py312-none-any.whl", {12}),
             ("a-1-cp313-cp313t-manylinux_2_28_x86_64.whl", set()),
             ("a-1-pp311-pypy311_pp73-manylinux_2_28_x86_64.whl", set()),
