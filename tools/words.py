@@ -30,6 +30,8 @@ EXEMPT = (
     "tests/data/",
     "node-plugin/devalloc_node/pb/",
 )
+# From Python 3.12 on, the texts of an f-string are tokens of their own.
+_PROSE = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -100,7 +102,7 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def _prose(text: str) -> Iterator[tuple[int, str]]:
     """Strings and comments, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT):
+        if token.type in _PROSE:
             yield token.start[0], token.string
 
 
