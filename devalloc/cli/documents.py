@@ -36,7 +36,7 @@ _MAX_NAMES = 3
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
     from devalloc.api.cordon import NODE_KIND
-    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     contents = [document.content for document in documents]
@@ -50,7 +50,9 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
         group = api_version.rpartition("/")[0]
         about = f"warning: {kind} {_listed(of_kind)}"
         if is_foreign({"apiVersion": api_version, "kind": kind}):
-            if group != RESOURCE_CLAIMS or verb == "apply":
+            if group != RESOURCE_CLAIMS or (
+                verb == "apply" and is_left_aside({"apiVersion": api_version, "kind": kind})
+            ):
                 yield f"{about}: {ignored_reason(group)}"
             continue
         if verb == "solve" and kind == "VirtualMachineReplicaSet":

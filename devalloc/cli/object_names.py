@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED = 10
 """How many names a message lists."""
-_WITH_STATES = ("DeviceClaim", "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachineMigration")
+_WITH_STATES = ("DeviceClaim", "ResourceClaim", "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachineMigration")
 """Kinds of which one is easily meant instead of another: some verbs take a name alone for a claim."""
 _MAX_COMPARED = 5000
 """Among how many names to look for a similar one; more would take seconds."""
@@ -135,9 +135,7 @@ def fetch_object(store: Store, key: Key) -> Object:
 def not_found_hint(store: Store, key: Key, *, similar: bool = True) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
     a claim of another API group, an object of that name and another kind, or (``similar``) a similar name."""
-    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc.store.sqlite import SQLiteStore
-    from devalloc_solver.dialects.api_groups import api_group_of
 
     try:
         every = [obj["metadata"] for obj in store.list(key.kind).objects]
@@ -147,11 +145,7 @@ def not_found_hint(store: Store, key: Key, *, similar: bool = True) -> str:
     if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
         return f"; there is one in namespace {spaces} (-n)"
     objects = store.list().objects if isinstance(store, SQLiteStore) else ()
-    alike = [(there, obj) for obj in objects if (there := Key.of(obj))[1:] == key[1:]]
-    for there, obj in alike:
-        if is_foreign(obj) and obj["kind"].endswith("Claim"):
-            return f"; there is {there}: {ignored_reason(api_group_of(obj))}"
-    for there, _ in alike:
+    for there in (there for obj in objects if (there := Key.of(obj))[1:] == key[1:]):
         if there.kind in _WITH_STATES and there.kind != key.kind:
             return f"; there is a {there.kind} of that name: {format_key(there)}"
     if not similar:

@@ -14,7 +14,6 @@ from devalloc.api.cordon import is_node
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
-from devalloc.cli.terminal import print_note
 
 if TYPE_CHECKING:
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
@@ -94,12 +93,10 @@ def _is_allocated(claim: Object) -> bool:
 
 def load_resource_objects(place: StoreTarget) -> list[Object]:
     """All of a cluster or store that decides about ResourceClaims. Raises CommandFailed, StoreError."""
-    from devalloc.controller.reconcile.stored_claims import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     if place.is_cluster:
         return _load_cluster_objects(place)
-    print_note(f"warning: {ignored_reason(RESOURCE_CLAIMS)}")
     with target.open_target(place) as store:
         objects = store.list().objects
     return [one for one in objects if api_group_of(one) == RESOURCE_CLAIMS or is_node(one)]

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,14 @@ from devalloc.controller.pool_publisher import (
 )
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.records import KIND as RECORD_KIND
 from devalloc.inventory.watch import UdevSource
 from devalloc.service_manager import Round
-from devalloc.store import Store, Unavailable, Unusable
+from devalloc.store import Key, Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 
@@ -76,6 +77,8 @@ class Standalone:
         self._resync = resync
         self._on_round = on_round
         self._on_published = on_published
+        self.on_granted: Callable[[Iterable[Key]], None] = lambda keys: None
+        """Called with ResourceClaims that were given devices. Set it before ``run``."""
         self._solve = solve
         self._extra_loops = tuple(extra_loops)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
@@ -145,7 +148,8 @@ class Standalone:
         for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
             allocator.loop.ignore_kind(kind)
         self.rounds.append(lambda: allocator.loop.began)
-        loops: list[Loop] = [allocator.run]
+        resources = StoredClaimAllocator(store, self._settings, self.on_granted)
+        loops: list[Loop] = [allocator.run, resources.run]
         host = None
         if self._inventory is not None and turn is not None:
             source = stack.enter_context(closing(UdevSource()))
@@ -157,7 +161,7 @@ class Standalone:
                 resync=self._resync,
                 on_published=self._on_published,
             )
-            loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
+            loops = [host.watch, host.repair, resources.run, _start_after(host.looked, allocator.run)]
             loops.append(_start_after(host.looked, lambda stop: self.is_looked.set()))
         else:
             self.is_looked.set()

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from devalloc.api.cordon import NODE_KIND
 from devalloc.cli.main import cli
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
 from tests.support import fast_yaml, pci_cards
@@ -59,6 +60,7 @@ class Shell:
             allocator = DeviceClaimAllocator(store)
             allocator.loop.ignore_kind(NODE_KIND)
             allocator.round()
+            StoredClaimAllocator(store).round()
         finally:
             store.close()
 

@@ -65,7 +65,11 @@ def release(
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:
             if key.kind != "DeviceClaim":
-                hint = "; delete the pod of a ResourceClaim instead" if key.kind.startswith("ResourceClaim") else ""
+                hint = (
+                    "; delete a ResourceClaim instead, or on a cluster its pod"
+                    if key.kind.startswith("ResourceClaim")
+                    else ""
+                )
                 raise BadInput(f"cannot release {key}, only DeviceClaims{hint}")
         for key in keys:
             fetch_object(objects, key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.meta import MESSAGE, REASON
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, keys_of, kind_of, objects_named
 from devalloc.cli.options.common import namespace_option
@@ -62,7 +63,7 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
 def _describe(store: Store, obj: Object) -> None:
     from devalloc.api.kinds import API_KINDS
     from devalloc.cli.render.columns import age_cell
-    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
@@ -89,7 +90,9 @@ def _describe(store: Store, obj: Object) -> None:
             )
             _pool(store, obj)
         case _:
-            if is_foreign(obj):
+            if reason := (metadata.get("annotations") or {}).get(REASON):
+                facts += [("Not allocated", f"{reason}: {metadata['annotations'].get(MESSAGE, '')}")]
+            elif is_left_aside(obj):
                 facts += [
                     (
                         "Not allocated" if obj["kind"].endswith("Claim") else "Left aside",

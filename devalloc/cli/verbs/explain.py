@@ -281,7 +281,7 @@ def _question_about(
     if kind not in (RESOURCE_CLAIM, TEMPLATE):
         return question, kind, name
     if question.is_of_store:
-        raise CommandFailed(_not_answered(place, Key(kind, namespace, name)))
+        raise CommandFailed(f"{name} is a {kind}: devalloc explain {kind.lower()}/{name} -n {namespace}")
     if kind == TEMPLATE:
         if (template := named_object(question.all, kind, namespace, name)) is None:
             names = _names(question, kind, namespace)
@@ -317,8 +317,10 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
         print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", str(one["message"]))
     else:
         is_allocated = bool((claim.get("status") or {}).get("allocation"))
-        then = "Apply it to a cluster: `devalloc up` allocates DeviceClaims only."
-        if place.is_cluster:
+        then = "`devalloc up` allocates it."
+        if content["kind"] == TEMPLATE:
+            then = _how_to_get_it((), is_of_template=True)
+        elif place.is_cluster:
             then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
         print_explanation(one, only_would=not is_allocated, then=then)
     return 0 if one["allocated"] else REFUSED
@@ -490,17 +492,6 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
         if isinstance(obj, dict) and obj.get("kind") == kind and isinstance(obj.get("metadata"), dict)
     ]
     return [(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads]
-
-
-def _not_answered(place: StoreTarget, key: Key) -> str:
-    """Why `explain` cannot explain a ResourceClaim of a store without a cluster."""
-    from devalloc.cli.object_names import fetch_object
-    from devalloc.controller.reconcile.stored_claims import ignored_reason
-    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
-
-    with open_target(place) as store:
-        fetch_object(store, key)
-    return f"{key} is not allocated here: {ignored_reason(RESOURCE_CLAIMS)}"
 
 
 def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:

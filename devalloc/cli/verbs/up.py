@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.store import Key
 
 
 _NODE_SWITCHES = ("enforce_capacity", "host_capacity", "scaling", "warm")
@@ -157,6 +159,7 @@ def up(options: UpOptions) -> int:
                 *(() if shown is None else (shown.run,)),
             ),
         )
+        loops.on_granted = lambda keys: _show_granted(display, keys)
         plugin: StandaloneNode | None = None
         if runs_node:
             settings = partial(node_settings, inventory, plugin_options, options.resync, migrations=options.migrations)
@@ -214,6 +217,11 @@ def _given_node_options(*, env: bool) -> list[str]:
         if option.name in own and (source is ParameterSource.COMMANDLINE or turned_on):
             given.append(option.opts[0])
     return sorted(given)
+
+
+def _show_granted(display: ProgressDisplay, keys: Iterable[Key]) -> None:
+    for key in keys:
+        display.say(f"{key} allocated")
 
 
 def _show_round(display: ProgressDisplay, done: DeviceClaimRound) -> None:

@@ -32,6 +32,7 @@ MIGRATION = "VirtualMachineMigration"
 REPLICA_SET = "VirtualMachineReplicaSet"
 WAIT_STATES = {
     "DeviceClaim": ("allocated", "released", "deleted"),
+    "ResourceClaim": ("allocated", "deleted"),
     "VirtualMachine": ("running", "paused", "stopped", "deleted"),
     REPLICA_SET: ("ready", "deleted"),
     MIGRATION: ("succeeded", "failed", "deleted"),
@@ -128,11 +129,11 @@ def _has_reason(store: Store, key: Key) -> bool:
 
 def _check_can_happen(store: Store, key: Key) -> None:
     """Raises NotFound for a misspelled name, and Failed for a claim that devalloc does not allocate."""
-    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
     from devalloc_solver.dialects.api_groups import api_group_of
 
     obj = fetch_object(store, key)
-    if is_foreign(obj):
+    if is_left_aside(obj):
         raise CommandFailed(f"{key} is not allocated here: {ignored_reason(api_group_of(obj))}")
 
 
@@ -178,7 +179,8 @@ def _advice(store: Store, key: Key) -> str:
         if silence := missing_controller_note(store):
             return f"; {silence}"
         return "; it has no answer yet: is `devalloc up` running on this store?"
-    return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
+    name = format_key(key) if key.kind == "ResourceClaim" else key.name
+    return f": {annotations[meta.REASON]}; see: devalloc explain {name} -n {key.namespace}"
 
 
 def _verb_advice(machine: dict[str, Any]) -> str:
@@ -327,6 +329,8 @@ def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTes
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
     if test is not None:
         return test(obj)
+    if key.kind == "ResourceClaim":
+        return state == "allocated" and bool((obj.get("status") or {}).get("allocation"))
     status = obj.get("status", {})
     if state == "stopped":
         return _is_stopped(obj)

@@ -248,7 +248,7 @@ def last_reasons(documents: Iterable[Object]) -> dict[str, tuple[str, str]]:
 def _why(doc: Object, events: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     if (event := events.get(str(doc["metadata"].get("uid", "")))) is not None:
         return event
-    if reason := short_annotation(doc, meta.REASON):  # it is left aside, in a store that is no cluster
+    if reason := short_annotation(doc, meta.REASON):  # in a store that is no cluster
         return reason, short_annotation(doc, meta.MESSAGE)
     owner = next(
         (each for each in as_mappings(doc["metadata"].get("ownerReferences")) if each.get("kind") == "Pod"), None

@@ -1,8 +1,7 @@
 """Read claims as a store has them: raw content, which may be malformed; and objects that devalloc stores and ignores.
 
-Those are ResourceClaims, and other groups' kinds that share a name with one of ours. ResourceClaims need what only a
-cluster has (pods, nodes, slices that drivers publish), so the embedded store keeps them and nothing answers them
-there. They must not hold up others.
+Those are other groups' kinds that share a name with one of ours, and what only pods need of resource.k8s.io. They must
+not hold up others. ResourceClaims have an allocator of their own (``resource_claims``).
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def _replace_classes(content: Any, instead: Mapping[str, str | None]) -> Any:
     return {name: value for name, value in changed.items() if name != "deviceClass" or value is not None}
 
 
-_MARKED_KINDS = {"ResourceClaim", "DeviceClaim", "VirtualMachine"}
+_MARKED_KINDS = {"DeviceClaim", "VirtualMachine"}
 """Kinds that say so themselves: a user may wait for them."""
 
 
@@ -168,10 +167,21 @@ def _is_foreign(api_version: str, kind: str) -> bool:
     return is_resource or (kind in API_KINDS and qualified_kind(kind, api_version) != kind)
 
 
+def is_left_aside(obj: Any) -> bool:
+    """Whether nothing in the store's programs answers a manifest, or reads it to answer others."""
+    if not is_foreign(obj):
+        return False
+    return api_group_of(obj) != RESOURCE_CLAIMS or obj.get("kind") not in _READ_KINDS
+
+
+_READ_KINDS = frozenset({"ResourceClaim", "ResourceSlice", "DeviceClass", "DeviceTaintRule"})
+"""Kinds of resource.k8s.io that the allocator of ResourceClaims reads."""
+
+
 def ignored_messages(objects: Iterable[Object]) -> list[str]:
     """What to say of the foreign objects: a sentence for each group."""
     kinds: dict[str, set[str]] = {}
-    for obj in objects:
+    for obj in filter(is_left_aside, objects):
         kinds.setdefault(api_group_of(obj), set()).add(obj["kind"])
     return [f"{', '.join(sorted(kinds[group]))} of {group}: {ignored_reason(group)}" for group in sorted(kinds)]
 
@@ -179,10 +189,7 @@ def ignored_messages(objects: Iterable[Object]) -> list[str]:
 def ignored_reason(group: str) -> str:
     """Why objects of a group are left aside, and what to do."""
     if group == RESOURCE_CLAIMS:
-        return (
-            "`devalloc up` allocates DeviceClaims, but nothing of this API group; use `devalloc dra allocate -f`, "
-            "or apply it to a cluster (`devalloc install --resource-claims`)"
-        )
+        return "of this API group, `devalloc up` reads claims, classes, slices and taint rules; apply it to a cluster"
     return "devalloc ignores this API group; some of its kinds have the same names as devalloc's"
 
 
@@ -192,7 +199,9 @@ def ignored_changes(objects: Iterable[Object]) -> list[Change]:
     for obj in objects:
         marking = {meta.REASON: Reason.LEFT_ASIDE.value, meta.MESSAGE: ignored_reason(api_group_of(obj))}
         annotations = obj["metadata"].get("annotations") or {}
-        if obj["kind"] in _MARKED_KINDS and any(annotations.get(name) != text for name, text in marking.items()):
+        if obj["kind"] not in _MARKED_KINDS or not is_left_aside(obj):
+            continue
+        if any(annotations.get(name) != text for name, text in marking.items()):
             changes.append(Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), marking))
     return changes
 

@@ -35,39 +35,66 @@ def stored_names(devalloc: Shell, kind: str) -> list[str]:
         return [obj["metadata"]["name"] for obj in store.list(kind).objects]
 
 
-def test_a_resource_claim_holds_up_nobody_and_is_told_that_it_is_left_aside(
-    devalloc: Shell, caplog: pytest.LogCaptureFixture
-) -> None:
-    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+SLICE: Object = {
+    "apiVersion": DRA,
+    "kind": "ResourceSlice",
+    "metadata": {"name": "s"},
+    "spec": {
+        "driver": "gpu.example.com",
+        "nodeName": "n",
+        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0"}],
+    },
+}
+TEMPLATE: Object = {**FOREIGN_CLAIM, "kind": "ResourceClaimTemplate", "spec": {"spec": FOREIGN_CLAIM["spec"]}}
+
+
+def test_claims_of_both_dialects_are_allocated(devalloc: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    applied = devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, SLICE, *FLEET))
+    assert applied.err == ""
 
     devalloc.allocate()
 
     assert devalloc("wait", "train", "--timeout", "1s").out == "deviceclaim/train allocated\n"
-    assert devalloc("explain", "train").code == 0
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("DeviceClass, ResourceClaim of resource.k8s.io: `devalloc up` allocates DeviceClaims")
+    waited = devalloc("wait", "resourceclaim/theirs", "--timeout", "1s")
+    assert waited.out == "resourceclaim/theirs allocated\n"
+    assert [record.getMessage() for record in caplog.records] == []
     theirs = devalloc("get", "resourceclaim/theirs", "-o", "json").json
-    assert theirs["metadata"]["annotations"]["devalloc.io/reason"] == "LeftAside"
-    assert "dra allocate" in theirs["metadata"]["annotations"]["devalloc.io/message"]
+    (result,) = theirs["status"]["allocation"]["devices"]["results"]
+    assert (result["driver"], result["pool"], result["device"]) == ("gpu.example.com", "n", "gpu-0")
+    assert devalloc("explain", "resourceclaim/theirs").code == 0
 
 
-@pytest.mark.parametrize("name", ["resourceclaim/theirs", "theirs"])
-def test_wait_says_at_once_that_a_resource_claim_is_left_aside(devalloc: Shell, name: str) -> None:
+def test_a_resource_claim_that_gets_nothing_says_why(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+    devalloc.allocate()
+
+    waited = devalloc("wait", "resourceclaim/theirs", "--timeout", "10ms")
+    assert waited.code == 3
+    assert "NoMatchingDevices; see: devalloc explain resourceclaim/theirs" in waited.err
+    assert "NoMatchingDevices: impossible" in devalloc("describe", "resourceclaim/theirs").out
+    assert "NoMatchingDevices" in devalloc("explain", "resourceclaim/theirs").out
+    shown = devalloc("top", "--once").out
+    assert "NoMatchingDevices" in shown
+    assert "kube-scheduler" not in shown
+
+
+def test_a_name_that_only_a_resource_claim_has_is_answered_with_its_kind(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
 
-    waited = devalloc("wait", name, "--timeout", "100s")
-
-    assert waited.code == (1 if "/" in name else 4)
-    assert "`devalloc up` allocates DeviceClaims" in waited.err
+    assert "there is a ResourceClaim of that name: resourceclaim/theirs" in devalloc("explain", "theirs").err
+    assert "resourceclaim/theirs" in devalloc("wait", "theirs", "--timeout", "1s").err
 
 
-def test_explain_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
-    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+def test_what_only_pods_need_is_left_aside(devalloc: Shell) -> None:
+    applied = devalloc("apply", "-f", "-", stdin=text(TEMPLATE))
 
-    assert "but nothing of this API group" in devalloc("explain", "theirs").err
+    assert applied.err.startswith(
+        "warning: ResourceClaimTemplate theirs: of this API group, `devalloc up` reads claims"
+    )
 
 
-def test_applying_a_claim_again_that_is_left_aside_changes_nothing(devalloc: Shell) -> None:
+def test_applying_a_claim_again_that_waits_changes_nothing(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLAIM))
     devalloc.allocate()
 
@@ -83,7 +110,6 @@ def test_solve_capacity_and_describe_answer_beside_foreign_objects(devalloc: She
     assert solved.err == ""
     assert "default/train" in solved.out
     assert devalloc("capacity", "train").out.startswith("2 more like default/train")
-    assert "`devalloc up` allocates DeviceClaims" in devalloc("describe", "resourceclaim/theirs").out
 
 
 @pytest.mark.parametrize("name", ["resourceclaim/train", "resourceclaims.resource.k8s.io/train"])
@@ -95,21 +121,11 @@ def test_capacity_and_release_take_no_resource_claim_for_a_device_claim(devalloc
     counted, released = devalloc("capacity", name), devalloc("release", name)
 
     assert (counted.out, released.code) == ("0 more like default/train\n", 2), "no ResourceSlice has devices"
-    assert "`devalloc up` allocates DeviceClaims, but nothing of this API group" in counted.err
+    assert counted.err == ""
     assert "cannot release ResourceClaim default/train, only DeviceClaims" in released.err
     of_files = devalloc("capacity", "theirs", "-f", "-", "--no-store", stdin=text(FOREIGN_CLAIM, *FLEET))
     assert of_files.out.startswith("0 more like default/theirs\nClassNotFound"), "no DeviceClaim has its name"
     assert devalloc("capacity", "deviceclaim/train").out.startswith("1 more like default/train")
-
-
-def test_top_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
-    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
-    devalloc.allocate()
-
-    shown = devalloc("top", "--once").out
-
-    assert "LeftAside" in shown
-    assert "kube-scheduler" not in shown
 
 
 def test_a_quota_with_an_amount_that_is_none_is_refused_with_its_place(devalloc: Shell) -> None:

@@ -64,10 +64,12 @@ def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None
     assert missing.err.endswith("there is no template default/on; did you mean one?\n")
 
 
-def test_explain_of_a_store_says_that_nothing_allocates_there(devalloc: Shell) -> None:
+def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(*OBJECTS))
     shown = devalloc("explain", "resourceclaim/pair")
-    assert "What to do: Apply it to a cluster: `devalloc up` allocates DeviceClaims only." in shown.out
+    assert "What to do: `devalloc up` allocates it." in shown.out
+    of_template = devalloc("explain", "resourceclaimtemplate/many")
+    assert "devalloc up" not in of_template.out
 
 
 def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Shell) -> None:
@@ -91,11 +93,11 @@ def test_where_a_slice_is_left_out_the_advice_is_to_correct_it(devalloc: Shell) 
     assert "What to do: Correct that pool" in shown
 
 
-def test_a_claim_of_a_store_is_explained_although_nothing_allocates_it_there(devalloc: Shell) -> None:
+def test_a_claim_of_a_store_is_explained_and_counted(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(*OBJECTS, pool(), device_class(), claim()))
 
     shown = devalloc("explain", "resourceclaimtemplate/many")
-    assert "`devalloc up` allocates DeviceClaims, but nothing of this API group" in shown.err
+    assert shown.err == ""
     assert "NotEnoughDevices" in shown.out
     assert devalloc("capacity", "resourceclaim/pair").out == "1 more like default/pair: 1 on n1\n"
     assert devalloc("capacity", "train").out.startswith("2 more like default/train")

@@ -1,0 +1,113 @@
+"""ResourceClaims of a store that is no cluster: all that wait are allocated, without pods, from its ResourceSlices.
+
+A claim keeps its devices until it is deleted. Why one waits stands on it, as on a DeviceClaim.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api.cordon import NODE_KIND
+from devalloc.api.kinds import qualified_kind
+from devalloc.api.meta import DEVICE_RECORDS, MESSAGE, REASON
+from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
+from devalloc.controller.reconcile.resource_claims.pending import allocation_of
+from devalloc.controller.reconcile.snapshot import Snapshot
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, ObjectName
+from devalloc.store import Change, Fence, Key, Store
+
+Object = dict[str, Any]
+
+_API = "resource.k8s.io/v1"
+CLAIM = "ResourceClaim"
+SUPPLY_KINDS = frozenset({"ResourceSlice", "DeviceTaintRule", NODE_KIND, qualified_kind("DeviceClass", _API)})
+"""What decides who gets what."""
+
+
+class StoredClaimAllocator:
+    """One ``run`` in one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: AllocatorSettings | None = None,
+        granted: Callable[[Iterable[Key]], None] = lambda keys: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``granted``: called with the claims that were given devices."""
+        self._settings = settings or AllocatorSettings()
+        self._granted = granted
+        self._clock = clock
+        self.loop = ReconcileLoop(
+            "could not answer the ResourceClaims", store, self._settings, SUPPLY_KINDS | {CLAIM}, clock
+        )
+        self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
+        self._version = ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Answer claims until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
+        self.loop.run(stop, self.round, lambda: self._wait(stop))
+
+    def round(self) -> None:
+        """Answer all claims that wait, once. Raises StoreError."""
+        snapshot = self.loop.reading.look()
+        self._version, self.loop.is_again = snapshot.version, False
+        claims = [obj for key, obj in snapshot.objects.items() if key.kind == CLAIM]
+        refused = self.loop.refusals.look(claims)
+        pending = [claim for claim in claims if _is_pending(claim) and Key.of(claim) not in refused]
+        if not pending:
+            return
+        others: dict[ObjectName, Object] = {
+            (key.kind, key.namespace or "", key.name): obj
+            for key, obj in snapshot.objects.items()
+            if key.kind != CLAIM or allocation_of(obj) is not None
+        }
+        self._solver.update(others)
+        answers = self._solver.solve(pending, self._settings.deadline)
+        self._commit(pending, answers, snapshot)
+        self.loop.is_again |= self._solver.is_again or any(each.get(STILL_SEARCHING) for each in answers)
+
+    def _commit(self, pending: Iterable[Object], answers: Iterable[Mapping[str, Any]], snapshot: Snapshot) -> None:
+        by_name = {(each["namespace"], each["name"]): each for each in answers}
+        units = []
+        for claim in pending:
+            metadata = claim["metadata"]
+            answer = by_name.get((metadata.get("namespace") or "default", metadata["name"]))
+            if answer is None or answer.get(STILL_SEARCHING):
+                continue
+            if (unit := _unit(claim, answer)) is not None:
+                units.append(unit)
+        fence = Fence(snapshot.version, specs=SUPPLY_KINDS, statuses=frozenset({CLAIM}))
+        report = self.loop.commit(units, fence)
+        self._granted(key for unit in units if unit.granted for key in unit.keys if key in report.written)
+
+    def _wait(self, stop: threading.Event) -> None:
+        self.loop.wait_for_change(self._version, self._clock() + self._settings.resync, stop)
+
+
+def _is_pending(claim: Object) -> bool:
+    return allocation_of(claim) is None and not claim["metadata"].get("deletionTimestamp")
+
+
+def _unit(claim: Object, answer: Mapping[str, Any]) -> WriteUnit | None:
+    """What is written on a claim; None if it says so already."""
+    metadata = claim["metadata"]
+    noted = metadata.get("annotations") or {}
+    key, version = Key.of(claim), metadata["resourceVersion"]
+    if answer["allocated"]:
+        given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        notes = {name: None for name in (REASON, MESSAGE, DEVICE_RECORDS) if name in noted}
+        change = Change(
+            key, version, {**(claim.get("status") or {}), "allocation": given}, notes | answer.get("annotations", {})
+        )
+        return WriteUnit((change,), granted=True)
+    wanted = {REASON: str(answer["reason"]), MESSAGE: str(answer["message"])}
+    if all(noted.get(name) == text for name, text in wanted.items()):
+        return None
+    return WriteUnit((Change(key, version, claim.get("status"), wanted),), granted=False)

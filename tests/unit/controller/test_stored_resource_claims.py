@@ -1,0 +1,108 @@
+"""ResourceClaims of an embedded store: allocated from its slices, without pods, in one transaction for each round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
+from devalloc.store import Key
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.resource_manifests import device, resource_claim, slice_of, taint_rule
+
+Object = dict[str, Any]
+CLASS: Object = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu"},
+    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'devalloc.io'"}}]},
+}
+
+
+class World:
+    """A store and its allocator."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store, self.granted = store, list[Key]()
+        self.allocator = StoredClaimAllocator(store, granted=self.granted.extend)
+
+    def apply(self, *objects: Object) -> None:
+        for each in objects:
+            self.store.create({**each, "metadata": {k: v for k, v in each["metadata"].items() if k != "uid"}})
+
+    def claim(self, name: str) -> Object:
+        return self.store.get("ResourceClaim", "default", name)
+
+    def devices(self) -> dict[str, str]:
+        """By claim its device, or why it has none, after a round."""
+        for _ in range(2):  # the first may say only that others of the round won
+            self.allocator.round()
+        held = {}
+        for each in self.store.list("ResourceClaim").objects:
+            allocation = (each.get("status") or {}).get("allocation")
+            annotations = each["metadata"].get("annotations", {})
+            results = allocation["devices"]["results"] if allocation else ()
+            names = ", ".join(result["device"] for result in results)
+            held[each["metadata"]["name"]] = names or annotations.get("devalloc.io/reason", "")
+        return held
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with closing(SQLiteStore(tmp_path / "store.db")) as store:
+        yield World(store)
+
+
+def test_claims_get_devices_and_the_others_a_reason(world: World) -> None:
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"), resource_claim("b"))
+    assert world.devices() == {"a": "d0", "b": "DevicesInUse"}
+    assert world.granted == [Key("ResourceClaim", "default", "a")]
+    assert world.claim("a")["status"]["allocation"]["allocationTimestamp"]
+    assert "default/a" in world.claim("b")["metadata"]["annotations"]["devalloc.io/message"]
+
+
+def test_what_a_deleted_claim_had_goes_to_the_next_which_loses_its_reason(world: World) -> None:
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"), resource_claim("b"))
+    world.devices()
+    world.store.delete("ResourceClaim", "default", "a")
+    assert world.devices() == {"b": "d0"}
+    assert "devalloc.io/reason" not in world.claim("b")["metadata"].get("annotations", {})
+
+
+def test_nothing_is_written_while_nothing_changes(world: World) -> None:
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"), resource_claim("b"))
+    world.devices()
+    before = world.store.list().resource_version
+    world.devices()
+    assert world.store.list().resource_version == before
+
+
+def test_slices_classes_and_rules_that_come_later_count(world: World) -> None:
+    world.apply(resource_claim("a"))
+    assert world.devices() == {"a": "ClassNotFound"}
+    world.apply(CLASS, taint_rule("broken", device="d0"))
+    assert world.devices() == {"a": "NoMatchingDevices"}
+    world.apply(slice_of("p", "n", [device("d0"), device("d1")]))
+    assert world.devices() == {"a": "d1"}
+
+
+def test_a_slice_that_goes_meanwhile_gives_nothing(world: World) -> None:
+    """The round that had read it writes nothing; the next one sees what there is."""
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"))
+    solve = world.allocator._solver.solve
+
+    def solved(*args: Any) -> Any:
+        answers = solve(*args)
+        name = world.store.list("ResourceSlice").objects[0]["metadata"]["name"]
+        world.store.delete("ResourceSlice", None, name)
+        return answers
+
+    world.allocator._solver.solve = solved  # type: ignore[method-assign, assignment]
+    world.allocator.round()
+    assert "status" not in world.claim("a")
+    world.allocator._solver.solve = solve  # type: ignore[method-assign]
+    assert world.devices() == {"a": "NoMatchingDevices"}
