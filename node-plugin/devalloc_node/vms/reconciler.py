@@ -669,7 +669,8 @@ class MachineReconciler:
         is_lost = machine is None and self._operations.machines.lost(key) is not None
         if is_foreign := self._foreign_pid(obj, vm) is not None:  # whatever an older record of it says, it runs
             status["phase"] = "Unknown"
-        if status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused":
+        is_new = status["phase"] == "Paused" and (obj.get("status") or {}).get("phase") != "Paused"
+        if is_new and reason != PAUSED_ON_REQUEST:
             log.warning("machine %s stands still: %s: %s", key, reason, message)
         if is_lost or is_foreign:  # it is to be known again by what it was
             status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
