@@ -6,6 +6,7 @@ is left of it in the end.
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import sys
@@ -98,6 +99,10 @@ def whole(node: Node) -> list[str]:
 
 
 def main() -> int:
+    about = "A Kubernetes to try things out, until Ctrl-C; as root also with a node."
+    price = "The first start builds it: some 20 minutes, 1.9 GB to download, 8 GB of disk (`make build-plan`)."
+    argparse.ArgumentParser(prog="python -m tools.dev_cluster", description=about, epilog=price).parse_args()
+
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 

@@ -24,9 +24,10 @@ _EXPONENT = re.compile(r"[eE]([+-]?\d{1,4})", re.ASCII)
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_BY_POWER = {power: suffix for suffix, power in _DECIMAL.items()}
+_BYTES = (("M", 6, 20), ("G", 9, 30), ("T", 12, 40), ("P", 15, 50), ("E", 18, 60))
 _HINTS = {
     **{f"{suffix}{unit}": suffix for suffix in _BINARY for unit in ("", "B")},
-    **{f"{letter}B": letter for letter in "MGTPE"},
+    **{f"{letter}B": f"{letter} (10^{power}) or {letter}i (2^{binary})" for letter, power, binary in _BYTES},
     **{letter: f"{letter} or {letter}i" for letter in "GTP"},
     "KB": "k",
     "K": "k or Ki",

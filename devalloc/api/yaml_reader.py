@@ -40,7 +40,13 @@ _ADVICE = {
     "mapping values are not allowed in this context": "contains a ':' where no field can start; check the indentation, "
     "and quote strings with ': '",
     "could not find expected ':'": "lacks a ':' after a field name",
+    "did not find expected key": "is indented differently from the lines before it; line up fields and items of a list",
 }
+
+
+_NO_NAME = "has a list or map as a field name; render a template ({{ ... }}) first, or quote it"
+_HEAD = ("apiVersion", "kind")
+"""With one of these a manifest begins."""
 
 
 class YamlError(ValueError):
@@ -137,6 +143,8 @@ class _Frame:
     merges: list[Any] = field(default_factory=list)
     key_lines: dict[str, int] = field(default_factory=dict)
     fields: int = 0
+    is_two: bool = False
+    """Two manifests without a line `---` between them: said once, not of each field."""
 
 
 class _Builder:
@@ -180,7 +188,11 @@ class _Builder:
         if len(self._stack) >= MAX_DEPTH:
             raise YamlError(f"is nested too deeply (more than {MAX_DEPTH} levels)", _line(event), self._loc())
         if self._stack and self._wants_key(self._stack[-1]):
-            raise YamlError("has a list or map as a field name; quote it", _line(event), self._loc())
+            raise YamlError(
+                "has a list or map as a field name; render a template ({{ ... }}) first, or quote it",
+                _line(event),
+                self._loc(),
+            )
         if not self._stack:
             self.document.line = _line(event)
         if self._lines is not None and self._stack and isinstance(self._stack[-1].value, list):
@@ -222,13 +234,12 @@ class _Builder:
         frame.is_merge = key == "<<" and not event.style
         if frame.is_merge:
             return
-        if key in frame.key_lines:
+        if key in frame.key_lines and not frame.is_two:
+            first = frame.key_lines[key] + self._first_line - 1
+            frame.is_two = key in _HEAD and len(self._loc()) == 1
+            hint = "; is `---` missing before this line?" if frame.is_two else ""
             self.document.notes.append(
-                YamlNote(
-                    f"appears twice, first in line {frame.key_lines[key] + self._first_line - 1}",
-                    _line(event),
-                    self._loc(),
-                )
+                YamlNote(f"appears twice, first in line {first}{hint}", _line(event), self._loc())
             )
         frame.key_lines[key] = _line(event)
         if self._lines is not None:

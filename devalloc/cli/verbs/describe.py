@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def _describe(store: Store, obj: Object) -> None:
     metadata = obj["metadata"]
     facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
     facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in API_KINDS else []
-    facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age_cell(obj)} ago)")]
+    created = re.sub(r"\.\d+(?=Z$)", "", str(metadata.get("creationTimestamp", "")))
+    facts += [("Created", f"{created} ({age_cell(obj)} ago)")]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
     match Key.of(obj).kind if _is_readable(obj) else None:

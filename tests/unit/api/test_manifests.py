@@ -380,3 +380,21 @@ def test_fields_that_are_there_twice_are_found_in_one_go() -> None:
     problems = load_text(text, "x.json").problems
     assert len(problems) == MAX_FIELDS // 2
     assert {problem.message for problem in problems} == {"appears twice"}
+
+
+def test_two_manifests_without_a_line_between_them_are_one_mistake() -> None:
+    head = ["apiVersion: v1", "kind: A", "metadata: {name: a}", "spec: {}"]
+    (problem,) = load_text("\n".join([*head, *head, ""])).problems
+    assert (problem.path, problem.source) == ("apiVersion", "text, document 1, line 5")
+    assert problem.message == "appears twice, first in line 1; is `---` missing before this line?"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("spec:\n  claims:\n   - a: 1\n  - b: 2\n", "is indented differently from the lines before it"),
+        ("metadata: {name: {{ .Values.x }}}\n", "render a template ({{ ... }}) first, or quote it"),
+    ],
+)
+def test_what_the_parser_says_is_told_in_words_of_manifests(text: str, words: str) -> None:
+    assert any(words in problem.message for problem in load_text(text).problems)

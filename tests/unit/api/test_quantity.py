@@ -110,7 +110,13 @@ def test_what_is_no_quantity_is_an_error_with_the_text(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "hint"),
-    [("1K", "k or Ki"), ("10GB", "did you mean G?"), ("1gi", "Gi"), ("1GiB", "mean Gi"), ("1GI", "mean Gi")],
+    [
+        ("1K", "k or Ki"),
+        ("10GB", r"G \(10\^9\) or Gi \(2\^30\)"),
+        ("1gi", "Gi"),
+        ("1GiB", "mean Gi"),
+        ("1GI", "mean Gi"),
+    ],
 )
 def test_common_slips_get_advice(text: str, hint: str) -> None:
     with pytest.raises(QuantityError, match=hint):

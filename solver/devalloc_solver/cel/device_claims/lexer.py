@@ -42,6 +42,7 @@ _HINTS = {
     "&": "write && for and",
     "|": "write || for or",
     "`": "write device['name'] for such a name",
+    **dict.fromkeys("\u2018\u2019\u201c\u201d", "write plain quotes: ' or \""),
 }
 
 
