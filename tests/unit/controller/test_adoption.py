@@ -293,3 +293,23 @@ def test_each_connection_must_refuse() -> None:
 def test_another_refusal_proves_nothing() -> None:
     server = DryRuns("devalloc's controller allocates only devices of nodes that are set aside")
     assert "does not answer for it: devalloc's controller" in PolicyProbe(server, "n")(RULE)  # type: ignore[arg-type]
+
+
+def test_a_policy_that_does_not_refuse_is_not_asked_all_the_time() -> None:
+    world = World(rule())
+    world.trouble = "the policy does not refuse"
+    world.after(0)
+    before = world.probes
+    world.after(adoption.RETRY_SECONDS - 1)
+    assert world.probes == before
+    world.after(2)
+    assert world.probes == before + 1
+
+
+def test_an_api_server_that_does_not_answer_proves_nothing() -> None:
+    class Silent(DryRuns):
+        def get(self, path: str) -> Object:
+            raise ApiError(0, "NoConnection", "cannot reach the API server")
+
+    trouble = PolicyProbe(Silent(), "devalloc-system")(RULE)  # type: ignore[arg-type]
+    assert trouble == "the policy cannot be asked: cannot reach the API server"
