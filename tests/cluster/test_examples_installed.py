@@ -63,9 +63,14 @@ MACHINES = (
     'cannot create resource "virtualmachines"',
     ("create", "rolebinding", "example", "--clusterrole=devalloc-machines", ACCOUNT),
 )
+HOST_PATHS = (
+    "only those who may use-host-paths",
+    ("create", "clusterrolebinding", "example", "--clusterrole=devalloc-host-paths", ACCOUNT),
+)
 NEEDS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "admin-access": [("devalloc.io/admin-access", ("label", "namespace", "default", "devalloc.io/admin-access=true"))],
     "gpu-machine": [MACHINES],
+    "laptop-machine": [MACHINES],
     "migration": [MACHINES],
     "placed-machines": [MACHINES],
     "priorities": [
@@ -77,10 +82,7 @@ NEEDS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "replica-set": [('cannot create resource "virtualmachinereplicasets"', MACHINES[1])],
     "virtual-machine": [
         MACHINES,
-        (
-            "only those who may use-host-paths",
-            ("create", "clusterrolebinding", "example", "--clusterrole=devalloc-host-paths", ACCOUNT),
-        ),
+        HOST_PATHS,
     ],
 }
 """What an admin must give besides, by example, as its README says: what the tenant reads before, and the command."""

@@ -213,8 +213,6 @@ def test_an_agent_that_knows_no_address_finds_the_controller_that_leads(neon: Ne
     kube_rights.install(cluster, "both", permits=True, neon=True, neon_agents="127.0.0.1/32")
     neon.start(vm("vm1", ("250m", "8", "250m"), (1, 16, 1)), "vm1-x7k2p")
     port, health = free_ports(2)
-    account = kube_rights.token(cluster, "devalloc-permit-proxy", namespace="kube-system")
-    kubeconfig = kube_rights.with_token(cluster, "devalloc-permit-proxy", account)
     options = InstallOptions(permits=True, neon=True, neon_agents="127.0.0.1/32")
     (template,) = (
         one["spec"]["template"]
@@ -222,12 +220,15 @@ def test_an_agent_that_knows_no_address_finds_the_controller_that_leads(neon: Ne
         if (one["kind"], one["metadata"]["name"]) == ("Deployment", "devalloc-permit-proxy")
     )
     pod = ProxyPod(cluster, template, "127.0.0.1", ("127.0.0.1", health))
+    cluster.create("/api/v1/namespaces/kube-system/serviceaccounts", {"metadata": {"name": "default"}})
+    pod.create(NODE)
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": pod.name, "uid": pod.uid}
+    account = kube_rights.token(cluster, "devalloc-permit-proxy", bound, namespace="kube-system")
+    kubeconfig = kube_rights.with_token(cluster, "devalloc-permit-proxy", account)
     command = [
         sys.executable, "-m", "devalloc.cli", "permit-proxy", f"--kubeconfig={kubeconfig}", "--log-level=info",
         f"--listen=127.0.0.1:{port}", "--agents=127.0.0.1/32", f"--health-listen=127.0.0.1:{health}",
     ]  # fmt: skip
-    cluster.create("/api/v1/namespaces/kube-system/serviceaccounts", {"metadata": {"name": "default"}})
-    pod.create(NODE)
     first = second = None
     with (tmp_path / "proxy.log").open("wb") as log:
         proxy = subprocess.Popen(command, stdout=log, stderr=log)

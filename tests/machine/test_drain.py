@@ -42,12 +42,15 @@ def test_a_machine_leaves_its_node_and_starts_where_its_disk_is(fleet: Fleet) ->
     assert "no other node receives machines that run" in shown.stdout + shown.stderr, shown
 
     fleet.kill("a")
-    requested = fleet.command("drain", "node/a", "--force", "--timeout", "0s")
-    assert requested.returncode == 1
+    refused = fleet.command("drain", "node/a", "--force", "--timeout", "0s")
+    assert refused.returncode == 1
+    assert "no node plugin serves node a now" in refused.stdout + refused.stderr, refused
     assert process(before["pid"]) is not None, "no one can stop it"
     assert fleet.status()["nodeName"] == "a"
     fleet.kill("controller")
     fleet.start_node("a")
+    waiting.until(lambda: fleet.command("get", "nodes").stdout.count("NotServed") == 0, "it serves", context=fleet.log)
+    assert fleet.command("drain", "node/a", "--force", "--timeout", "0s").returncode == 1
     waiting.until(lambda: not fleet.qemus("a"), "it was powered down", context=fleet.log)
     assert not fleet.qemus("b")
     fleet.start_controller()

@@ -242,6 +242,7 @@ class ProxyPod:
     address: str
     health: tuple[str, int]
     name: str = "devalloc-permit-proxy-7d9f"
+    uid: str = ""
 
     def create(self, node: str) -> None:
         """Bound to a node, and not ready."""
@@ -249,6 +250,7 @@ class ProxyPod:
         body = {"metadata": metadata, "spec": {**self.template["spec"], "nodeName": node}}
         answer = self.cluster.create(SYSTEM_PODS, body)
         assert answer.ok, answer.message
+        self.uid = answer.content["metadata"]["uid"]
 
     def probe(self) -> bool:
         """Whether it is ready, which its status says then."""

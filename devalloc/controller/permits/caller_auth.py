@@ -56,7 +56,7 @@ class CallerRejected:
 _REJECTIONS = {
     401: "a token that the API server knows is required: Authorization: Bearer ...",
     403: "the token must be that of a node's plugin: bound to a pod or Node, of an account that may prepare "
-    "virtualmachines; or that of the proxy, which may proxy virtualmachines/permits",
+    "virtualmachines; or that of a pod that may proxy virtualmachines/permits",
     429: "too many wrong tokens from this address; wait some seconds",
     503: "the API server cannot check this token now; try again",
 }
@@ -116,6 +116,8 @@ class NodeTokenAuthenticator:
         extra = user.get("extra")
         nodes = extra.get(NODE_NAME_KEY) if isinstance(extra, dict) else None
         node = nodes[0] if isinstance(nodes, list) and len(nodes) == 1 else None
-        if isinstance(node, str) and node and is_allowed(self._post, user, {"resourceAttributes": dict(_MACHINES)}):
+        if not isinstance(node, str) or not node:  # an administrator's, who may do everything and runs nowhere
+            return 403, None
+        if is_allowed(self._post, user, {"resourceAttributes": dict(_MACHINES)}):
             return 200, Caller(node)
         return (200, PROXY) if is_allowed(self._post, user, {"resourceAttributes": dict(_BY_POD)}) else (403, None)
