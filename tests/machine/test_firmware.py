@@ -155,7 +155,7 @@ def _check_confinement(machines: MachineLifecycle, machine: str) -> None:
     assert stat.S_IMODE(machines.config.firmware(machine).stat().st_mode) == 0o700
     assert confinement.group_of(machines.config.cgroups, tpm) == confinement.group_of(machines.config.cgroups, qemu)
     listening = {path.name for path in machines.config.folder(machine).iterdir() if path.is_socket()}
-    assert listening == {"qmp", "console", "agent"}, "no one else can reach the TPM"
+    assert listening == {"qmp", "console", "agent", "events"}, "no one else can reach the TPM"
     if os.geteuid() == 0:
         users = {line.split()[1] for line in status.splitlines() if line.startswith("Uid:")}
         assert users == {str(record.tpm_user)}
