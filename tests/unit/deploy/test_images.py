@@ -225,3 +225,14 @@ def test_modules_of_qemu_qmp_that_are_gpl_are_left_out_with_those_that_need_them
     script = "import devalloc_node.machine.qmp, sys; print([n for n in sys.modules if n.startswith('qemu.qmp.')])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not [name for name in left_out if f"'qemu.qmp.{Path(name).stem}'" in loaded]
+
+
+def test_the_node_plugin_starts_without_the_packages_that_only_the_controllers_image_has() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('cel_expr_python', 'celpy', 'ortools')))\n"
+        "import devalloc.cli.node_wiring, devalloc.cli.verbs.node, devalloc.controller.standalone\n"
+        "import devalloc_node.daemon\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
