@@ -196,7 +196,7 @@ def test_a_runner_pod_counts_from_its_binding_until_it_has_ended(neon: NeonVms, 
         until(lambda: agent.ask(8000, 16) == (6000, 12), "a pod that is bound counts")
         neon.run(neon.get("next"), "next-a1b2c")
         assert agent.ask(8000, 16) == (6000, 12), "it does not count twice"
-        neon.delete("next")
+        neon.delete("next", "next-a1b2c")
         for _ in range(5):
             assert agent.ask(8000, 16) == (6000, 12), "its pod still has the memory"
             time.sleep(0.2)

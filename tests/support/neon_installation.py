@@ -168,9 +168,10 @@ class NeonVms:
         begun = {**there, "status": {**there["status"], "phase": "Running"}}
         assert self.cluster.replace(f"{self.pods}/{pod}/status", begun).ok
 
-    def delete(self, name: str) -> None:
-        """The machine's object; its pod goes when it has ended."""
+    def delete(self, name: str, pod: str) -> None:
+        """The machine's object; then, as the garbage collector does, its pod is asked to end, and goes when it has."""
         assert self.cluster.delete(f"{self.machines}/{name}").ok
+        assert self.cluster.delete(f"{self.pods}/{pod}?gracePeriodSeconds=300").ok
 
     def end(self, pod: str) -> None:
         """QEMU has ended, and the kubelet says so."""

@@ -70,7 +70,9 @@ class RunnerUsage:
     _of_owner: dict[str, set[MachineKey]] = field(default_factory=dict)
     """The pods of each machine, by its uid."""
     _uids: dict[MachineKey, str] = field(default_factory=dict)
-    """Of the machines that there are."""
+    """Of the machines that exist."""
+    _existing: set[str] = field(default_factory=set)
+    """The same uids."""
     _most: dict[str, Resources] = field(default_factory=dict)
     """By the uid of a machine: what it may have. Also of one that is gone, as long as it has pods."""
     _had: dict[MachineKey, Resources] = field(default_factory=dict)
@@ -83,12 +85,11 @@ class RunnerUsage:
 
     def put(self, pod: RunnerPod) -> None:
         """A pod as it is now."""
-        had = self._had.get(pod.key)
-        self.drop(pod.key)
+        before = self.pods.get(pod.key)
+        if before is not None and before.owner != pod.owner:  # another pod of this name
+            self.drop(pod.key)
         self.pods[pod.key] = pod
         self._of_owner.setdefault(pod.owner, set()).add(pod.key)
-        if had is not None:
-            self._had[pod.key] = had
 
     def drop(self, key: MachineKey) -> None:
         """There is no such pod any more."""
@@ -99,7 +100,7 @@ class RunnerUsage:
         others.discard(key)
         if not others:
             del self._of_owner[pod.owner]
-            if pod.owner not in self._uids.values():
+            if pod.owner not in self._existing:
                 self._most.pop(pod.owner, None)
 
     def own(self, key: MachineKey, machine: Object) -> list[MachineKey]:
@@ -107,6 +108,7 @@ class RunnerUsage:
         uid = str(machine["metadata"].get("uid") or "")
         concerned = self.disown(key) if self._uids.get(key, uid) != uid else []
         self._uids[key] = uid
+        self._existing.add(uid)
         if uid and (most := upper_bound(machine)) is not None:
             self._most[uid] = most
         return [*concerned, *self._of_owner.get(uid, ())]
@@ -114,6 +116,7 @@ class RunnerUsage:
     def disown(self, key: MachineKey) -> list[MachineKey]:
         """A machine's object is gone; its pods, which count until they are gone too."""
         uid = self._uids.pop(key, "")
+        self._existing.discard(uid)
         if uid not in self._of_owner:
             self._most.pop(uid, None)
         return [*self._of_owner.get(uid, ())]

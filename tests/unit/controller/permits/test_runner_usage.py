@@ -111,6 +111,20 @@ def test_a_pod_counts_until_it_has_ended_though_its_machine_was_deleted(book: Bo
     assert book.counted() == NO_RESOURCES
 
 
+def test_a_pod_that_changes_after_its_machine_was_deleted_still_counts(book: Book) -> None:
+    """As each does that ends: its deletion, its conditions and its containers are written one after the other."""
+    book.put(running(1))
+    book.put(pod(phase="Running", usage=amounts(2000, 4)))
+    book.ledgers.drop(machine_key(running(1)))
+    for _ in range(3):
+        ending = pod(phase="Running", usage=amounts(2000, 4))
+        ending["metadata"]["deletionTimestamp"] = "2026-11-29T10:00:00Z"
+        book.put(ending)
+        assert book.counted() == amounts(2000, 4)
+    book.put(pod(phase="Running", owner={**OWNER, "uid": "u-9"}))
+    assert book.counted() == NO_RESOURCES, "another pod of its name has an owner that was never seen"
+
+
 def test_what_a_machine_had_counts_although_its_pod_says_less(book: Book) -> None:
     book.put({**running(1), "status": {**running(1)["status"], "cpus": "3", "memorySize": "6Gi"}})
     book.put(pod(phase="Running"))
@@ -171,7 +185,7 @@ def test_whatever_the_order_of_events_the_ledger_is_that_of_the_last_state(event
         neon_vm(1), running(1), running(1, "node-b"), None,
         pod(node=None), pod(), pod("node-b", "Running"), pod(phase="Failed"), None,
     ]  # fmt: skip
-    book, last_vm, last_pod = Book(), None, None
+    book, last_vm, last_pod, was_owned = Book(), None, None, False
     for version, event in enumerate(events, 1):
         change = changes[event]
         if change is None and event == 3:
@@ -186,6 +200,8 @@ def test_whatever_the_order_of_events_the_ledger_is_that_of_the_last_state(event
         else:
             last_vm = {**change, "metadata": {**change["metadata"], "resourceVersion": str(version)}}
             book.put(last_vm)
+        is_live = last_pod is not None and read_runner_pod(last_pod) is not None
+        was_owned = last_vm is not None or (was_owned and is_live)
     anew = Book()
     for obj in (last_vm, last_pod):
         if obj is not None:
@@ -193,5 +209,7 @@ def test_whatever_the_order_of_events_the_ledger_is_that_of_the_last_state(event
     for node in ("node-a", "node-b"):
         if last_vm is not None:
             assert book.counted(node) == anew.counted(node)
-        elif last_pod is None:
+        elif last_pod is None or read_runner_pod(last_pod) is None:
             assert book.counted(node) == NO_RESOURCES
+        elif was_owned and last_pod["spec"]["nodeName"] == node:
+            assert book.counted(node) == amounts(1000, 2), "until the pod is gone"
