@@ -70,11 +70,12 @@ class PermitProxy:
         self._listen = listen
         self._health = self.health = health
         self._on_ready = on_ready
-        self._server: _Server | None = None
+        self._server: _Server | str = "the address was not read yet"
+        """As it was read last, or why it could not be read."""
         self._since = self._until = 0.0
         self._reading = asyncio.Lock()
         self._stop = threading.Event()
-        self._problem: str | None = "it has just begun"
+        self._problem: str | None = "the proxy has just started"
         """Why the controller does not answer; None: it does."""
 
     def run(self) -> None:
@@ -92,7 +93,9 @@ class PermitProxy:
     async def _run(self) -> None:
         strangers = ClientLog(NOT_ADMITTED)
         connector = aiohttp.TCPConnector(limit=0, use_dns_cache=False)
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        ) as session:
             door = HttpServer(
                 lambda request: self._forward(session, request),
                 LIMITS,
@@ -145,8 +148,10 @@ class PermitProxy:
                     method, server.endpoint.url, data=body, headers=headers, ssl=server.tls, allow_redirects=False
                 ) as response,
             ):
-                content = await response.content.read(MAX_BODY)
-                answer = HttpResponse(response.status, content, response.content_type)
+                content = bytearray()
+                while len(content) < MAX_BODY and (part := await response.content.read(MAX_BODY - len(content))):
+                    content += part
+                answer = HttpResponse(response.status, bytes(content), response.content_type)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._doubt()
             why = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
@@ -159,16 +164,21 @@ class PermitProxy:
         """As it was read last, or is now. Raises _NoAnswer."""
         clock = asyncio.get_running_loop().time
         async with self._reading:
-            if self._server is not None and clock() < self._until:
-                return self._server
+            if clock() < self._until:
+                if isinstance(self._server, _Server):
+                    return self._server
+                raise _NoAnswer(self._server)
+            before, self._since = self._server, clock()
             try:
                 endpoint, token = await asyncio.to_thread(self._read)
-                same = self._server is not None and self._server.endpoint == endpoint
-                tls = self._server.tls if same and self._server is not None else endpoint.tls_context()
-            except ValueError as error:
+                if isinstance(before, _Server) and before.endpoint == endpoint:
+                    tls = before.tls
+                else:
+                    tls = endpoint.tls_context()
+            except ValueError as error:  # all who wait for it have this answer
+                self._server, self._until = str(error), clock() + LEAST_SECONDS
                 raise _NoAnswer(str(error)) from None
-            self._server = _Server(endpoint, token, tls)
-            self._since, self._until = clock(), clock() + KEPT_SECONDS
+            self._server, self._until = _Server(endpoint, token, tls), clock() + KEPT_SECONDS
             return self._server
 
     def _doubt(self) -> None:

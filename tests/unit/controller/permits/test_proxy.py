@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from ipaddress import ip_network
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from devalloc.controller.permits import proxy as proxy_module
 from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
-from devalloc.controller.permits.proxy import PermitProxy
+from devalloc.controller.permits.proxy import PermitProxy, ReadEndpoint
 from devalloc.controller.permits.settings import PlainListener
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.store.kubernetes import ApiError, KubernetesStore
@@ -46,15 +48,19 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
 
 
 @contextmanager
-def proxying(kube: FakeKube, token: str = "proxy") -> Iterator[tuple[PermitProxy, tuple[str, int]]]:
-    def read() -> tuple[PublishedEndpoint, str]:
+def proxying(
+    kube: FakeKube, token: str = "proxy", read: ReadEndpoint | None = None
+) -> Iterator[tuple[PermitProxy, tuple[str, int]]]:
+    def published() -> tuple[PublishedEndpoint, str]:
         try:
             return parse_endpoint(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
         except ApiError as error:
             raise ValueError(str(error)) from None
 
     places: list[tuple[str, int]] = []
-    proxy = PermitProxy(read, PlainListener("127.0.0.1", 0, HERE), ("127.0.0.1", 0), on_ready=places.append)
+    proxy = PermitProxy(
+        read or published, PlainListener("127.0.0.1", 0, HERE), ("127.0.0.1", 0), on_ready=places.append
+    )
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:
@@ -122,3 +128,24 @@ def test_an_account_without_the_right_is_not_ready_and_says_why(kube: FakeKube) 
         until(lambda: "403" in readiness(proxy)[1], "it says why", context=lambda: readiness(proxy))
         assert "virtualmachines/permits" in readiness(proxy)[1]
         assert client.post(json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode())[0] == 503
+
+
+def test_while_the_api_server_is_away_many_agents_ask_it_once(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_module, "LEAST_SECONDS", 60.0)
+    reads = []
+
+    def read() -> tuple[PublishedEndpoint, str]:
+        reads.append(1)
+        time.sleep(0.2)
+        raise ValueError("the API server is away")
+
+    with proxying(kube, read=read) as (proxy, place):
+
+        def ask(_: int) -> int:
+            with closing(agent(place)) as client:
+                return client.post(json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode())[0]
+
+        with ThreadPoolExecutor(20) as pool:
+            assert set(pool.map(ask, range(20))) == {503}
+        assert readiness(proxy) == (503, "the API server is away")
+    assert len(reads) == 1
