@@ -117,7 +117,7 @@ class Race:
     space: Space
     slices: list[dict[str, Any]]
     is_unsafe: bool
-    """There is no policy, and the controller believes the rule: to see that the judge notices."""
+    """Run without the policy, on the rule alone. The judge must then report devices with two owners."""
     _client: Client
     _stack: ExitStack = field(default_factory=ExitStack)
     _leaders: int = 0

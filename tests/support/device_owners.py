@@ -17,7 +17,7 @@ Device = tuple[str, str, str]
 
 
 class DeviceOwners:
-    """Judges each state that it is told of: a device has one owner, shares fit their device, draws fit the counters."""
+    """Judge of each state of the claims: a device has one owner, shares fit their device, draws fit the counters."""
 
     def __init__(self, slices: Iterable[dict[str, Any]] = ()) -> None:
         """``slices``: specs of ResourceSlices whose shared devices and counters are judged as well."""

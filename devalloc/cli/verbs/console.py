@@ -77,7 +77,7 @@ class _Session:
     """One call to the plugin. A thread takes what is typed, this one shows what the guest writes."""
 
     def __init__(self, node: NodeStub, machine: MachineRef) -> None:
-        """Raises what the call raises if there is no console: before the terminal is changed."""
+        """Open the call before the terminal is changed. Raises RpcError if the machine has no console."""
         self._machine = machine
         self._typed: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_left = threading.Event()

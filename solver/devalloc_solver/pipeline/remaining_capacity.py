@@ -226,7 +226,7 @@ def _count_by_node(prepared: _Prepared, unit: PlacementUnit, ends: float | None)
 
 
 def _max_copies(prepared: _Prepared, unit: PlacementUnit, ends: float | None) -> tuple[int, bool]:
-    """Count the copies that fit at once, by trying ever more, and say whether the number is proven."""
+    """Count the copies that fit at once, by trying larger numbers, and say whether the number is proven."""
     copies, most = 8, 0
     while True:
         try:

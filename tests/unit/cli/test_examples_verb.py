@@ -65,7 +65,7 @@ def test_the_path_of_the_documents_leads_on_where_it_is_not_there(
 
 
 def test_the_wheel_has_them() -> None:
-    """Under the folder from which they are read when there is no checkout."""
+    """Examples in the folder of the installed package."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert included["examples"] == example_files._PACKAGED.relative_to(REPO).as_posix()

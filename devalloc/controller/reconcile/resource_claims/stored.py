@@ -1,6 +1,6 @@
-"""ResourceClaims of a store that is no cluster: all that wait are allocated, without pods, from its ResourceSlices.
+"""ResourceClaims of an embedded store: all that wait are allocated, without pods, from its ResourceSlices.
 
-A claim keeps its devices until it is deleted. Why one waits stands on it, as on a DeviceClaim.
+A claim keeps its devices until it is deleted. Its annotations say why it waits, as those of a DeviceClaim do.
 """
 
 from __future__ import annotations
