@@ -10,7 +10,7 @@ from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.machine_objects import machine_key, read_machine
 from devalloc.controller.permits.neon_vms import GROUP as NEON_GROUP
 from devalloc.controller.permits.neon_vms import is_neon_vm
-from devalloc.controller.permits.runner_usage import RunnerPod, RunnerUsage
+from devalloc.controller.permits.runner_usage import RunnerPlace, RunnerPod, RunnerUsage
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, second_reservation
 from devalloc.scaling.messages.permits import NO_POD, RequestError
@@ -71,8 +71,8 @@ class PermitLedgers:
         self._others: dict[MachineKey, str] = {}
         """Pods that are no machines, and on which node they are."""
         self._runners = RunnerUsage()
-        self._runner_nodes: dict[MachineKey, str] = {}
-        """Runner pods that count by themselves, and on which node."""
+        self._runner_accounts: dict[RunnerPlace, MachineKey] = {}
+        """Where runner pods count by themselves, and by which account of the node."""
         self._doubts: Mapping[MachineKey, Resources] | None = {}
         """Machines of NeonVM on which a permit may still be written that is not known here, and what it is at most.
         None: all of them, up to their upper bounds."""
@@ -82,7 +82,7 @@ class PermitLedgers:
         self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
         self._doubts = {}
         self._second_nodes = {}
-        self._runners, self._runner_nodes = RunnerUsage(), {}
+        self._runners, self._runner_accounts = RunnerUsage(), {}
         self.limit(hosts)
 
     def limit(self, hosts: Mapping[str, Host]) -> None:
@@ -119,7 +119,8 @@ class PermitLedgers:
         self._put(key, obj, before, starting)
         self._book(key, obj)
         if is_neon_vm(obj):
-            self._count_runners((*self._runners.own(key, obj), *_runner_pods(old, self.records.get(key))))
+            named = filter(None, map(self._runners.place_of, _runner_pods(old, self.records.get(key))))
+            self._count_runners((*self._runners.own(key, obj), *named))
 
     def _put(self, key: MachineKey, obj: Object, before: Object | None, starting: bool) -> None:
         record, old = read_machine(obj), self.records.get(key)
@@ -156,17 +157,22 @@ class PermitLedgers:
         self._unbook(key)
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
-        self._count_runners((*self._runners.disown(key), *_runner_pods(old)))
+        named = filter(None, map(self._runners.place_of, _runner_pods(old)))
+        self._count_runners((*self._runners.disown(key), *named))
 
     def put_runner(self, pod: RunnerPod) -> None:
         """A pod that runs a machine of NeonVM, as it is now."""
-        self._runners.put(pod)
-        self._count_runners((pod.key,))
+        self._change_runner(pod.key, self._runners.put(pod))
 
     def drop_runner(self, key: MachineKey) -> None:
         """There is no such pod any more, or its machine has ended."""
-        self._runners.drop(key)
-        self._count_runners((key,))
+        self._change_runner(key, self._runners.drop(key))
+
+    def _change_runner(self, pod: MachineKey, places: Iterable[RunnerPlace]) -> None:
+        for key in self._pods.get(pod, ()):  # what the pod says may have changed
+            if not self.records[key].is_own:
+                self._account_anew(key)
+        self._count_runners(places)
 
     @property
     def runners(self) -> Collection[MachineKey]:
@@ -178,25 +184,32 @@ class PermitLedgers:
         """The machines of which an object is known, also those that are on no node."""
         return self.objects.keys() | self._runners.machines
 
-    def _count_runners(self, pods: Iterable[MachineKey]) -> None:
-        """Count pods by themselves, unless their machine counts on their node."""
-        for pod in pods:
-            account = (pod[0], f"{NEON_GROUP}/pods/{pod[1]}")
-            if (node := self._runner_nodes.pop(pod, None)) is not None:
-                self.nodes[node] = self.nodes[node].without(account)
-            runner = self._runners.pods.get(pod)
-            for key in self._pods.get(pod, ()):  # what the pod says may have changed
-                if not self.records[key].is_own:
-                    self._account_anew(key)
-            if runner is None or self._node not in (None, runner.node):
-                continue
-            named = [self.records[key] for key in self._pods.get(pod, ())]
-            if any(record.node == runner.node and not record.is_own for record in named):
-                continue
-            if (amounts := self._runners.amounts(pod)) != NO_RESOURCES:
-                ledger_of_node = self.nodes.get(runner.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
-                self.nodes[runner.node] = ledger.replace_machine(ledger_of_node, account, _other_consumer(amounts))
-                self._runner_nodes[pod] = runner.node
+    def _count_runners(self, places: Iterable[RunnerPlace]) -> None:
+        """Count the pods of a machine on a node by themselves, together as one, but for that of the machine if it
+        counts there."""
+        for place in dict.fromkeys(places):
+            name = place[1]
+            alone = [pod for pod in self._runners.at(place) if not self._counts_with_machine(pod, name)]
+            amounts = NO_RESOURCES
+            for pod in alone if self._node in (None, name) else ():
+                amounts = amounts.most(self._runners.amounts(pod))
+            account = None
+            if amounts != NO_RESOURCES:
+                namespace, pod_name = min(alone)
+                account = namespace, f"{NEON_GROUP}/pods/{pod_name}"
+            node = self.nodes.get(name) or make_ledger(NO_RESOURCES, NO_RESOURCES)
+            before = self._runner_accounts.pop(place, None)
+            if before not in (None, account):
+                node = node.without(before)
+            if account is not None:
+                node = ledger.replace_machine(node, account, _other_consumer(amounts))
+                self._runner_accounts[place] = account
+            if account is not None or before is not None:
+                self.nodes[name] = node
+
+    def _counts_with_machine(self, pod: MachineKey, node: str) -> bool:
+        named = (self.records[key] for key in self._pods.get(pod, ()))
+        return any(record.node == node and not record.is_own for record in named)
 
     def _account_anew(self, key: MachineKey) -> None:
         record = self.records[key]

@@ -2,7 +2,8 @@
 
 NeonVM's objects say on which node a machine is only while its guest runs. Its pod is there earlier and longer: from
 when it is bound until QEMU has ended, also after the object was deleted. A pod counts if a machine of NeonVM that was
-seen owns it, for at most what that machine may have: so only those who may write such machines can take room.
+seen in its namespace owns it, for at most what that machine may have. Anyone who may create pods there can name any
+machine as the owner: so the pods of a machine that are on one node count together as one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ log = logging.getLogger(__name__)
 
 _HAS_ENDED = frozenset({"Succeeded", "Failed"})
 
+Owner = tuple[str, str]
+"""A machine, by its namespace and the uid of its object: another machine of the name is another one."""
+RunnerPlace = tuple[Owner, str]
+"""A machine, and a node that has pods of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerPod:
@@ -31,29 +37,33 @@ class RunnerPod:
 
     key: MachineKey
     node: str
-    owner: str
-    """The uid of its machine's object."""
+    owner: Owner
     requested: Resources
     """What NeonVM asks it to have (``vm.neon.tech/resources``)."""
     usage: Resources
     """What it has (``vm.neon.tech/usage``)."""
 
+    @property
+    def place(self) -> RunnerPlace:
+        return self.owner, self.node
+
 
 def read_runner_pod(pod: Object) -> RunnerPod | None:
     """What counts of a pod; None for one that is on no node, has ended, or runs no machine of NeonVM."""
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
-    node, owner = spec.get("nodeName"), _owner(metadata)
-    if not isinstance(node, str) or not node or not owner or status.get("phase") in _HAS_ENDED:
+    node, uid = spec.get("nodeName"), _owner_uid(metadata)
+    if not isinstance(node, str) or not node or not uid or status.get("phase") in _HAS_ENDED:
         return None
     read = from_pod(pod)
     if read.info is None:
         log.warning("runner pod %s/%s does not count: %s", metadata["namespace"], metadata["name"], read.problems[0])
         return None
     usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.info.max)
-    return RunnerPod((metadata["namespace"], metadata["name"]), node, owner, read.info.using, usage)
+    namespace = metadata["namespace"]
+    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage)
 
 
-def _owner(metadata: Mapping[str, Any]) -> str:
+def _owner_uid(metadata: Mapping[str, Any]) -> str:
     references = metadata.get("ownerReferences")
     for reference in references if isinstance(references, list) else ():
         of = as_mapping(reference)
@@ -64,62 +74,88 @@ def _owner(metadata: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class RunnerUsage:
-    """The runner pods of a cluster, and the machines that own them."""
+    """The runner pods of a cluster, and the machines that own them. Each change returns the places that it concerns."""
 
     pods: dict[MachineKey, RunnerPod] = field(default_factory=dict)
-    _of_owner: dict[str, set[MachineKey]] = field(default_factory=dict)
-    """The pods of each machine, by its uid."""
-    _uids: dict[MachineKey, str] = field(default_factory=dict)
-    """Of the machines that exist."""
-    _existing: set[str] = field(default_factory=set)
-    """The same uids."""
-    _most: dict[str, Resources] = field(default_factory=dict)
-    """By the uid of a machine: what it may have. Also of one that is gone, as long as it has pods."""
+    _at: dict[Owner, dict[str, set[MachineKey]]] = field(default_factory=dict)
+    """The pods of each machine, by node."""
+    _owners: dict[MachineKey, Owner] = field(default_factory=dict)
+    """The machines that exist."""
+    _present: dict[Owner, MachineKey] = field(default_factory=dict)
+    """The same by owner."""
+    _most: dict[Owner, Resources] = field(default_factory=dict)
+    """What a machine may have. Also of one that is gone, as long as it has pods."""
     _had: dict[MachineKey, Resources] = field(default_factory=dict)
     """What the machine of a pod had when it stopped to count by itself."""
 
     @property
     def machines(self) -> Collection[MachineKey]:
         """The machines of NeonVM that there are, wherever they are."""
-        return self._uids.keys()
+        return self._owners.keys()
 
-    def put(self, pod: RunnerPod) -> None:
+    def put(self, pod: RunnerPod) -> list[RunnerPlace]:
         """A pod as it is now."""
         before = self.pods.get(pod.key)
-        if before is not None and before.owner != pod.owner:  # another pod of this name
-            self.drop(pod.key)
         self.pods[pod.key] = pod
-        self._of_owner.setdefault(pod.owner, set()).add(pod.key)
+        self._at.setdefault(pod.owner, {}).setdefault(pod.node, set()).add(pod.key)
+        if before is None or before.place == pod.place:
+            return [pod.place]
+        if before.owner != pod.owner:  # another pod of this name
+            self._had.pop(pod.key, None)
+        self._leave(before)
+        return [before.place, pod.place]
 
-    def drop(self, key: MachineKey) -> None:
+    def drop(self, key: MachineKey) -> list[RunnerPlace]:
         """There is no such pod any more."""
         self._had.pop(key, None)
         if (pod := self.pods.pop(key, None)) is None:
-            return
-        others = self._of_owner[pod.owner]
-        others.discard(key)
-        if not others:
-            del self._of_owner[pod.owner]
-            if pod.owner not in self._existing:
-                self._most.pop(pod.owner, None)
+            return []
+        self._leave(pod)
+        return [pod.place]
 
-    def own(self, key: MachineKey, machine: Object) -> list[MachineKey]:
-        """A machine of NeonVM as it is now; the pods that this concerns."""
-        uid = str(machine["metadata"].get("uid") or "")
-        concerned = self.disown(key) if self._uids.get(key, uid) != uid else []
-        self._uids[key] = uid
-        self._existing.add(uid)
-        if uid and (most := upper_bound(machine)) is not None:
-            self._most[uid] = most
-        return [*concerned, *self._of_owner.get(uid, ())]
+    def _leave(self, pod: RunnerPod) -> None:
+        nodes = self._at[pod.owner]
+        nodes[pod.node].discard(pod.key)
+        if not nodes[pod.node]:
+            del nodes[pod.node]
+        if not nodes:
+            del self._at[pod.owner]
+            self._forget(pod.owner)
 
-    def disown(self, key: MachineKey) -> list[MachineKey]:
-        """A machine's object is gone; its pods, which count until they are gone too."""
-        uid = self._uids.pop(key, "")
-        self._existing.discard(uid)
-        if uid not in self._of_owner:
-            self._most.pop(uid, None)
-        return [*self._of_owner.get(uid, ())]
+    def _forget(self, owner: Owner) -> None:
+        """What a machine may have, unless it is there or has pods."""
+        if owner not in self._at and owner not in self._present:
+            self._most.pop(owner, None)
+
+    def own(self, key: MachineKey, machine: Object) -> list[RunnerPlace]:
+        """A machine of NeonVM as it is now."""
+        owner = key[0], str(machine["metadata"].get("uid") or "")
+        concerned = self.disown(key) if self._owners.get(key, owner) != owner else []
+        self._owners[key] = owner
+        self._present[owner] = key
+        if owner[1] and (most := upper_bound(machine)) is not None:
+            self._most[owner] = most
+        return [*concerned, *self._places(owner)]
+
+    def disown(self, key: MachineKey) -> list[RunnerPlace]:
+        """A machine's object is gone. Its pods count until they are gone too."""
+        if (owner := self._owners.pop(key, None)) is None:
+            return []
+        if self._present.get(owner) == key:
+            del self._present[owner]
+        self._forget(owner)
+        return self._places(owner)
+
+    def _places(self, owner: Owner) -> list[RunnerPlace]:
+        return [(owner, node) for node in self._at.get(owner, ())]
+
+    def place_of(self, key: MachineKey) -> RunnerPlace | None:
+        """Where a pod is."""
+        return None if (pod := self.pods.get(key)) is None else pod.place
+
+    def at(self, place: RunnerPlace) -> Collection[MachineKey]:
+        """The pods of a machine on a node."""
+        return self._at.get(place[0], {}).get(place[1], ())
 
     def had(self, key: MachineKey, amounts: Resources) -> None:
         """The machine of a pod does not count by itself any more, and had this."""

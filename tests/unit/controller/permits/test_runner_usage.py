@@ -154,6 +154,39 @@ def test_only_a_machine_that_exists_takes_room_and_no_more_than_it_may_have(book
     assert book.counted() == NO_RESOURCES
 
 
+def test_many_pods_that_name_a_machine_take_the_room_of_one_on_a_node(book: Book) -> None:
+    book.put(running(1))
+    book.put(pod(phase="Running"))
+    for number in range(20):
+        book.put(pod(name=f"forged-{number}", use=("4", 8)))
+    assert book.counted() == amounts(1000, 2) + amounts(4000, 8)
+    for number in range(20):
+        book.ledgers.drop_runner(("default", f"forged-{number}"))
+    assert book.counted() == amounts(1000, 2)
+
+
+def test_a_machine_of_another_namespace_is_no_owner(book: Book) -> None:
+    elsewhere = pod()
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    book.put(neon_vm(1))
+    book.put(elsewhere)
+    assert book.counted() == NO_RESOURCES
+
+
+def test_a_pod_that_takes_another_owner_counts_for_that_one(book: Book) -> None:
+    other = neon_vm(2, "u-2")
+    other["metadata"]["name"] = "vm2"
+    book.put(neon_vm(1))
+    book.put(pod())
+    book.put(other)
+    book.put(pod(owner={**OWNER, "uid": "u-2"}))
+    assert book.counted() == amounts(1000, 2)
+    book.ledgers.drop(machine_key(neon_vm(1)))
+    assert book.counted() == amounts(1000, 2)
+    book.ledgers.drop_runner(POD)
+    assert book.counted() == NO_RESOURCES
+
+
 def test_another_machine_of_the_name_does_not_inherit_the_pod(book: Book) -> None:
     book.put(running(1))
     book.put(pod(phase="Running"))
