@@ -100,6 +100,41 @@ def test_it_allocates_once_the_policy_has_refused_for_long_enough_and_all_claims
     assert world.probes > 5
 
 
+def delete(world: World) -> None:
+    world.rule["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+def test_a_deleted_rule_that_others_hold_causes_no_more_rounds() -> None:
+    world = World(rule(finalizers=[FINALIZER, "example.com/other"]))
+    world.after(10)
+    delete(world)
+    world.after(adoption.RELEASE_SECONDS + adoption.RETRY_SECONDS + 1)
+    assert world.rule["metadata"]["finalizers"] == ["example.com/other"]
+    assert all(due > world.now + 1000 for due in world.adoption.due())
+
+
+def test_a_deleted_rule_that_cannot_be_written_is_tried_again_after_a_pause() -> None:
+    world = World(rule())
+    world.after(10)
+    delete(world)
+    world.store.may_write = False
+    world.after(adoption.RELEASE_SECONDS + 1)
+    assert all(due > world.now for due in world.adoption.due())
+    world.store.may_write = True
+    world.after(adoption.RETRY_SECONDS)
+    assert not world.store.rules
+
+
+def test_a_rule_that_adopts_no_more_or_lost_its_finalizer_causes_no_more_rounds() -> None:
+    for change in ({"labels": {}}, {"finalizers": []}):
+        world = World(rule())
+        assert world.after(10) == ALL_OF_IT
+        world.store.may_write = False
+        world.rule["metadata"].update(change)
+        assert world.after(adoption.CHECK_SECONDS + 1) == AllocatablePools(), change
+        assert all(due > world.now for due in world.adoption.due()), change
+
+
 def test_a_policy_that_lets_anything_through_begins_the_wait_anew_and_is_told_on_the_rule() -> None:
     world = World(rule())
     world.after(2)

@@ -10,6 +10,7 @@ had time to see what the controller wrote last.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -72,8 +73,8 @@ class Adoption:
     """From which the controller may allocate now."""
     _progress: dict[str, _Progress] = field(default_factory=dict)
     """By the UID of a rule."""
-    _ended: dict[str, float] = field(default_factory=dict)
-    """When this process stopped, by the UID of a rule."""
+    _releases: dict[str, float] = field(default_factory=dict)
+    """When a deleted rule is to be released, by its UID; infinity: it is not held any more."""
     _seen: frozenset[tuple[str, str]] = frozenset()
     """UID and version of the rules at the last update."""
 
@@ -83,13 +84,14 @@ class Adoption:
         objects = {str(each["metadata"].get("uid", "")): each for each in self.store.list(RULE).objects}
         self._seen = _versions(objects.values())
         rules = adoption_rules(objects.values())
-        for noted in (self._progress, self._ended):
-            for uid in [uid for uid in noted if uid not in objects]:
+        for noted in (self._progress, self._releases):
+            for uid in noted.keys() - {rule.uid for rule in rules}:
                 del noted[uid]
         for rule in rules:
             if rule.is_ending:
                 self._end(rule, objects[rule.uid], now)
             elif not rule.has_finalizer:
+                self._progress.pop(rule.uid, None)
                 self._write(objects[rule.uid], rule, finalizers=[*_finalizers(objects[rule.uid]), FINALIZER])
             else:
                 self._adopt(rule, objects[rule.uid], now)
@@ -103,7 +105,7 @@ class Adoption:
     def due(self) -> Iterable[float]:
         """When ``update`` has something to do, even if no object changes."""
         yield from (each.next_probe for each in self._progress.values() if each.next_probe)
-        yield from (ended + RELEASE_SECONDS for ended in self._ended.values())
+        yield from self._releases.values()
 
     def _of(self, rule: AdoptionRule) -> _Progress:
         return self._progress.setdefault(rule.uid, _Progress())
@@ -137,10 +139,13 @@ class Adoption:
     def _end(self, rule: AdoptionRule, content: Object, now: float) -> None:
         """Let a deleted rule go, once nothing that was allocated from its pools can be unseen."""
         self._progress.pop(rule.uid, None)
-        ended = self._ended.setdefault(rule.uid, now)
-        if rule.has_finalizer and now >= ended + RELEASE_SECONDS:
-            left = [each for each in _finalizers(content) if each != FINALIZER]
-            self._write(content, rule, finalizers=left)
+        if now < self._releases.setdefault(rule.uid, now + RELEASE_SECONDS):
+            return
+        if not rule.has_finalizer:  # others have finalizers of their own on it
+            self._releases[rule.uid] = math.inf
+            return
+        self._releases[rule.uid] = now + RETRY_SECONDS
+        if self._write(content, rule, finalizers=[each for each in _finalizers(content) if each != FINALIZER]):
             log.info("%s: not adopted any more", rule.title)
 
     def _write(self, content: Object, rule: AdoptionRule, **changed: Any) -> bool:
