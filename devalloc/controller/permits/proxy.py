@@ -20,7 +20,7 @@ from aiohttp import web
 
 from devalloc.controller.permits.server import NOT_ADMITTED, ClientLog
 from devalloc.controller.permits.settings import PlainListener
-from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, read_body
+from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, is_disconnected, read_body
 from devalloc.scaling.messages.permits import MAX_BODY
 from devalloc.scaling.permits.endpoint import PublishedEndpoint
 
@@ -34,6 +34,10 @@ CHECK_SECONDS = 2.0
 """How often it is looked whether the controller answers."""
 ANSWER_SECONDS = 10.0
 """Time limit of the controller for an answer."""
+GONE_SECONDS = 0.1
+"""How often it is looked whether an agent that waits has gone."""
+REFUSALS = frozenset({401, 403, 429})
+"""Answers about this process's token, which no agent can change."""
 LIMITS = ServerLimits()
 UNANSWERED = HttpResponse(503, b"no controller grants permits now; ask again")
 
@@ -73,7 +77,7 @@ class PermitProxy:
         self._server: _Server | str = "the address was not read yet"
         """As it was read last, or why it could not be read."""
         self._since = self._until = 0.0
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._stop = threading.Event()
         self._problem: str | None = "the proxy has just started"
         """Why the controller does not answer; None: it does."""
@@ -126,15 +130,23 @@ class PermitProxy:
         if request.method != "POST":
             return HttpResponse(400, b"must be POST")
         body = await read_body(request, MAX_BODY, LIMITS.request_seconds)
+        asking = asyncio.create_task(self._ask(session, "POST", body))
         try:
-            answer = await self._ask(session, "POST", body)
+            # An agent that has gone may have asked anew. The controller does not decide what is cut off.
+            while not (await asyncio.wait({asking}, timeout=GONE_SECONDS))[0]:
+                if is_disconnected(request):
+                    return UNANSWERED
+            answer = asking.result()
         except _NoAnswer as error:
             self._note(str(error))
             return UNANSWERED
-        if answer.status in (401, 403):  # about this process's token, which no agent can change
+        finally:
+            asking.cancel()
+        if answer.status in REFUSALS:
             self._note(f"the controller refuses this proxy: {answer.body.decode(errors='replace')}")
             return UNANSWERED
-        self._note(None)
+        if answer.status != 503:  # whether that is about the token, only ``_check`` can see
+            self._note(None)
         return answer
 
     async def _ask(self, session: aiohttp.ClientSession, method: str, body: bytes | None = None) -> HttpResponse:
@@ -156,30 +168,35 @@ class PermitProxy:
             self._doubt()
             why = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
             raise _NoAnswer(f"cannot ask the controller at {server.endpoint.url}: {why}") from None
-        if answer.status in (401, 403, 503):
+        if answer.status in (*REFUSALS, 503):
             self._doubt()
         return answer
 
     async def _current_server(self) -> _Server:
         """As it was read last, or is now. Raises _NoAnswer."""
-        clock = asyncio.get_running_loop().time
-        async with self._reading:
-            if clock() < self._until:
-                if isinstance(self._server, _Server):
-                    return self._server
-                raise _NoAnswer(self._server)
-            before, self._since = self._server, clock()
+        if asyncio.get_running_loop().time() >= self._until:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read_server())
             try:
-                endpoint, token = await asyncio.to_thread(self._read)
-                if isinstance(before, _Server) and before.endpoint == endpoint:
-                    tls = before.tls
-                else:
-                    tls = endpoint.tls_context()
-            except ValueError as error:  # all who wait for it have this answer
-                self._server, self._until = str(error), clock() + LEAST_SECONDS
-                raise _NoAnswer(str(error)) from None
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await asyncio.shield(self._reading)
+            except TimeoutError:
+                raise _NoAnswer("the API server does not answer in time") from None
+        if isinstance(self._server, str):
+            raise _NoAnswer(self._server)
+        return self._server
+
+    async def _read_server(self) -> None:
+        """Once for all that wait for it."""
+        clock = asyncio.get_running_loop().time
+        before, self._since = self._server, clock()
+        try:
+            endpoint, token = await asyncio.to_thread(self._read)
+            tls = before.tls if isinstance(before, _Server) and before.endpoint == endpoint else endpoint.tls_context()
+        except ValueError as error:
+            self._server, self._until = str(error), clock() + LEAST_SECONDS
+        else:
             self._server, self._until = _Server(endpoint, token, tls), clock() + KEPT_SECONDS
-            return self._server
 
     def _doubt(self) -> None:
         """Another controller may lead by now."""

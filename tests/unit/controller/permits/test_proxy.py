@@ -149,3 +149,35 @@ def test_while_the_api_server_is_away_many_agents_ask_it_once(kube: FakeKube, mo
             assert set(pool.map(ask, range(20))) == {503}
         assert readiness(proxy) == (503, "the API server is away")
     assert len(reads) == 1
+
+
+def test_what_an_agent_asked_that_has_gone_is_not_decided(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have asked anew, and an older request must not be answered after a newer one."""
+    answers = threading.Event()
+
+    def read() -> tuple[PublishedEndpoint, str]:
+        answers.wait(60)
+        return parse_endpoint(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), "proxy"
+
+    with leading(kube, "one") as leader, proxying(kube, read=read) as (proxy, place):
+        with closing(agent(place)) as client:
+            client._connection.request("POST", "/", json.dumps(client.message("web-x7k2p", 2, "2Gi")))
+        time.sleep(1)  # the API server takes so long
+        answers.set()
+        until(lambda: readiness(proxy)[0] == 200, "it is ready")
+        with closing(agent(place)) as client:
+            assert client.post(json.dumps(client.message("nobody", 2, "2Gi")).encode())[0] == 404
+        assert permit_of(leader.store, "web") is None
+
+
+def test_no_agent_is_told_that_the_token_of_the_proxy_is_refused(kube: FakeKube) -> None:
+    with leading(kube, "one"), proxying(kube, "unknown") as (proxy, place), closing(agent(place)) as client:
+        body = json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode()
+        statuses = set()
+        while not readiness(proxy)[1].startswith("the controller refuses this proxy with 429"):
+            statuses.add(client.post(body)[0])
+            assert readiness(proxy)[0] == 503
+        for _ in range(10):
+            statuses.add(client.post(body)[0])
+            assert readiness(proxy)[0] == 503
+        assert statuses == {503}
