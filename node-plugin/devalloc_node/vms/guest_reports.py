@@ -11,8 +11,6 @@ finished is on its object, from which it comes back (``restore``).
 from __future__ import annotations
 
 import logging
-import os
-import selectors
 import socket
 import threading
 import time
@@ -38,6 +36,7 @@ from devalloc_node.machine.guest_report import (
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecords, record_of
 from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
+from devalloc_node.net.wakeable_selector import WakeableSelector
 
 log = logging.getLogger(__name__)
 
@@ -158,17 +157,15 @@ class GuestReports:
         self._ports, self._finish, self._changed = ports, finish, changed
         self._clock, self._spawn = clock, spawn or _in_thread
         self._mutex = threading.Lock()
-        """For the next five, of which other threads change only ``_heard`` and ``_restored``."""
+        """For the next four, of which other threads change only ``_heard`` and ``_restored``."""
         self._lines: dict[str, _Line] = {}
         self._dropped = 0
         self._heard: set[str] = set()
         self._restored: dict[str, tuple[str, str]] = {}
         """By key, the run and the message of a guest that has finished."""
-        self._wake: int | None = None
-        """A descriptor that wakes the thread; None while no thread runs."""
         self._names: dict[str, MetricNames] = {}
         """By key. A machine that starts anew has those of its run before."""
-        self._selector: selectors.BaseSelector
+        self._selector = WakeableSelector()
         self._look_at = float("-inf")
 
     def report(self, key: str, run: str) -> GuestReport | None:
@@ -203,12 +200,12 @@ class GuestReports:
         if keys:
             with self._mutex:
                 self._heard.update(keys)
-            self._awake()
+            self._selector.wake()
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
         with self.opened():
-            threading.Thread(target=self._wake_at_end, args=(stop,), name="reports-stop", daemon=True).start()
+            self._selector.wake_at(stop, "reports-stop")
             while not stop.is_set():
                 try:
                     self.turn()
@@ -220,41 +217,22 @@ class GuestReports:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Inside, ``turn`` can be called. At the end all machines are let go of."""
-        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        with selectors.DefaultSelector() as self._selector:
-            self._selector.register(wake, selectors.EVENT_READ)
-            with self._mutex:
-                self._wake = wake
+        with self._selector.opened():
             try:
                 yield
             finally:
-                with self._mutex:
-                    self._wake = None
                 for key in list(self._lines):
                     self._drop(key)
-                os.close(wake)
 
     def turn(self, most: float = LOOK_SECONDS) -> None:
         """Wait for at most so many seconds for something to do, and do it."""
         self._look()
-        for selected, _ in self._selector.select(max(0.0, min(most, self._next_at() - self._clock()))):
-            if selected.data is None:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(selected.fd)
-            elif (line := self._lines.get(selected.data)) is not None:
-                self._read(selected.data, line)
+        for key in self._selector.wait(max(0.0, min(most, self._next_at() - self._clock()))):
+            if (line := self._lines.get(key)) is not None:
+                self._read(key, line)
         self._look()
         for key, line in list(self._lines.items()):
             self._attend(key, line)
-
-    def _wake_at_end(self, stop: threading.Event) -> None:
-        stop.wait()
-        self._awake()
-
-    def _awake(self) -> None:
-        with self._mutex:
-            if self._wake is not None:
-                os.eventfd_write(self._wake, 1)
 
     # Which machines there are.
 
@@ -354,12 +332,12 @@ class GuestReports:
 
     def _watch(self, key: str, line: _Line) -> None:
         if line.socket is not None and not line.is_watched:
-            self._selector.register(line.socket, selectors.EVENT_READ, key)
+            self._selector.add(line.socket, key)
             line.is_watched = True
 
     def _unwatch(self, line: _Line) -> None:
         if line.socket is not None and line.is_watched:
-            self._selector.unregister(line.socket)
+            self._selector.remove(line.socket)
             line.is_watched = False
 
     def _close(self, line: _Line) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.guest_report import LineBuffer
 from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
+from devalloc_node.net.wakeable_selector import WakeableSelector
 from devalloc_node.vms.guest_reports import ReportPort, ReportPorts
 
 log = logging.getLogger(__name__)
@@ -49,50 +48,33 @@ class QemuEvents:
         """``changed`` gets the key of a machine whose CPUs may have stopped, or may run again."""
         self._ports, self._changed = ports, changed
         self._lines: dict[str, _Line] = {}
-        self._mutex = threading.Lock()
-        self._wake: int | None = None
-        """A descriptor that wakes the thread; None while no thread runs."""
-        self._selector: selectors.BaseSelector
+        self._selector = WakeableSelector()
 
     def hear(self, changed: Sequence[str]) -> None:
         """Take changes as ``ChangeNotifier.follow`` reports them: a machine may have begun."""
         if any(one.startswith("machine ") for one in changed):
-            self._awake()
+            self._selector.wake()
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
-        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        threading.Thread(target=self._wake_at_end, args=(stop,), name="events-stop", daemon=True).start()
-        with selectors.DefaultSelector() as self._selector:
-            self._selector.register(wake, selectors.EVENT_READ)
-            with self._mutex:
-                self._wake = wake
+        with self._selector.opened():
+            self._selector.wake_at(stop, "events-stop")
             try:
                 while not stop.is_set():
                     try:
-                        self._turn(wake)
+                        self._turn()
                     except Exception:
                         log.exception("cannot hear of events of machines; trying again")
                         stop.wait(LOOK_SECONDS)
                     stop.wait(PAUSE_SECONDS)
             finally:
-                with self._mutex:
-                    self._wake = None
                 for key in list(self._lines):
                     self._drop(key)
-                os.close(wake)
 
-    def _turn(self, wake: int) -> None:
+    def _turn(self) -> None:
         """Connect to the machines that there are, then wait for events and act on them."""
         self._connect_all()
-        heard = []
-        for selected, _ in self._selector.select(LOOK_SECONDS):
-            if selected.data is None:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(wake)
-            elif self._has_event(selected.data):
-                heard.append(selected.data)
-        for key in heard:
+        for key in [key for key in self._selector.wait(LOOK_SECONDS) if self._has_event(key)]:
             self._changed(key)
 
     def _connect_all(self) -> None:
@@ -111,12 +93,13 @@ class QemuEvents:
     def _connect(self, key: str, port: ReportPort) -> None:
         try:
             connection = connect_to_user(port.path, port.user)
-            connection.send(_CAPABILITIES)  # QEMU sends no event before
         except (OSError, ForeignListener) as error:  # it is only just being started, or a version before started it
             log.debug("machine %s: cannot connect to its events: %s", key, error)
             return
         self._lines[key] = _Line(port, connection)
-        self._selector.register(connection, selectors.EVENT_READ, key)
+        self._selector.add(connection, key)
+        with suppress(OSError):  # it has ended since, which is what is read next
+            connection.send(_CAPABILITIES)  # QEMU sends no event before
 
     def _has_event(self, key: str) -> bool:
         line = self._lines[key]
@@ -134,17 +117,8 @@ class QemuEvents:
 
     def _drop(self, key: str) -> None:
         line = self._lines.pop(key)
-        self._selector.unregister(line.socket)
+        self._selector.remove(line.socket)
         line.socket.close()
-
-    def _wake_at_end(self, stop: threading.Event) -> None:
-        stop.wait()
-        self._awake()
-
-    def _awake(self) -> None:
-        with self._mutex:
-            if self._wake is not None:
-                os.eventfd_write(self._wake, 1)
 
 
 def _is_of_cpus(line: bytes) -> bool:
