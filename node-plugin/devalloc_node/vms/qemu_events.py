@@ -124,6 +124,7 @@ class QemuEvents:
 def _is_of_cpus(line: bytes) -> bool:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    return isinstance(content, dict) and content.get("event") in EVENTS
+    name = content.get("event") if isinstance(content, dict) else None
+    return isinstance(name, str) and name in EVENTS

@@ -80,10 +80,22 @@ def test_a_machine_whose_cpus_stop_is_looked_at_and_others_are_not(world: World)
     until(lambda: world.changed == ["default/web"], "it is looked at", context=lambda: world.changed)
 
 
-@pytest.mark.parametrize("noise", [b"\xff\xfe\r\n", b"[]\r\n", b'{"event": 7}\r\n', b"x" * 100_000 + b"\r\n"], ids=repr)
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\xff\xfe",
+        b"[]",
+        b'{"event": 7}',
+        b'{"event": ["STOP"]}',
+        b'{"event": {"STOP": 1}}',
+        b"[" * 4000,
+        b"x" * 100_000,
+    ],
+    ids=lambda noise: noise[:20].decode(errors="replace"),
+)
 def test_what_is_no_event_is_passed_over(world: World, noise: bytes) -> None:
     qemu = world.qemu()
-    threading.Thread(target=lambda: qemu.sendall(noise + STOP)).start()
+    threading.Thread(target=lambda: qemu.sendall(noise + b"\r\n" + STOP)).start()
     until(lambda: world.changed == ["default/web"], "the event behind it is heard", context=lambda: world.changed)
 
 
