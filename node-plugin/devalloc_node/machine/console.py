@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import Literal
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import user_ids
+from devalloc_node.machine.machine_files import opened_log
 from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry
 from devalloc_node.net.unix_sockets import ForeignListener, connect_to_user
@@ -31,6 +31,9 @@ PAUSE_SECONDS = 0.02
 FOLLOW_SECONDS = 0.2
 """Between looks whether a log has grown."""
 CHUNK = 64 << 10
+MOST_SEARCHED = 64 << 20
+"""Bytes at the end of a log in which its last lines are looked for: a guest that has taken its QEMU over can make it as
+long as a file can be."""
 _PROMPT_BYTES = 512
 _IDLE_SECONDS = 0.5
 """How soon the end of a caller is noticed while a guest is silent."""
@@ -101,7 +104,7 @@ def _is_ready(connection: socket.socket, event: int) -> bool:
 
 def prompt(path: Path) -> bytes:
     """What a guest wrote after its last line end, such as ``login: ``, by its log; empty if that is long."""
-    with suppress(OSError), _opened(path) as file:
+    with suppress(OSError), opened_log(path) as file:
         size = os.fstat(file).st_size
         end = os.pread(file, _PROMPT_BYTES, max(0, size - _PROMPT_BYTES))
         _, newline, rest = end.rpartition(b"\n")
@@ -122,7 +125,7 @@ def read_log(path: Path, key: str, *, lines: int, follow: bool, is_active: Calla
     is_first = True
     while True:
         try:
-            with _opened(path) as file:
+            with opened_log(path) as file:
                 offset = _offset_of_lines(file, lines) if is_first and lines else 0
                 is_first = False
                 yield from _read_on(file, path, offset, follow, is_active)
@@ -156,12 +159,13 @@ def _read_on(file: int, path: Path, offset: int, follow: bool, is_active: Callab
 
 
 def _offset_of_lines(file: int, lines: int) -> int:
-    """Where the last ``lines`` lines begin. The last one may have no end yet."""
+    """Where the last ``lines`` lines begin, or the part that is searched for them. The last line may have no end."""
     size = os.fstat(file).st_size
+    first = max(0, size - MOST_SEARCHED)
     missing = lines + (size > 0 and os.pread(file, 1, size - 1) == b"\n")
     end = size
-    while end > 0:
-        begin = max(0, end - CHUNK)
+    while end > first:
+        begin = max(first, end - CHUNK)
         block = os.pread(file, end - begin, begin)
         position = len(block)
         while missing and (position := block.rfind(b"\n", 0, position)) >= 0:
@@ -169,19 +173,7 @@ def _offset_of_lines(file: int, lines: int) -> int:
         if not missing:
             return begin + position + 1
         end = begin
-    return 0
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A log, which its QEMU's user can replace: no link is followed, and nothing but a file is read. Raises OSError."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(0, "it is not a file")
-        yield file
-    finally:
-        os.close(file)
+    return first
 
 
 def _check_own(record: MachineRecord) -> None:

@@ -12,8 +12,8 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -473,20 +473,27 @@ def _is_of_this_boot(life: FileLock) -> bool:
 _TAIL_BYTES = 2000
 
 
-def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -> str:
-    """The end of a log of the machine, as one line. The file is its user's, so links are not followed."""
+@contextmanager
+def opened_log(path: Path) -> Iterator[int]:
+    """A log, which its QEMU's user can replace: no link is followed, and nothing but a file is read. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fd = os.open(config.folder(machine_id) / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(0, "it is not a file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -> str:
+    """The end of a log of the machine, as one line; empty if it cannot be read."""
+    try:
+        with opened_log(config.folder(machine_id) / name) as file:
+            begin = max(0, os.fstat(file).st_size - _TAIL_BYTES)
+            text = os.pread(file, _TAIL_BYTES, begin).decode(errors="replace")
     except OSError:
         return ""
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            return ""
-        text = os.pread(fd, _TAIL_BYTES, max(0, info.st_size - _TAIL_BYTES)).decode(errors="replace")
-        return " / ".join(line for line in "".join(c if c.isprintable() else "\n" for c in text).split("\n") if line)
-    finally:
-        os.close(fd)
+    return " / ".join(line for line in "".join(c if c.isprintable() else "\n" for c in text).split("\n") if line)
 
 
 def trim(config: MachineConfig, machine_id: str) -> None:

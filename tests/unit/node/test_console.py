@@ -51,6 +51,15 @@ class TestLogs:
         assert read(log, 3) == long + b"\n" + long + b"\nlast\n"
         assert read(log) == log.read_bytes()
 
+    def test_the_last_lines_are_looked_for_in_so_much_of_a_log(self, log: Path) -> None:
+        """A guest that has taken its QEMU over can make it as long as a file can be, without using the disk."""
+        with log.open("wb") as file:
+            file.truncate(3 * console.MOST_SEARCHED)
+            file.seek(0, os.SEEK_END)
+            file.write(b"\nlast\n")
+        assert read(log, 1) == b"last\n"
+        assert len(read(log, 5)) == console.MOST_SEARCHED, "not all of it"
+
     def test_no_link_is_followed_and_nothing_but_a_file_is_read(self, log: Path, tmp_path: Path) -> None:
         """The user of QEMU owns the folder, and a guest that has taken it over could link to a file of root."""
         (tmp_path / "secret").write_text("secret")
