@@ -71,6 +71,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 _FROM_KUBECTL = {
     "--context": "this verb uses no cluster",
+    "--kubeconfig": "this verb uses no cluster",
     "-k": "use: kubectl kustomize DIR | devalloc apply -f -",
     "--kustomize": "use: kubectl kustomize DIR | devalloc apply -f -",
     "--timeout": "this verb does not wait: devalloc wait KIND/NAME --timeout DURATION",

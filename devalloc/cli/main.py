@@ -156,7 +156,7 @@ ADVICE = {
     "plugin": "devalloc has no plugins; `devalloc --help` lists the commands",
 }
 """Verbs of kubectl and virtctl that devalloc does not have, and what to use instead."""
-BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level", "--log-format"}
+BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--context", "--log-level", "--log-format"}
 """Options of verbs, with a value, that can also precede the verb, as with kubectl."""
 
 
@@ -204,6 +204,14 @@ class DevallocCommand(VerbGroup):
         _shorten_help(command, cmd_name)
         _add_variables(command, f"DEVALLOC_{name.upper()}")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.info_name == AS_PLUGIN and args[0] in OF_A_STORE and "DEVALLOC_STORE" not in os.environ:
+            instead = f"kubectl {args[0]}" if args[0] in ("apply", "delete") else "a backup of etcd"
+            ctx.fail(f"`devalloc {args[0]}` is about a store of this host; for the cluster use {instead}")
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _pipe_errors():
@@ -333,7 +341,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         name = "devalloc"
         if arguments is None and Path(sys.argv[0]).name == PLUGIN:
-            name = "kubectl devalloc"
+            name = AS_PLUGIN
             _use_cluster_of_kubectl()
         code = cli.main(None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -351,14 +359,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 PLUGIN = "kubectl-devalloc"
 """The second name of the command: kubectl runs it for `kubectl devalloc`."""
+AS_PLUGIN = "kubectl devalloc"
+OF_A_STORE = ("apply", "delete", "backup", "restore")
+"""Verbs that write to or read an embedded store only."""
 
 
 def _use_cluster_of_kubectl() -> None:
     """As a plugin of kubectl, use kubectl's kubeconfig unless a store or another kubeconfig is named."""
     if {"DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"} & os.environ.keys():
         return
-    path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    if Path(path).is_file():
+    usual = Path.home() / ".kube" / "config"
+    if path := os.environ.get("KUBECONFIG") or (str(usual) if usual.is_file() else ""):
         os.environ["DEVALLOC_KUBECONFIG"] = path
 
 

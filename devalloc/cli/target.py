@@ -139,6 +139,16 @@ class StoreTarget:
         return self.kubeconfig is not None or self.in_cluster
 
 
+class _Kubeconfig(click.Path):
+    """A kubeconfig, or several separated by colons as in KUBECONFIG, of which some may be missing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        files = [part for part in str(value).split(os.pathsep) if part]
+        if len(files) > 1 and any(Path(part).expanduser().is_file() for part in files):
+            return Path(value)
+        return super().convert(files[0] if len(files) == 1 else value, param, ctx)
+
+
 def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """--store, --kubeconfig and --in-cluster, passed as ``place: Place``. On a cluster, ``namespace`` defaults to that
     of the kubeconfig's context."""
@@ -157,7 +167,7 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     placed = click.option(
         "--kubeconfig",
-        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        type=_Kubeconfig(dir_okay=False, exists=True, path_type=Path),
         metavar="PATH",
         envvar="DEVALLOC_KUBECONFIG",
         help="Use the cluster of this kubeconfig instead of the embedded store [env: DEVALLOC_KUBECONFIG].",

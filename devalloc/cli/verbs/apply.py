@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from devalloc.store.sqlite import SQLiteStore
 
 Wanted = TypeVar("Wanted")
+_ON_A_CLUSTER = dict.fromkeys(("--kubeconfig", "--context"), "this verb is about a store of this host; use kubectl")
 
 
 @verb("validate")
@@ -66,7 +67,7 @@ def validate(files: tuple[str, ...], output: str) -> int:
     return 2 if any(problem.is_error for problem in problems) else 0
 
 
-@verb("delete")
+@verb("delete", advice=_ON_A_CLUSTER)
 @click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=complete_objects)
 @files_option(required=False)
 @click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
@@ -236,7 +237,7 @@ ATTEMPTS = 5
 """How often a write is tried if others write the same object at the same time."""
 
 
-@verb("apply")
+@verb("apply", advice=_ON_A_CLUSTER)
 @manifests_option(required=True)
 @click.option("--dry-run", is_flag=True, help="Show what would change, but change nothing.")
 @namespace_option

@@ -100,18 +100,54 @@ def test_a_context_chooses_the_server(devalloc: Shell, tmp_path: Path) -> None:
     assert (alone.code, "give --kubeconfig PATH, too" in alone.err) == (2, True)
 
 
+@pytest.mark.parametrize("verb", ["apply", "delete"])
+def test_a_verb_of_stores_sends_those_with_a_cluster_to_kubectl(devalloc: Shell, verb: str) -> None:
+    output = devalloc(verb, "-f", "examples/whole-gpu", "--kubeconfig", "x")
+    assert (output.code, "this verb is about a store of this host; use kubectl" in output.err) == (2, True)
+
+
 def test_it_is_a_plugin_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts[command.PLUGIN] == scripts["devalloc"]
     for name in ("DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config")))
+    assert _as_plugin("get", "--help").stdout.startswith("Usage: kubectl devalloc get ")
+    assert "http://127.0.0.1:1" in _as_plugin("get", "claims").stderr, "the cluster of kubectl, not a store"
+
+
+def _as_plugin(*words: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; sys.argv[0] = '/bin/kubectl-devalloc'; from devalloc.cli.main import main; main()"
-    run = [sys.executable, "-c", code]
-    shown = subprocess.run([*run, "get", "--help"], capture_output=True, text=True, check=True, cwd=REPO)
-    assert shown.stdout.startswith("Usage: kubectl devalloc get ")
-    answered = subprocess.run([*run, "get", "claims"], capture_output=True, text=True, check=False, cwd=REPO)
-    assert "http://127.0.0.1:1" in answered.stderr, "the cluster of kubectl, not a store"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=REPO)
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """KUBECONFIG as kubectl takes it: several files, of which one is missing."""
+    for name in ("DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    paths = f"{kubeconfig(tmp_path / 'config')}:{tmp_path / 'missing'}"
+    monkeypatch.setenv("KUBECONFIG", paths)
+    return paths
+
+
+def test_several_kubeconfigs_are_merged_as_kubectl_does(several: str, devalloc: Shell) -> None:
+    assert "http://127.0.0.1:1" in _as_plugin("get", "claims").stderr
+    for words in (("get", "claims", "--kubeconfig", several), ("--kubeconfig", several, "get", "claims")):
+        assert "http://127.0.0.1:1" in devalloc(*words).err
+    chosen = devalloc("--context", "b", "get", "claims", "--kubeconfig", several)
+    assert "http://127.0.0.1:2" in chosen.err, "--context can precede the verb"
+    assert "does not exist" in devalloc("get", "claims", "--kubeconfig", "/missing:/gone").err
+
+
+def test_a_plugin_never_takes_a_store_for_the_cluster(several: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (("apply", "-f", "examples/whole-gpu", "--dry-run"), ("delete", "claim/train")):
+        refused = _as_plugin(*words)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"for the cluster use kubectl {words[0]}" in refused.stderr
+    assert "use a backup of etcd" in _as_plugin("backup", "x").stderr
+    monkeypatch.setenv("KUBECONFIG", "/missing")
+    assert "'/missing' does not exist" in _as_plugin("get", "claims").stderr
 
 
 def test_man_pages_are_those_of_the_help(devalloc: Shell, tmp_path: Path) -> None:
