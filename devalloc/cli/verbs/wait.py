@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 MIGRATION = "VirtualMachineMigration"
 REPLICA_SET = "VirtualMachineReplicaSet"
 WAIT_STATES = {
-    "DeviceClaim": ("allocated", "released", "deleted"),
+    "DeviceClaim": ("allocated", "ready", "released", "deleted"),
     "ResourceClaim": ("allocated", "deleted"),
-    "VirtualMachine": ("running", "paused", "stopped", "deleted"),
+    "VirtualMachine": ("running", "ready", "paused", "stopped", "deleted"),
     REPLICA_SET: ("ready", "deleted"),
     MIGRATION: ("succeeded", "failed", "deleted"),
 }
-"""The states of each kind, with the default first."""
+"""The states of each kind, with the default first. ``ready`` is the condition Ready: a claim is ready when it is
+allocated, a machine when it runs and its guest, if it reports, says so, and a set when all of its replicas are."""
 StateTest = Callable[[dict[str, Any]], bool]
 """Whether an object has a state."""
 
@@ -70,6 +71,9 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     """Wait until claims are allocated, released (hold nothing) or deleted, machines running, paused or stopped, all
     replicas of a set ready, migrations succeeded or failed.
 
+    A machine is ready when it runs and its guest, if it reports (spec.guestReports), says so; a claim when it is
+    allocated. kubectl's --for=condition=NAME works, too.
+
     Exit code 3 when the time is up and a claim or machine has a reason why not, 1 if it has no answer yet. At once for
     an object that is deleted meanwhile, for a machine that cannot start as it is, and for a migration that is over and
     has not the state.
@@ -80,8 +84,6 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     devalloc wait claim/train --for=delete
     """
 
-    if state == "ready" and {key.kind for key in keys_of(names, namespace, default="claims")} != {REPLICA_SET}:
-        raise BadInput("there is no condition Ready: claims become allocated, machines running, sets of machines ready")
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:
@@ -271,7 +273,7 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
     obj = _same_object(store, key, uid)
     if obj is None:
         return "because it was deleted"
-    if state in ("allocated", "running") and obj["metadata"].get("deletionTimestamp"):
+    if state in ("allocated", *_OF_MACHINES_THAT_RUN) and obj["metadata"].get("deletionTimestamp"):
         return "because it is being deleted"
     if key.kind == MIGRATION and state != "deleted":
         with suppress(NotFound):
@@ -279,7 +281,7 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
     return _why_never_running(store, key, state) if state in _OF_MACHINES_THAT_RUN else ""
 
 
-_OF_MACHINES_THAT_RUN = ("running", "paused", "scaled")
+_OF_MACHINES_THAT_RUN = ("running", "ready", "paused", "scaled")
 
 
 def _why_never_running(store: Store, key: Key, state: str) -> str:
@@ -298,7 +300,7 @@ def _why_never_running(store: Store, key: Key, state: str) -> str:
         return ""
     if not machine.spec.running:
         return "and stays so, because its spec.running is false"
-    if machine.spec.paused and state == "running" and obj.get("status", {}).get("phase") == "Paused":
+    if machine.spec.paused and state in ("running", "ready") and obj.get("status", {}).get("phase") == "Paused":
         return "and stays so, because its spec.paused is true"
     if has_ended(machine):
         return "and stays so, because it ended and its spec.restartPolicy is Never"
@@ -334,12 +336,16 @@ def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTes
     status = obj.get("status", {})
     if state == "stopped":
         return _is_stopped(obj)
-    if state == "ready":
+    if state == "ready" and key.kind == "VirtualMachine":
+        from devalloc.controller.replica_sets import is_ready
+
+        return is_ready(obj)
+    if state == "ready" and key.kind == REPLICA_SET:
         wanted = (obj["spec"].get("replicas", 1), obj["metadata"].get("generation"))
         return (status.get("readyReplicas", 0), status.get("observedGeneration")) == wanted
     if state in ("running", "paused", "succeeded", "failed"):
         return bool(status.get("phase") == state.capitalize())
-    return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")
+    return state != "deleted" and bool(status.get("allocations")) == (state in ("allocated", "ready"))
 
 
 def _is_stopped(machine: dict[str, Any]) -> bool:

@@ -406,6 +406,15 @@ def test_wait_for_a_condition(fleet: Shell, state: str) -> None:
     assert fleet("wait", "claim/web", f"--for={state}", "--timeout", "0s").out == "deviceclaim/web allocated\n"
 
 
+def test_a_claim_is_ready_when_it_is_allocated(fleet: Shell) -> None:
+    """As its condition on a cluster."""
+    assert fleet("wait", "claim/web", "--for=condition=Ready", "--timeout", "0s").out == "deviceclaim/web ready\n"
+
+    fleet("apply", "-f", "-", stdin=text(claim("later")))
+    waiting = fleet("wait", "claim/later", "--for=condition=Ready", "--timeout", "0s")
+    assert (waiting.code, "is not ready after 0 s" in waiting.err) == (1, True)
+
+
 def test_wait_for_delete(fleet: Shell) -> None:
     fleet("delete", "claim/web")
 
@@ -539,7 +548,7 @@ def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
     ("words", "advice"),
     [
         (("apply", "--dry-run=yes", "-f", "-"), "use --dry-run alone"),
-        (("wait", "--for=condition=Ready", "train"), "claims become allocated, machines running"),
+        (("wait", "--for=condition=Bound", "train"), "'bound' is not one of 'allocated'"),
         (("get", "claims", "-o", "go-template={{.x}}"), "jsonpath=TEMPLATE"),
     ],
 )

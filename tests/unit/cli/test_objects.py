@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -373,9 +374,35 @@ def test_wait_for_machines(devalloc: Shell) -> None:
         1, True,
     )  # fmt: skip
     assert devalloc("wait", "vm/web", "--for=stopped").code == 0
+
+
+def test_a_machine_is_ready_when_it_runs_and_its_guest_says_so(devalloc: Shell) -> None:
+    def wait_ready(timeout: str = "10ms") -> tuple[int, str]:
+        output = devalloc("wait", "vm/web", "--for=condition=Ready", "--timeout", timeout)
+        return output.code, output.out
+
+    def report(**status: Any) -> None:
+        with closing(SQLiteStore(devalloc.store)) as store:
+            store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
+
+    machine = vm()
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    report(phase="Starting")
+    assert wait_ready() == (1, "")
+    report(phase="Running")
+    assert wait_ready() == (0, "virtualmachine/web ready\n")
+    machine["spec"]["guestReports"] = True
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    assert wait_ready() == (1, ""), "the guest has not said so"
+    report(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    assert wait_ready() == (0, "virtualmachine/web ready\n")
+    machine["spec"]["running"] = False
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    report(phase="Stopped")
+    assert wait_ready("1h")[0] == 1, "at once: it is not to run"
     wrong = devalloc("wait", "vm/web", "--for=allocated")
     assert (wrong.code, wrong.err) == (
-        2, "error: a VirtualMachine is never allocated; wait --for=running|paused|stopped|deleted\n",
+        2, "error: a VirtualMachine is never allocated; wait --for=running|ready|paused|stopped|deleted\n",
     )  # fmt: skip
     assert devalloc("wait", "dclaim/train", "vm/web").code == 2
 
