@@ -41,15 +41,13 @@ def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[
     """Open the store; close it at the end. It shows machines of nodes that no plugin serves any more as unknown. Raises
     Failed if it does not exist, unless ``create`` is set."""
     from devalloc.cli.served_store import ServedStore
+    from devalloc.store.paths import access_error
 
     where = store_path(path)
     try:
         is_there = create or where.exists()
     except OSError as error:
-        raise CommandFailed(
-            f"cannot look at the store {where}: {error.strerror}; run as root (sudo devalloc …), or name another "
-            "store with --store or DEVALLOC_STORE"
-        ) from error
+        raise access_error(f"cannot open the store {where}", error) from error
     if not is_there:
         raise CommandFailed(
             f"there is no store at {where}; create one with `devalloc up` or `devalloc apply -f`, "

@@ -40,7 +40,7 @@ from devalloc.store import (
     StoreLocked,
     Unavailable,
 )
-from devalloc.store.paths import check_private
+from devalloc.store.paths import access_error, check_private
 from devalloc.store.serving import node_lock_path
 
 log = logging.getLogger(__name__)
@@ -145,11 +145,11 @@ def _already_served(lock: FileLock, node_name: str, store: Path) -> str:
 
 
 def _open_lock_file(path: Path) -> FileLock:
-    check_private(path)
     try:
+        check_private(path)
         return FileLock(path)
     except OSError as error:
-        raise Unavailable(f"cannot open {path}: {error.strerror}") from error
+        raise access_error(f"cannot open {path}", error) from error
 
 
 INVENTORY = "inventory"

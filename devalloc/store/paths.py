@@ -42,6 +42,12 @@ def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None
     return state / "devalloc" / "devalloc.db"
 
 
+def access_error(what: str, error: OSError) -> Unavailable:
+    """The error about a file or folder of a store that cannot be used, with what to do if this user has no right to."""
+    advice = f"; run as root (sudo devalloc …), or use a store of your own with --store or {STORE_VARIABLE}"
+    return Unavailable(f"{what}: {error.strerror}" + (advice if isinstance(error, PermissionError) else ""))
+
+
 def prepare_files(path: Path, noun: str = "store") -> None:
     """Create the file (0600) and its folder (0700) if they are missing, and check existing files.
 
@@ -59,7 +65,7 @@ def prepare_files(path: Path, noun: str = "store") -> None:
         if 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
             raise Damaged(f"{path} is not a devalloc {noun}; choose another path, or move the file away")
     except OSError as error:
-        raise Unavailable(f"cannot open the {noun} {path}: {error.strerror}") from error
+        raise access_error(f"cannot open the {noun} {path}", error) from error
 
 
 def wal_path(path: Path) -> Path:
@@ -82,7 +88,7 @@ def file_identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unavailable(f"cannot read {path}: {error.strerror}") from error
+        raise access_error(f"cannot read {path}", error) from error
     return status.st_dev, status.st_ino
 
 
@@ -110,7 +116,7 @@ def prepare_folder(path: Path) -> None:
     try:
         _make_folder(path.parent)
     except OSError as error:
-        raise Unavailable(f"cannot create the folder {path.parent}: {error.strerror}") from error
+        raise access_error(f"cannot create the folder {path.parent}", error) from error
 
 
 def _make_folder(folder: Path) -> None:
@@ -130,11 +136,11 @@ def hold_store(store: Path) -> Iterator[Callable[[], bool]]:
     let two processes lock two different files.
     """
     path = store.with_name(store.name + ".lock")
-    check_private(path)
     try:
+        check_private(path)
         lock = FileLock(path)
     except OSError as error:
-        raise Unavailable(f"cannot lock the store {store}: {error.strerror}") from error
+        raise access_error(f"cannot lock the store {store}", error) from error
 
     def is_held() -> bool:
         try:

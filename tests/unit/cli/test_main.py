@@ -306,6 +306,11 @@ def test_a_store_without_rights_names_sudo(devalloc: Shell, monkeypatch: pytest.
         hidden = devalloc("get", "vms")
     assert (hidden.code, "Permission denied; run as root (sudo devalloc …)" in hidden.err) == (1, True), hidden.err
     devalloc.store.touch(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", refuse)
+        for words in (("get", "vms"), ("up", "--no-inventory")):
+            refused = devalloc(*words)
+            assert (refused.code, "Permission denied; run as root (sudo devalloc …)" in refused.err) == (1, True), words
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(devalloc.store).st_uid + 1)
     foreign = devalloc("get", "vms")
     assert (foreign.code != 0, "sudo devalloc …" in foreign.err or "run as that user" in foreign.err) == (True, True)
