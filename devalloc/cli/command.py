@@ -371,7 +371,8 @@ def translate_error(error: Exception) -> click.ClickException:
             f"the Python package {error.name!r} is missing; install it with: pip install {_extra_of(error.name)}"
         )
     if isinstance(error, OSError) and error.filename is not None:
-        return CommandFailed(f"{error.filename}: {error.strerror}")
+        is_of_target = error.filename2 is not None and is_disk_full(error)  # of a copy
+        return CommandFailed(f"{error.filename2 if is_of_target else error.filename}: {error.strerror}")
     if isinstance(error, OSError) and (is_disk_full(error) or error.errno == errno.EIO):
         return CommandFailed(f"cannot write the output: {error.strerror}")
     return CommandFailed(

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import Verb, VerbGroup, help_all_option, shows_all
+from devalloc.cli.command import Verb, VerbGroup, help_all_option, shows_all, translate_error
 from devalloc.cli.terminal import print_line
 
 VERBS: dict[str, dict[str, str]] = {
@@ -76,7 +76,7 @@ VERBS: dict[str, dict[str, str]] = {
         "kubeconfig": "write and renew a kubeconfig for a node plugin that runs outside pods",
         "permit-proxy": "forward requests for permits of Neon's agents to the controller that leads",
     },
-    "Care": {
+    "Maintenance": {
         "cordon": "exclude devices or a node from allocation",
         "uncordon": "allow their allocation again",
         "migrate": "move a machine to another node while it runs",
@@ -354,6 +354,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Otherwise Python reports the error again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # of what click prints itself, such as a help text on a full disk
+        failure = translate_error(error)
+        failure.show()
+        return failure.exit_code
     return code if isinstance(code, int) else 0
 
 

@@ -43,7 +43,7 @@ def kind_of(word: str, store: Store | None = None) -> ApiKind:
 
     words = [word for kind in API_KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
     near = closest_match(word, words)
-    kinds = ", ".join("|".join((kind.plural, *kind.short_names)) for kind in API_KINDS.values())
+    kinds = ", ".join((*kind.short_names, kind.plural)[0] for kind in API_KINDS.values())
     raise BadInput(f"unknown kind {word!r}; " + (f"did you mean {near}?" if near else f"the kinds are: {kinds}"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -368,9 +369,12 @@ class StandalonePage:
         try:
             create_server((self.host, self.port), family=AF_INET6 if ":" in self.host else AF_INET).close()
         except OSError as error:
-            raise CommandFailed(
-                f"--page cannot listen at {self.host}:{self.port}: {error.strerror or error}"
-            ) from error
+            raise self._listen_error(error) from error
+
+    def _listen_error(self, error: OSError) -> CommandFailed:
+        why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's strerror also has the address
+        advice = "; name another port" if error.errno == errno.EADDRINUSE else ""
+        return CommandFailed(f"--page cannot listen at {self.host}:{self.port}: {why}{advice}")
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Serve until ``stop`` is set. Raises Failed if it cannot listen."""
@@ -395,9 +399,7 @@ class StandalonePage:
             with self._token_file():
                 site.run(stop)
         except OSError as error:
-            raise CommandFailed(
-                f"--page cannot listen at {self.host}:{self.port}: {error.strerror or error}"
-            ) from error
+            raise self._listen_error(error) from error
         finally:
             pages.close()
 

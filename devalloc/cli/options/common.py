@@ -198,7 +198,7 @@ class _FormOrJsonpath(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if isinstance(value, str) and value.startswith(("jsonpath=", "custom-columns=")):
             return value
-        if isinstance(value, str) and value not in self.choices and "=" in value:
+        if isinstance(value, str) and value not in self.choices:
             forms = f"{', '.join(self.choices)}, jsonpath=TEMPLATE and custom-columns=HEADER:PATH,..."
             self.fail(f"{value!r} is not one of {forms}", param, ctx)
         return super().convert(value, param, ctx)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -47,6 +49,17 @@ def test_examples_are_written_to_files_to_edit_and_never_over_yours(devalloc: Sh
     again = devalloc("examples", "-d", tmp_path / "x")
     assert (again.code, claims.read_text()) == (1, "yours")
     assert f"{claims} exists and differs" in again.err
+
+
+def test_a_full_disk_is_reported_with_the_file_that_is_not_written(
+    devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    output = devalloc("examples", "whole-gpu", "-d", tmp_path)
+    assert (output.code, output.err.startswith(f"error: {tmp_path}/whole-gpu/")) == (1, True), output.err
 
 
 def test_a_misspelled_example_is_named(devalloc: Shell) -> None:

@@ -550,6 +550,7 @@ def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
         (("apply", "--dry-run=yes", "-f", "-"), "use --dry-run alone"),
         (("wait", "--for=condition=Bound", "train"), "'bound' is not one of 'allocated'"),
         (("get", "claims", "-o", "go-template={{.x}}"), "jsonpath=TEMPLATE"),
+        (("get", "claims", "-o", "xml"), "jsonpath=TEMPLATE and custom-columns=HEADER:PATH"),
     ],
 )
 def test_an_option_as_kubectl_has_it_says_what_to_write_here(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -293,6 +295,21 @@ def test_the_log_goes_to_stderr_in_the_form_and_from_the_level_that_was_asked_fo
     assert len(output.stderr.splitlines()) == len(lines)
     for line, form in zip(output.stderr.splitlines(), lines, strict=True):
         assert re.fullmatch(form, line)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--help-all"], ["get", "--help"], ["--version"], ["version"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "devalloc.cli", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+def test_an_unknown_kind_is_answered_with_the_short_names_of_all(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool()))
+    output = devalloc("get", "nothings")
+    assert output.err.startswith("error: unknown kind 'nothings'; the kinds are: dpool, dclass, dclaim, vmachine, ")
 
 
 def test_a_store_without_rights_names_sudo(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
