@@ -208,7 +208,8 @@ class DevallocCommand(VerbGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if ctx.info_name == AS_PLUGIN and args[0] in OF_A_STORE and "DEVALLOC_STORE" not in os.environ:
+        names_store = "DEVALLOC_STORE" in os.environ or any(word.partition("=")[0] == "--store" for word in args)
+        if ctx.info_name == AS_PLUGIN and args[0] in OF_A_STORE and not (names_store or ctx.resilient_parsing):
             instead = f"kubectl {args[0]}" if args[0] in ("apply", "delete") else "a backup of etcd"
             ctx.fail(f"`devalloc {args[0]}` is about a store of this host; for the cluster use {instead}")
         return super().resolve_command(ctx, args)

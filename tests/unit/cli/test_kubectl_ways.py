@@ -146,6 +146,8 @@ def test_a_plugin_never_takes_a_store_for_the_cluster(several: str, monkeypatch:
         assert (refused.returncode, refused.stdout) == (2, "")
         assert f"for the cluster use kubectl {words[0]}" in refused.stderr
     assert "use a backup of etcd" in _as_plugin("backup", "x").stderr
+    named = _as_plugin("apply", "-f", "examples/whole-gpu", "--dry-run", "--store", "/missing/devalloc.db")
+    assert "use kubectl" not in named.stderr, "a store that is named"
     monkeypatch.setenv("KUBECONFIG", "/missing")
     assert "'/missing' does not exist" in _as_plugin("get", "claims").stderr
 
