@@ -114,7 +114,22 @@ def test_what_there_was_no_time_for_is_taken_to_suit() -> None:
     others = OtherClaims(lambda: now)
     objects = [pool(NIC, "n3", "nic-0")], [device_class(NIC)]
     others.look(*objects, [], [])
-    assert not others.suit(node("n1"), [claim("nic", NIC)])
+    assert not others.suiting(["n1"], {"n1": node("n1")}, [claim("nic", NIC)])
     others.look(*objects, [], [])
     now = other_claims.ROUND_SECONDS
-    assert others.suit(node("n2"), [claim("nic", NIC)])
+    assert others.suiting(["n2"], {"n2": node("n2")}, [claim("nic", NIC)]) == {"n2"}
+
+
+def test_equal_claims_are_judged_once_in_a_round_and_without_time_as_in_the_last_one() -> None:
+    """A tenant may have thousands of pods that wait, each of which could use any node."""
+    now = 0.0
+    others = OtherClaims(lambda: now)
+    objects = [pool(NIC, "n3", "nic-0")], [device_class(NIC)]
+    names, nodes = ["n1", "n3"], {"n1": node("n1"), "n3": node("n3")}
+    others.look(*objects, [], [])
+    assert others.suiting(names, nodes, [claim("nic", NIC)]) == {"n3"}
+    assert others.suiting(names, {}, [claim("another", NIC)]) == {"n3"}, "no node is looked at again"
+    others.look(*objects, [], [])
+    now = other_claims.ROUND_SECONDS
+    assert others.suiting(names, {}, [claim("nic", NIC)]) == {"n3"}
+    assert others.suiting(names, {}, [claim("nic", NIC, count=2)]) == {"n1", "n3"}, "of these nothing is known"

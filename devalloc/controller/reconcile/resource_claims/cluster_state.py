@@ -247,7 +247,7 @@ class ClusterState:
                 requests.append(SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD))
                 continue
             if others := pending_others.get(want.claims, []):
-                suits = {name for name in placed if self._others.suit(there[name], others)}
+                suits = self._others.suiting(placed, there, others)
                 if placed and not suits:
                     message = _no_others_message(want, len(placed), others)
                     requests.append(SolverRequest(want, (), None, message))

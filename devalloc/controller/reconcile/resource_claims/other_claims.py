@@ -7,9 +7,11 @@ others kube-scheduler still sends it back.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
@@ -20,15 +22,42 @@ from devalloc_solver.dra import AllocationError, allocate
 Object = dict[str, Any]
 
 ROUND_SECONDS = 0.5
-"""How long a round computes this; nodes that it does not come to are taken to suit."""
+"""How long a round computes this; nodes that it does not come to are taken to suit, or as in the last round."""
 NODE_SECONDS = 0.1
 """The same for one node."""
 MAX_VERDICTS = 20_000
 """Verdicts that are remembered; when there are more, all are forgotten."""
+MAX_SHAPES = 1000
+"""Sets of claims of which it is remembered where they found nothing; when there are more, all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NodeView:
+    """All that decides about a node; the very same one as long as nothing of it changes."""
+
+    node: Object
+    slices: tuple[Object, ...]
+    holders: tuple[Object, ...]
+    classes: Sequence[Object]
+
+    def is_same(self, other: _NodeView) -> bool:
+        parts, others = self._parts(), other._parts()
+        return len(parts) == len(others) and all(map(is_, parts, others))
+
+    def _parts(self) -> tuple[Object, ...]:
+        return (self.node, *self.slices, *self.holders, *self.classes)
+
+
+@dataclass(slots=True)
+class _Judged:
+    """What is known of some claims in this round, by the names of nodes."""
+
+    nodes: set[str] = field(default_factory=set)
+    unsuited: set[str] = field(default_factory=set)
 
 
 class OtherClaims:
-    """Not thread-safe."""
+    """Not thread-safe. Claims that ask for the same are judged once in a round."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,8 +68,15 @@ class OtherClaims:
         self._shared: Sequence[Object] = ()
         self._holders: Mapping[tuple[str, str], Sequence[Object]] = {}
         """Claims with devices, by driver and pool."""
-        self._verdicts: dict[tuple[str, str], tuple[tuple[Object, ...], bool]] = {}
-        """By what is asked for and node: all that was looked at, and whether it suits."""
+        self._verdicts: dict[tuple[bytes, str], tuple[_NodeView, bool]] = {}
+        """By what is asked for and node: what was looked at, and whether it suits."""
+        self._judged: dict[bytes, _Judged] = {}
+        """By what is asked for, in this round."""
+        self._before: dict[bytes, _Judged] = {}
+        """The same of the last round that had the time for it."""
+        self._views: dict[str, _NodeView] = {}
+        """Of this round, by node."""
+        self._last_views: dict[str, _NodeView] = {}
         self._sources: tuple[Object, ...] = ()
 
     def look(
@@ -48,6 +84,10 @@ class OtherClaims:
     ) -> None:
         """What there is in this round; ``slices``: those that devalloc does not allocate from."""
         self._ends = self._clock() + ROUND_SECONDS
+        self._before |= self._judged
+        if len(self._before) > MAX_SHAPES:
+            self._before = self._judged
+        self._judged, self._last_views, self._views = {}, self._views, {}
         sources = (*slices, *rules)
         if len(sources) != len(self._sources) or not all(map(is_, sources, self._sources)):
             self._sources = sources
@@ -64,25 +104,50 @@ class OtherClaims:
                 holders[pool].append(claim)
         self._holders = holders
 
-    def suit(self, node: Object, pending: Sequence[Object]) -> bool:
-        """Whether kube-scheduler could give all these claims devices on a node."""
-        name = node["metadata"]["name"]
-        slices = (*self._by_node.get(name, ()), *self._shared)
-        pools = dict.fromkeys((each["spec"]["driver"], each["spec"]["pool"]["name"]) for each in slices)
-        holders = tuple({id(claim): claim for pool in pools for claim in self._holders.get(pool, ())}.values())
-        shape = repr([(one["spec"].get("devices"), one["metadata"]["namespace"]) for one in pending])
-        looked_at = (node, *slices, *holders, *self._classes)
-        before, verdict = self._verdicts.get((shape, name), ((), True))
-        if len(before) == len(looked_at) and all(map(is_, before, looked_at)):
+    def suiting(self, names: Collection[str], nodes: Mapping[str, Object], pending: Sequence[Object]) -> set[str]:
+        """On which of the nodes of these names kube-scheduler could give all these claims devices."""
+        asked = [(one["spec"].get("devices"), one["metadata"]["namespace"]) for one in pending]
+        shape = hashlib.sha256(repr(asked).encode("utf-8", "surrogatepass")).digest()
+        before = self._before.get(shape, _Judged())
+        if shape not in self._judged and self._clock() >= self._ends:
+            return {*names} - before.unsuited
+        judged = self._judged.setdefault(shape, _Judged())
+        for name in sorted({*names} - judged.nodes):
+            suits = self._suits(name, nodes[name], shape, pending)
+            if suits is None:
+                judged.unsuited |= before.unsuited - judged.nodes
+                break
+            judged.nodes.add(name)
+            if not suits:
+                judged.unsuited.add(name)
+        return {*names} - judged.unsuited
+
+    def _suits(self, name: str, node: Object, shape: bytes, pending: Sequence[Object]) -> bool | None:
+        """None if there is no time to find out."""
+        view = self._view(name, node)
+        before, verdict = self._verdicts.get((shape, name), (None, True))
+        if before is view:
             return verdict
         if self._clock() >= self._ends:
-            return True
+            return None
         if len(self._verdicts) >= MAX_VERDICTS:
             self._verdicts.clear()
         try:
-            given = allocate(node, [*pending, *holders], self._classes, slices, deadline=NODE_SECONDS)
+            given = allocate(node, [*pending, *view.holders], self._classes, view.slices, deadline=NODE_SECONDS)
             suits = given is not None
         except AllocationError as error:
             suits = error.exceeded is not None  # unknown; otherwise kube-scheduler cannot judge it, either
-        self._verdicts[shape, name] = looked_at, suits
+        self._verdicts[shape, name] = view, suits
         return suits
+
+    def _view(self, name: str, node: Object) -> _NodeView:
+        if (view := self._views.get(name)) is not None:
+            return view
+        slices = (*self._by_node.get(name, ()), *self._shared)
+        pools = dict.fromkeys((each["spec"]["driver"], each["spec"]["pool"]["name"]) for each in slices)
+        holders = tuple({id(claim): claim for pool in pools for claim in self._holders.get(pool, ())}.values())
+        view = _NodeView(node, slices, holders, self._classes)
+        if (before := self._last_views.get(name)) is not None and before.is_same(view):
+            view = before
+        self._views[name] = view
+        return view
