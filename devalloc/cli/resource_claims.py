@@ -170,7 +170,7 @@ def _state_of(objects: Sequence[Object]) -> ClusterState:
     from devalloc.api.adopted_pools import adoption_rules, pools_of_rules
     from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
 
-    state = ClusterState()
+    state = ClusterState(count_seconds=None)
     rules = adoption_rules(one for one in objects if one["kind"] == "DeviceTaintRule")
     state.look(objects, pools_of_rules(rule for rule in rules if rule.adopted_at and not rule.is_ending))
     return state

@@ -22,6 +22,7 @@ from devalloc.controller.reconcile.resource_claims.adoption import Adoption, Pol
 from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState, held_results
 from devalloc.store import Forbidden, Listing
 from devalloc.store.kubernetes import ApiError
+from devalloc_solver.dialects.resource_k8s import matching
 from tests.support.resource_manifests import resource_claim
 
 Object = dict[str, Any]
@@ -263,6 +264,19 @@ def test_devices_of_no_single_node_stay_out() -> None:
     state = ClusterState()
     state.look([rule(), gpu_slice(nodeName=None, allNodes=True)], ALL_OF_IT)
     assert not state.documents()
+
+
+def test_what_a_kubelet_reports_does_not_have_devices_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many kubelets reports now and then, and messages name how many devices match."""
+    state, claim = ClusterState(), resource_claim("c")
+    device_class = {"kind": "DeviceClass", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "gpu"}, "spec": {}}
+    node: Object = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "labels": {"zone": "a"}}}
+    others = [device_class, gpu_slice()]
+    state.look([*others, node])
+    assert "2 devices match" in state.not_adopted([claim])
+    monkeypatch.setattr(matching, "read_documents", None)
+    state.look([*others, {**node, "status": {"conditions": []}}])
+    assert "2 devices match" in state.not_adopted([claim])
 
 
 def test_what_others_hold_of_an_adopted_pool_counts_as_held() -> None:

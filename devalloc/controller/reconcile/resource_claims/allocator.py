@@ -257,7 +257,8 @@ class ResourceClaimAllocator:
         remaining = sum(len(want.claims) for want in self._cluster.wants())
         self._progress(ResourceClaimRound(held + len(granted), remaining - len(granted), granted, seconds))
         is_searching = any(each.get(STILL_SEARCHING) for each in answers.values())
-        self._last_requests = [] if is_searching or self._is_incomplete or is_deferred else requests
+        is_left = is_searching or self._is_incomplete or is_deferred or self._cluster.is_behind
+        self._last_requests = [] if is_left else requests
         self.loop.is_again |= is_deferred
 
     def _decide(

@@ -92,6 +92,8 @@ NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
 MAX_SELECTED_NODES = 1500
 """How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
 OWN_DRIVER = "devalloc.io"
+COUNT_SECONDS = 0.5
+"""How long a round counts devices for messages, of those that devalloc allocates and of others."""
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 """Taints that Kubernetes sets a moment after the Node says so."""
@@ -130,7 +132,9 @@ class UnusedAllocation:
 class ClusterState:
     """Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_seconds: float | None = COUNT_SECONDS) -> None:
+        """``count_seconds``: how long devices are counted for messages after each ``look``; None: as long as it
+        takes."""
         self._room = NodeRoom()
         self._objects: Mapping[str, list[Object]] = defaultdict(list)
         self._claims: dict[Key, Object] = {}
@@ -139,8 +143,13 @@ class ClusterState:
         """Of nodes, for as long as this process lives."""
         self._memo = Memo()
         self._others = OtherClaims()
-        self._matches = {True: MatchCounts(), False: MatchCounts()}
+        self._matches = {is_ours: MatchCounts(count_seconds) for is_ours in (True, False)}
         """Of devices that devalloc allocates, and of others."""
+        self._counted: dict[bool, bool] = {}
+        """Which of these were given the objects of now, and whether there are such devices."""
+        self._selected_nodes: dict[str, Object] = {}
+        self._adopting: Collection[str] = ()
+        """Drivers with a rule that adopts."""
 
     def look(self, objects: Iterable[Object], pools: AllocatablePools = DEDICATED_ONLY) -> None:
         """All there is now, those of a kind in order; an unchanged object is the very same one as before. ``pools``:
@@ -150,6 +159,8 @@ class ClusterState:
             by_kind[content["kind"]].append(content)
         self._objects, self._pools = by_kind, pools
         self._memo.turn()
+        self._counted = {}
+        self._adopting = {rule.driver for rule in adoption_rules(by_kind["DeviceTaintRule"])}
         chosen = namespaces_for_devalloc(by_kind["Namespace"])
         claims = by_kind["ResourceClaim"]
         if chosen:
@@ -312,8 +323,12 @@ class ClusterState:
     def not_adopted(self, claims: Iterable[Object]) -> str:
         """That devices match these claims, and devalloc does not allocate them; "" if there are none. The claims need
         not be among the objects."""
-        rules = adoption_rules(self._objects["DeviceTaintRule"])
-        return _not_adopted_message(self._matching(claims, is_ours=False), {rule.driver for rule in rules})
+        return _not_adopted_message(self._matching(claims, is_ours=False), self._adopting)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages lack numbers of devices because there was no time to count them."""
+        return any(counts.is_behind for counts in self._matches.values())
 
     def explain_lack(self, reason: str, message: str, claims: Sequence[Object]) -> tuple[str, str]:
         """The reason and message of claims that find too few devices, with how many others match them, which devalloc
@@ -327,13 +342,24 @@ class ClusterState:
         return reason, f"{message}; elsewhere, {others}"
 
     def _matching(self, claims: Iterable[Object], *, is_ours: bool) -> Counter[str]:
-        chosen = [s for s in self._objects["ResourceSlice"] if is_allocatable_slice(s, self._pools) is is_ours]
         matching, counts = Counter[str](), self._matches[is_ours]
-        if chosen:
-            counts.look((*chosen, *self._objects["DeviceClass"], *self._objects["Node"]))
-            for claim in claims:
-                matching.update(counts.matching(claim))
+        if is_ours not in self._counted:
+            chosen = [s for s in self._objects["ResourceSlice"] if is_allocatable_slice(s, self._pools) is is_ours]
+            counts.look((*chosen, *self._objects["DeviceClass"], *self._nodes_to_select()))
+            self._counted[is_ours] = bool(chosen)
+        for claim in claims if self._counted[is_ours] else ():
+            matching.update(counts.matching(claim))
         return matching
+
+    def _nodes_to_select(self) -> Collection[Object]:
+        """Nodes by what selectors see of them: the very same ones although their kubelets report something."""
+        before, self._selected_nodes = self._selected_nodes, {}
+        for content in self._objects["Node"]:
+            name = content["metadata"]["name"]
+            metadata = {"name": name, "labels": content["metadata"].get("labels") or {}}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+            self._selected_nodes[name] = before[name] if before.get(name) == node else node
+        return self._selected_nodes.values()
 
     def _ours(self) -> Iterator[Object]:
         return (content for content in self._objects["ResourceSlice"] if is_allocatable_slice(content, self._pools))

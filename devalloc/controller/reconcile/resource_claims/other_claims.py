@@ -106,8 +106,8 @@ class OtherClaims:
 
     def suiting(self, names: Collection[str], nodes: Mapping[str, Object], pending: Sequence[Object]) -> set[str]:
         """On which of the nodes of these names kube-scheduler could give all these claims devices."""
-        asked = [(one["spec"].get("devices"), one["metadata"]["namespace"]) for one in pending]
-        shape = hashlib.sha256(repr(asked).encode("utf-8", "surrogatepass")).digest()
+        wanted = [(one["spec"].get("devices"), one["metadata"]["namespace"]) for one in pending]
+        shape = hashlib.sha256(repr(wanted).encode("utf-8", "surrogatepass")).digest()
         before = self._before.get(shape, _Judged())
         if shape not in self._judged and self._clock() >= self._ends:
             return {*names} - before.unsuited
