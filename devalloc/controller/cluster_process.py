@@ -34,8 +34,8 @@ from devalloc.controller.permits.neon_vms import NEON_MACHINES
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND

@@ -27,6 +27,7 @@ from devalloc.controller.pool_publisher import (
 )
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.usage import UsageAccountant
@@ -147,9 +148,6 @@ class Standalone:
         for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
             allocator.loop.ignore_kind(kind)
         self.rounds.append(lambda: allocator.loop.began)
-        # With the solver of that dialect, which the node plugin's image, that imports this module, does not have.
-        from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
-
         resources = StoredClaimAllocator(store, self._settings, self.on_granted)
         loops: list[Loop] = [allocator.run, resources.run]
         host = None

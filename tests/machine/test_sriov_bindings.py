@@ -486,7 +486,7 @@ def test_a_card_runs_the_option_rom_of_its_class_below_the_bus_of_its_node(
     put(guest, ROM, option_rom.build(0x8086, 0x10C9))
     plugin.ask("prepare", uid="a", devices=[{**whole(FAR), "class": [{"romFile": ROM}]}])
     machine = plugin.ask("create", manifest=on_both_nodes(machine_with("a", cpus=2, memory="128Mi")), claims=["a"])
-    output = guest.until(f"grep ROM {machine['folder']}/console.log")
+    output = guest.until(f"grep 'ROM ....' {machine['folder']}/console.log")  # the whole line, not its beginning
     bus = int(output.split()[-1], 16) >> 8
     words = guest.check(f"tr '\\0' '\\n' < /proc/{machine['pid']}/cmdline").splitlines()
     devices = [json.loads(word) for word in words if word.startswith('{"driver":')]

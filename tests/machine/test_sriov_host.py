@@ -119,7 +119,10 @@ class Node:
     def start(self) -> None:
         """Run ``devalloc up``, until its node plugin answers."""
         self.up = self.lines.start(UP)
-        self.host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
+        ended = self.up.removesuffix(".out") + ".rc"
+        self.host.guest.until(f"[ -S /run/devalloc/node.sock ] || [ -e {ended} ]", seconds=LONG)
+        output = self.host.guest.run(f"! [ -e {ended} ] || {{ cat {self.up}; false; }}")
+        assert output.status == 0, f"devalloc up has ended: {output.output}"
 
     def kill(self) -> None:
         """kill -9 of it, and of the node plugin in it."""

@@ -12,8 +12,8 @@ from devalloc.api.adopted_pools import AdoptionRule
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, TAINT, dedicated_pool_name
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights

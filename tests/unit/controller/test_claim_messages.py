@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup
 
 Object = dict[str, Any]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.events import ObjectEvent
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import (
     MAX_AVOID_SECONDS,
     MAX_TRIES,
     MIN_AVOID_SECONDS,
     UNPLACED_SECONDS,
+    ResourceClaimAllocator,
 )
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.store.kubernetes import KubernetesStore

@@ -19,7 +19,7 @@ from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     RESOURCES,
     ClusterState,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -106,3 +108,22 @@ def test_a_slice_that_goes_meanwhile_gives_nothing(world: World) -> None:
     assert "status" not in world.claim("a")
     world.allocator._solver.solve = solve  # type: ignore[method-assign]
     assert world.devices() == {"a": "NoMatchingDevices"}
+
+
+def test_the_solver_of_the_dialect_is_loaded_only_for_the_first_claim(tmp_path: Path) -> None:
+    """A host without ResourceClaims, which is most of them, does not pay for it."""
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator\n"
+        "from devalloc.store.sqlite import SQLiteStore\n"
+        "from tests.support.resource_manifests import resource_claim\n"
+        "store = SQLiteStore(Path(sys.argv[1]))\n"
+        "allocator = StoredClaimAllocator(store)\n"
+        "for claim in (None, resource_claim('a')):\n"
+        "    if claim: claim['metadata'].pop('uid', None); store.create(claim)\n"
+        "    allocator.round()\n"
+        "    print('cel_expr_python' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "store.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr

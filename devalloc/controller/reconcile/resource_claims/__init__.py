@@ -6,7 +6,3 @@ for those pods (``reservedFor``), with the finalizer that kube-scheduler sets as
 it back as usual when they are gone. kube-scheduler finds the claim allocated, and takes its pod to the node of its
 devices.
 """
-
-from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
-
-__all__ = ["ResourceClaimAllocator"]
