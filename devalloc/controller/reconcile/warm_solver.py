@@ -386,6 +386,10 @@ def _is_unchanged(previous: Object | None, document: Object) -> bool:
     return _without_status(previous) == _without_status(document)
 
 
+def _is_equal(previous: Object | None, document: Object) -> bool:
+    return previous is document or previous == document
+
+
 def _without_status(document: Object) -> Object:
     metadata = {name: value for name, value in document["metadata"].items() if name != "resourceVersion"}
     return {**{name: value for name, value in document.items() if name != "status"}, "metadata": metadata}
@@ -442,7 +446,7 @@ class IncrementalResourceSolver(_WaitingFleet):
     def update(self, documents: Mapping[ObjectName, Object]) -> bool:
         """Read everything but claims that wait. Returns whether anything changed."""
         self.is_again = False  # a round in which nothing waits updates, and does not solve
-        changed = self._warm.update(dict(documents), self._placement, operator.eq)
+        changed = self._warm.update(dict(documents), self._placement, _is_equal)
         self._note_changes(changed)
         if changed is None or any(name[0] not in _INCREMENTAL_KINDS for name in changed):
             self._searches.forget()
@@ -473,14 +477,20 @@ class IncrementalResourceSolver(_WaitingFleet):
         """
         units = _units(claims)
         self._wake(units)
-        again = [record for key, unit in units.items() if (record := self._find_refused(key, unit)) is not None]
-        answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
-        fresh = [claim for claim in claims if ClaimView(claim).key not in answered]
+        for key in self._left_alone.keys() - units.keys():
+            del self._left_alone[key]
+        again: list[_RefusedClaims] = []
+        fresh: dict[_ClaimKey, Sequence[Object]] = {}
+        for key, unit in units.items():
+            if (record := self._find_refused(key, unit)) is None:
+                fresh[key] = unit
+            else:
+                again.append(record)
         began = self._clock()
         self.is_again = False
-        answers = self._ask(fresh, deadline) if fresh else []
-        self._note(units, answers, self._clock() - began)
-        self._let_rest(units, answers)
+        answers = self._ask([claim for unit in fresh.values() for claim in unit], deadline) if fresh else []
+        self._note(fresh, answers, self._clock() - began)
+        self._let_rest(fresh, answers)
         self.is_again |= self.waiting.is_behind
         return [*answers, *(dict(each) for one in again for each in one.answers)]
 
@@ -528,9 +538,7 @@ class IncrementalResourceSolver(_WaitingFleet):
         return None if record.is_stale and record.until <= self._clock() else record
 
     def _note(self, units: Mapping[_ClaimKey, Sequence[Object]], answers: Sequence[_Answer], seconds: float) -> None:
-        """Remember which claims were too expensive, and forget those that wait no more."""
-        for key in self._left_alone.keys() - units.keys():
-            del self._left_alone[key]
+        """Remember which claims were too expensive."""
         by_key = {(each["namespace"], each["name"]): each for each in answers}
         until = self._clock() + REST_FACTOR * seconds
         several = len(by_key.keys() & {ClaimView(claim).key for unit in units.values() for claim in unit[:1]}) > 1
@@ -597,8 +605,7 @@ def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:
     """Claims that are answered together, by group or name."""
     by_key: dict[_ClaimKey, list[Object]] = {}
     for claim in claims:
-        group = claim["metadata"].get("annotations", {}).get(GROUP)
-        key = ClaimView(claim).key
+        group, key = claim["metadata"].get("annotations", {}).get(GROUP), ClaimView(claim).key
         by_key.setdefault((key[0], f"group {group}" if group else key[1]), []).append(claim)
     return by_key
 

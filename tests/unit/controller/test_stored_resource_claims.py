@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.controller.reconcile.resource_claims import stored
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
@@ -127,3 +128,26 @@ def test_the_solver_of_the_dialect_is_loaded_only_for_the_first_claim(tmp_path: 
     command = [sys.executable, "-c", script, str(tmp_path / "store.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+def test_while_nothing_changes_no_claim_is_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be 10,000, of which each round would read all."""
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"), resource_claim("b"))
+    world.devices()
+    world.allocator.round()
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "_is_pending", None)
+        world.allocator.round()
+    world.store.delete("ResourceClaim", "default", "a")
+    assert world.devices() == {"b": "d0"}
+
+
+def test_a_round_that_failed_is_made_again_though_nothing_changes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "_unit", None)
+        with pytest.raises(TypeError):
+            world.allocator.round()
+    assert world.devices() == {"a": "d0"}

@@ -49,39 +49,45 @@ class StoredClaimAllocator:
         )
         self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
         self._version = ""
+        """Of the last round that came to its end; empty before the first one."""
+        self._is_unfinished = False
+        """That round left something to answer, though nothing changes."""
 
     def run(self, stop: threading.Event) -> None:
         """Answer claims until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
         self.loop.run(stop, self.round, lambda: self._wait(stop))
 
     def round(self) -> None:
-        """Answer all claims that wait, once. Raises StoreError."""
+        """Answer all claims that wait, once, if something has changed since the last time. Raises StoreError."""
         snapshot = self.loop.reading.look()
-        self._version, self.loop.is_again = snapshot.version, False
-        claims = [obj for key, obj in snapshot.objects.items() if key.kind == CLAIM]
-        refused = self.loop.refusals.look(claims)
-        pending = [claim for claim in claims if _is_pending(claim) and Key.of(claim) not in refused]
-        if not pending:
+        is_due = self._is_unfinished or self._solver.is_due or self.loop.refusals.has_entries()
+        self.loop.is_again = False
+        if snapshot.version == self._version and not is_due:
             return
-        others: dict[ObjectName, Object] = {
-            (key.kind, key.namespace or "", key.name): obj
-            for key, obj in snapshot.objects.items()
-            if key.kind != CLAIM or allocation_of(obj) is not None
-        }
-        self._solver.update(others)
-        answers = self._solver.solve(pending, self._settings.deadline)
-        self._commit(pending, answers, snapshot)
-        self.loop.is_again |= self._solver.is_again or any(each.get(STILL_SEARCHING) for each in answers)
+        self._version, self._is_unfinished = "", True
+        claims = {key: obj for key, obj in snapshot.objects.items() if key.kind == CLAIM}
+        refused = self.loop.refusals.look(claims.values())
+        pending = {key: claim for key, claim in claims.items() if _is_pending(claim) and key not in refused}
+        if pending:
+            others: dict[ObjectName, Object] = {
+                (key.kind, key.namespace or "", key.name): obj
+                for key, obj in snapshot.objects.items()
+                if key.kind != CLAIM or allocation_of(obj) is not None
+            }
+            self._solver.update(others)
+            answers = self._solver.solve([*pending.values()], self._settings.deadline)
+            self._commit(pending, answers, snapshot)
+            self.loop.is_again |= self._solver.is_again or any(each.get(STILL_SEARCHING) for each in answers)
+        self._version, self._is_unfinished = snapshot.version, self.loop.is_again
 
-    def _commit(self, pending: Iterable[Object], answers: Iterable[Mapping[str, Any]], snapshot: Snapshot) -> None:
+    def _commit(self, pending: Mapping[Key, Object], answers: Iterable[Mapping[str, Any]], snapshot: Snapshot) -> None:
         by_name = {(each["namespace"], each["name"]): each for each in answers}
         units = []
-        for claim in pending:
-            metadata = claim["metadata"]
-            answer = by_name.get((metadata.get("namespace") or "default", metadata["name"]))
+        for key, claim in pending.items():
+            answer = by_name.get((key.namespace or "default", key.name))
             if answer is None or answer.get(STILL_SEARCHING):
                 continue
-            if (unit := _unit(claim, answer)) is not None:
+            if (unit := _unit(key, claim, answer)) is not None:
                 units.append(unit)
         fence = Fence(snapshot.version, specs=SUPPLY_KINDS, statuses=frozenset({CLAIM}))
         report = self.loop.commit(units, fence)
@@ -95,11 +101,9 @@ def _is_pending(claim: Object) -> bool:
     return allocation_of(claim) is None and not claim["metadata"].get("deletionTimestamp")
 
 
-def _unit(claim: Object, answer: Mapping[str, Any]) -> WriteUnit | None:
+def _unit(key: Key, claim: Object, answer: Mapping[str, Any]) -> WriteUnit | None:
     """What is written on a claim; None if it says so already."""
-    metadata = claim["metadata"]
-    noted = metadata.get("annotations") or {}
-    key, version = Key.of(claim), metadata["resourceVersion"]
+    noted, version = claim["metadata"].get("annotations") or {}, claim["metadata"]["resourceVersion"]
     if answer["allocated"]:
         given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         notes = {name: None for name in (REASON, MESSAGE, DEVICE_RECORDS) if name in noted}
