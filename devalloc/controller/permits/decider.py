@@ -164,6 +164,8 @@ class PermitDecider:
         self._listed = 0
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
+        self._must_inherit = True
+        """Whether the runner pods were not listed yet."""
         """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self.is_suspended = settles
         """Whether machines of NeonVM get no permits, because writing them fails, or late permits may still be written.
@@ -178,14 +180,23 @@ class PermitDecider:
         """Requests in the queue. Changes of the store wait there too, and are not counted."""
         return self._waiting
 
-    async def load(self, hosts: Mapping[str, Host], pods: Sequence[Object] = ()) -> None:
-        """Begin with these hosts and runner pods, and all objects. Raises StoreError, Lost."""
+    async def load(self, hosts: Mapping[str, Host], pods: Sequence[Object] | None = None) -> None:
+        """Begin with these hosts and runner pods, and all objects. ``pods``: None if they come later. Raises
+        StoreError, Lost."""
         self._hosts = hosts
         self.book.begin(hosts)
-        self._list_pods(pods)
+        self._must_inherit = True
+        if pods is not None:
+            self._list_pods(pods)
         if self.is_suspended:
             self.book.doubt(None)
         await self._reload(starting=True)
+        for runner in self.book.ownerless_runners:
+            log.warning(
+                "runner pod %s/%s counts on node %s for what it says itself: its machine was deleted",
+                *runner.key,
+                runner.node,
+            )
         for key, record in self.book.records.items():
             if record.permit is not None and not record.scaled:  # it is unknown whether that had to be written
                 self._due[key] = _PendingWrite(retract=True)
@@ -289,13 +300,14 @@ class PermitDecider:
             self.book.drop_runner(key)
         for pod in pods:
             self._see_pod(pod, False)
+        self._must_inherit = False
 
     def _see_pod(self, pod: Object, gone: bool) -> None:
         runner = None if gone else read_runner_pod(pod)
         if runner is None:
             self.book.drop_runner((pod["metadata"]["namespace"], pod["metadata"]["name"]))
         else:
-            self.book.put_runner(runner)
+            self.book.put_runner(runner, is_inherited=self._must_inherit)
 
     def _limit(self, hosts: Mapping[str, Host]) -> None:
         self._hosts = hosts

@@ -160,9 +160,9 @@ class PermitLedgers:
         named = filter(None, map(self._runners.place_of, _runner_pods(old)))
         self._count_runners((*self._runners.disown(key), *named))
 
-    def put_runner(self, pod: RunnerPod) -> None:
-        """A pod that runs a machine of NeonVM, as it is now."""
-        self._change_runner(pod.key, self._runners.put(pod))
+    def put_runner(self, pod: RunnerPod, *, is_inherited: bool = False) -> None:
+        """A pod that runs a machine of NeonVM, as it is now. ``is_inherited``: it was there before this process led."""
+        self._change_runner(pod.key, self._runners.put(pod, is_inherited=is_inherited))
 
     def drop_runner(self, key: MachineKey) -> None:
         """There is no such pod any more, or its machine has ended."""
@@ -178,6 +178,11 @@ class PermitLedgers:
     def runners(self) -> Collection[MachineKey]:
         """The pods that run machines of NeonVM."""
         return self._runners.pods.keys()
+
+    @property
+    def ownerless_runners(self) -> Collection[RunnerPod]:
+        """Those of them that were there before this process led, and whose machine was not."""
+        return self._runners.ownerless()
 
     @property
     def machines(self) -> Collection[MachineKey]:

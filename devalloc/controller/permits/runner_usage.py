@@ -4,6 +4,9 @@ NeonVM's objects say on which node a machine is only while its guest runs. Its p
 when it is bound until QEMU has ended, also after the object was deleted. A pod counts if a machine of NeonVM that was
 seen in its namespace owns it, for at most what that machine may have. Anyone who may create pods there can name any
 machine as the owner: so the pods of a machine that are on one node count together as one.
+
+Who begins to lead has not seen the machines that were deleted before. A pod that is there already, and whose owner is
+not, counts for what it says itself: its QEMU may still have that, and nothing else in the cluster says how much.
 """
 
 from __future__ import annotations
@@ -87,15 +90,19 @@ class RunnerUsage:
     """What a machine may have. Also of one that is gone, as long as it has pods."""
     _had: dict[MachineKey, Resources] = field(default_factory=dict)
     """What the machine of a pod had when it stopped to count by itself."""
+    _inherited: dict[MachineKey, Owner] = field(default_factory=dict)
+    """The pods that were there before this process led, with their owners."""
 
     @property
     def machines(self) -> Collection[MachineKey]:
         """The machines of NeonVM that there are, wherever they are."""
         return self._owners.keys()
 
-    def put(self, pod: RunnerPod) -> list[RunnerPlace]:
-        """A pod as it is now."""
+    def put(self, pod: RunnerPod, *, is_inherited: bool = False) -> list[RunnerPlace]:
+        """A pod as it is now. ``is_inherited``: it was there before this process led."""
         before = self.pods.get(pod.key)
+        if is_inherited:
+            self._inherited[pod.key] = pod.owner
         self.pods[pod.key] = pod
         self._at.setdefault(pod.owner, {}).setdefault(pod.node, set()).add(pod.key)
         if before is None or before.place == pod.place:
@@ -108,6 +115,7 @@ class RunnerUsage:
     def drop(self, key: MachineKey) -> list[RunnerPlace]:
         """There is no such pod any more."""
         self._had.pop(key, None)
+        self._inherited.pop(key, None)
         if (pod := self.pods.pop(key, None)) is None:
             return []
         self._leave(pod)
@@ -171,6 +179,12 @@ class RunnerUsage:
         """What a pod counts for if its machine does not count by itself."""
         pod = self.pods.get(key)
         most = None if pod is None else self._most.get(pod.owner)
-        if pod is None or most is None:
+        if pod is None or (most is None and self._inherited.get(key) != pod.owner):
             return NO_RESOURCES
-        return pod.requested.most(pod.usage).most(self._had.get(key, NO_RESOURCES)).least(most)
+        amounts = pod.requested.most(pod.usage).most(self._had.get(key, NO_RESOURCES))
+        return amounts if most is None else amounts.least(most)
+
+    def ownerless(self) -> list[RunnerPod]:
+        """The pods that count although no machine that was seen owns them."""
+        inherited = (self.pods[key] for key, owner in self._inherited.items() if self.pods[key].owner == owner)
+        return [pod for pod in inherited if pod.owner not in self._most]

@@ -377,7 +377,7 @@ class PermitServer:
         except Exception as error:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
-        pods: Sequence[Object] = ()
+        pods: Sequence[Object] | None = None
         if (store := self._pods) is not None:
             with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
                 listing = partial(store.list, (POD,))

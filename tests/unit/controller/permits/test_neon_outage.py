@@ -17,6 +17,7 @@ import pytest
 
 from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits import decider, server
+from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.ledgers import PermitLedgers
@@ -33,6 +34,8 @@ from tests.support.neon_installation import MACHINES, vm
 from tests.support.permit_bench import amounts
 from tests.support.waiting import until
 from tests.unit.controller.permits.test_leader import NAMESPACE, ask, kube, server_of
+from tests.unit.controller.permits.test_runner_usage import OWNER
+from tests.unit.controller.permits.test_runner_usage import pod as runner_pod
 
 __all__ = ["kube"]
 POD = "vm1-x7k2p"
@@ -199,6 +202,25 @@ def test_a_write_of_which_the_answer_is_lost_counts(both: FakeKube) -> None:
         late["metadata"]["annotations"][PERMIT] = json.dumps(content)
         both.replace(f"{MACHINES}/vm1", late)
         assert answered(both, "a", amounts(8000, 4), amounts(250, 1)) == amounts(3750, 4)
+
+
+def test_a_leader_that_begins_counts_the_pods_of_machines_that_were_deleted_before_and_names_them(
+    both: FakeKube, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = runner_pod(phase="Running", name="gone-p", use=("2", 3), owner={**OWNER, "uid": "u-gone"})
+    book = PermitLedgers(Settings())
+    with (
+        closing(KubernetesStore(FakeClient(both), resources=(NEON_MACHINES,))) as store,  # type: ignore[arg-type]
+        ThreadPoolExecutor(1) as writer,
+    ):
+        leader = ProcessLeadership("one", lambda: True)
+        deciding = decider.PermitDecider(store, book, leader, PermitMetrics(book), writer)
+        asyncio.run(deciding.load({"node-a": Host(amounts(8000, 16))}, [gone]))
+        with_it = book.nodes["node-a"].counted
+        assert "runner pod default/gone-p counts on node node-a for what it says itself" in caplog.text
+        book.drop_runner(("default", "gone-p"))
+    without = book.nodes["node-a"].counted
+    assert Resources(with_it.cpu - without.cpu, with_it.memory - without.memory) == amounts(2000, 3)
 
 
 def test_machines_without_number_are_written_a_few_at_a_time(both: FakeKube) -> None:

@@ -207,6 +207,35 @@ def test_a_devalloc_machine_is_counted_beside_the_pod_of_neonvm_that_it_names(bo
     assert book.counted().cpu >= before.cpu + 2000
 
 
+def test_a_pod_whose_machine_was_deleted_before_the_controller_led_counts_until_it_has_ended(book: Book) -> None:
+    before, later = pod(phase="Running", usage=amounts(2000, 4)), pod(name="forged", owner={**OWNER, "uid": "u-9"})
+    inherited = read_runner_pod(before)
+    assert inherited is not None
+    book.ledgers.put_runner(inherited, is_inherited=True)
+    assert book.counted() == amounts(2000, 4), "its QEMU may still have that"
+    assert [each.key for each in book.ledgers.ownerless_runners] == [POD]
+    book.put(later)
+    assert book.counted() == amounts(2000, 4), "while this process leads it sees each machine before it is deleted"
+    before["metadata"]["deletionTimestamp"] = "2026-11-29T10:00:00Z"
+    book.put(before)
+    assert book.counted() == amounts(2000, 4)
+    book.put(pod(phase="Failed"))
+    assert book.counted() == NO_RESOURCES
+    book.put(pod(phase="Running"))
+    assert book.counted() == NO_RESOURCES, "a new pod of the name needs a machine"
+
+
+def test_an_inherited_pod_whose_machine_is_seen_counts_for_at_most_what_that_may_have(book: Book) -> None:
+    read = read_runner_pod(pod(use=("900", 16_000)))
+    assert read is not None
+    book.ledgers.put_runner(read, is_inherited=True)
+    book.put(neon_vm(1))
+    assert book.counted() == amounts(4000, 8)
+    assert not book.ledgers.ownerless_runners
+    book.put(pod(owner={**OWNER, "uid": "u-9"}))
+    assert book.counted() == NO_RESOURCES, "and for none if it takes another owner"
+
+
 EVENTS = st.lists(st.integers(0, 8), max_size=14)
 
 
