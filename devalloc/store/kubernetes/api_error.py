@@ -42,6 +42,11 @@ class ApiError(Exception):
         return (self.status == 0 and self.reason in ("NoAnswer", "TooLarge")) or self.status >= 500
 
     @property
+    def is_of_webhook(self) -> bool:
+        """Whether the API server could not reach a webhook that it must ask before it writes."""
+        return self.status >= 500 and _WEBHOOK in str(self)
+
+    @property
     def is_unreachable(self) -> bool:
         """Whether there was no connection, so that nothing was sent; the message is complete."""
         return self.reason == "NoConnection"
@@ -54,6 +59,10 @@ class ApiError(Exception):
     def is_gone(self) -> bool:
         """Whether a watch's resource version is too old."""
         return self.status == 410
+
+
+_WEBHOOK = "failed calling webhook"
+"""In the API server's message if a webhook does not answer it; one that refuses has its own."""
 
 
 def parse_object(content: bytes) -> Object | None:
@@ -100,6 +109,8 @@ def translate_error(error: ApiError, what: str, *, writes: bool = False) -> Stor
             f"cannot {what}: the API server does not have this kind or namespace ({error}); are devalloc's CRDs "
             "installed (`devalloc crds | kubectl apply -f -`)?"
         )
+    if writes and error.is_of_webhook:
+        return UnknownOutcome(f"cannot {what} now: a webhook that the API server asks could not be reached: {error}")
     if writes and error.is_unknown:
         return UnknownOutcome(
             f"cannot tell whether it could {what}, because the answer was lost ({error}); read it again"

@@ -254,7 +254,10 @@ class ObjectWriter:
             raise failed from error
         if number == TRIES - 1:
             raise failed from error
-        log.info("the answer to a write was lost; reading the result: %s", error)
+        if error.is_of_webhook:
+            log.info("a write was refused, because a webhook could not be reached; trying again: %s", error)
+        else:
+            log.info("the answer to a write was lost; reading the result: %s", error)
         threading.Event().wait(max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after))
 
     def _read_back(self, key: Key) -> Object | None:

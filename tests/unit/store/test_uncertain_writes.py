@@ -188,3 +188,22 @@ def test_a_write_that_ends_unknown_while_another_is_settled_stays_in_doubt() -> 
     doubts.settle()
     assert not doubts
     assert len(written) == 2
+
+
+def test_a_webhook_that_cannot_be_reached_is_named_and_no_answer_was_lost(
+    store: KubernetesStore, client: Cut, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The words of a real API server."""
+    caplog.set_level("INFO")
+    made = store.create(machine("a"))
+    why = 'failed calling webhook "v.kb.io": failed to call webhook: Post "https://w.svc:443/": connection refused'
+
+    def refuse(path: str, body: Object) -> Object:
+        raise ApiError(500, "InternalError", f"Internal error occurred: {why}")
+
+    monkeypatch.setattr(client, "replace", refuse)
+    with pytest.raises(UnknownOutcome, match="a webhook that the API server asks could not be reached") as error:
+        store.commit(one(made, FEW))
+    assert why in str(error.value)
+    assert "a webhook could not be reached; trying again" in caplog.text
+    assert "lost" not in f"{error.value}{caplog.text}"
