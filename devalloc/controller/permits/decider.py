@@ -164,9 +164,9 @@ class PermitDecider:
         self._listed = 0
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
+        """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self._must_inherit = True
         """Whether the runner pods were not listed yet."""
-        """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self.is_suspended = settles
         """Whether machines of NeonVM get no permits, because writing them fails, or late permits may still be written.
         NeonVM's webhook may be down for long; devalloc's own machines do not wait for it."""

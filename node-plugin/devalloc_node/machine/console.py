@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ CHUNK = 64 << 10
 MOST_SEARCHED = 64 << 20
 """Bytes at the end of a log in which its last lines are looked for: a guest that has taken its QEMU over can make it as
 long as a file can be."""
+MOST_WAITING = 1 << 20
+"""Bytes of a guest that wait for a caller who does not take them, such as one whose connection hangs."""
 _PROMPT_BYTES = 512
 _IDLE_SECONDS = 0.5
 """How soon the end of a caller is noticed while a guest is silent."""
@@ -68,22 +71,71 @@ def opened_console(machines: MachineRegistry, key: str) -> Iterator[socket.socke
 
 
 def relay(connection: socket.socket, typed: Iterable[bytes], is_active: Callable[[], bool]) -> Iterator[bytes]:
-    """What a guest writes, until its QEMU ends or ``is_active`` says no. ``typed``: what goes to the guest; it is read
-    in a thread of its own, which ends with the caller."""
+    """What a guest writes, until its QEMU ends or ``is_active`` says no. ``typed``: what goes to the guest. Both are
+    read in threads of their own, which end with the caller: one that takes nothing holds up neither the guest nor what
+    it types, and misses what is more than ``MOST_WAITING``."""
     threading.Thread(target=_send, args=(connection, typed, is_active), name="console", daemon=True).start()
-    while is_active():
-        if not _is_ready(connection, select.POLLIN):
-            continue
-        try:
-            received = connection.recv(CHUNK)
-        except BlockingIOError:
-            continue
-        except OSError:
-            return
-        if not received:
-            return
-        yield received
-        time.sleep(PAUSE_SECONDS)
+    output = _Output()
+    threading.Thread(target=output.read, args=(connection, is_active), name="console-output", daemon=True).start()
+    try:
+        while (received := output.take()) is not None:
+            yield received
+    finally:
+        output.end()
+
+
+class _Output:
+    """What a guest has written and its caller has not taken yet. One thread reads it, another one takes it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._is_over = False
+
+    def read(self, connection: socket.socket, is_active: Callable[[], bool]) -> None:
+        """Until there is no more. A guest whose console is not read may stand still: its kernel waits for each byte."""
+        with suppress(OSError, ValueError):  # QEMU or the caller has gone
+            while not self._is_over and is_active():
+                if not _is_ready(connection, select.POLLIN):
+                    continue
+                try:
+                    received = connection.recv(CHUNK)
+                except BlockingIOError:
+                    continue
+                if not received:
+                    break
+                self._put(received)
+                time.sleep(PAUSE_SECONDS)
+        self.end()
+
+    def _put(self, received: bytes) -> None:
+        with self._changed:
+            self._waiting.append(received)
+            self._size += len(received)
+            while self._size > MOST_WAITING:
+                oldest = self._waiting.popleft()
+                self._size -= len(oldest)
+                self._dropped += len(oldest)
+            self._changed.notify()
+
+    def take(self) -> bytes | None:
+        """All that waits, as soon as anything does; None if there is no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_over)
+            if not self._waiting:
+                return None
+            note = f"\r\n[{self._dropped} bytes are only in the log: devalloc logs]\r\n" if self._dropped else ""
+            taken = note.encode() + b"".join(self._waiting)
+            self._waiting.clear()
+            self._size = self._dropped = 0
+            return taken
+
+    def end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
 
 
 def _send(connection: socket.socket, typed: Iterable[bytes], is_active: Callable[[], bool]) -> None:

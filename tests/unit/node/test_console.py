@@ -149,3 +149,27 @@ class TestRelay:
         assert list(output) == []
         sender.join(10)
         assert not sender.is_alive()
+
+    def test_a_caller_that_takes_nothing_does_not_hold_up_the_guest(
+        self, pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A guest's kernel waits for its console: with a connection that hangs it would stand still."""
+        monkeypatch.setattr(console, "PAUSE_SECONDS", 0.0)
+        guest, caller = pair
+        output = console.relay(caller, [], lambda: True)
+        guest.sendall(b"first")
+        assert next(output) == b"first"
+        flood = 3 * console.MOST_WAITING
+        guest.sendall(b"x" * flood + b"last")
+        guest.shutdown(socket.SHUT_WR)
+        rest = b"".join(output)
+        note, end = rest[:200].split(b"\r\n")[1], rest[-4:]
+        missed = int(note.decode().removeprefix("[").split()[0])
+        assert end == b"last"
+        assert note.decode() == f"[{missed} bytes are only in the log: devalloc logs]"
+        assert missed + rest.count(b"x") == flood
+        assert 0 < missed < flood
+        for each in threading.enumerate():
+            if each.name == "console-output":
+                each.join(10)
+                assert not each.is_alive()
