@@ -475,7 +475,7 @@ class IncrementalResourceSolver(_WaitingFleet):
         for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``). One that fits nowhere
         costs nothing until a change could help it (``WaitingBook``).
         """
-        units = _units(claims)
+        units = _units([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
         self._wake(units)
         for key in self._left_alone.keys() - units.keys():
             del self._left_alone[key]

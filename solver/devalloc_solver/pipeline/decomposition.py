@@ -109,7 +109,7 @@ def unproven_names(parts: Iterable[Subproblem]) -> list[str]:
 
 def split_by_pool(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> list[Subproblem]:
     """The parts of a batch that have no pool in common, those that are easier to solve first. Units that may use no
-    pool at all are one part."""
+    pool at all are one part, and each that requests nothing is one."""
     if len(units) == 1:  # most batches are one claim
         return [Subproblem(tuple(units), frozenset(_pools(snapshot, units[0])))]
     sets = _DisjointSets()
@@ -150,7 +150,8 @@ def split_by_device(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> list[
 def _units_by_root(
     units: Sequence[PlacementUnit], sets: _DisjointSets, reach: _UsableThings
 ) -> dict[int | None, list[PlacementUnit]]:
-    """The units of each part, by the root of what they may use; None for those that may use nothing."""
+    """The units of each part, by the root of what they may use; None for those that may use nothing, and a negative
+    number for each that requests nothing."""
     first: list[int | None] = []
     """of each unit something that it may use"""
     for unit in units:
@@ -161,8 +162,12 @@ def _units_by_root(
                 sets.join(start, reached)
         first.append(start)
     members: dict[int | None, list[PlacementUnit]] = defaultdict(list)
-    for unit, start in zip(units, first, strict=True):
-        members[None if start is None else sets.root(start)].append(unit)
+    for number, (unit, start) in enumerate(zip(units, first, strict=True)):
+        if start is not None:
+            members[sets.root(start)].append(unit)
+        else:
+            requests_any = any(demand.details for demand in unit.demands)
+            members[None if requests_any else -1 - number].append(unit)
     return members
 
 

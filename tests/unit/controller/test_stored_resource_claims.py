@@ -48,7 +48,7 @@ class World:
         for each in self.store.list("ResourceClaim").objects:
             allocation = (each.get("status") or {}).get("allocation")
             annotations = each["metadata"].get("annotations", {})
-            results = allocation["devices"]["results"] if allocation else ()
+            results = allocation["devices"].get("results", ()) if allocation else ()
             names = ", ".join(result["device"] for result in results)
             held[each["metadata"]["name"]] = names or annotations.get("devalloc.io/reason", "")
         return held
@@ -151,3 +151,10 @@ def test_a_round_that_failed_is_made_again_though_nothing_changes(
         with pytest.raises(TypeError):
             world.allocator.round()
     assert world.devices() == {"a": "d0"}
+
+
+def test_claims_without_a_spec_request_nothing_and_hold_up_no_other(world: World) -> None:
+    bare = [{k: v for k, v in resource_claim(name).items() if k != "spec"} for name in ("a", "b")]
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), *bare, resource_claim("c"))
+    assert world.devices() == {"a": "", "b": "", "c": "d0"}
+    assert "allocation" in world.claim("a")["status"]

@@ -311,3 +311,11 @@ def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
     for order in (held, held[::-1]):
         answers = solved(node_slice("n1", *"ab"), node_slice("n2", "c"), *order, wants("y", group="g", node="n2"))
         assert "n1 (v, x), n2 (y)" in answers["y"]["message"]
+
+
+@pytest.mark.parametrize("group", [{}, {"group": "g"}])
+def test_claims_that_request_nothing_are_satisfied_together(group: dict[str, str]) -> None:
+    empty = [{**wants(name, **group), "spec": {}} for name in ("x", "y")]
+    for others in ([], [wants("z")], [wants("z", 9)], [{**wants("z"), "spec": {}}]):
+        answers = solved(node_slice("n1", *"ab"), *empty, *others)
+        assert [answers[name]["allocated"] for name in ("x", "y")] == [True, True]
