@@ -147,6 +147,8 @@ def main() -> None:
         page.keyboard.press("Enter")
         wait_until(page, "document.querySelector('.live.on')")
         opened(page, "node:pod-a", "card:slices:pod-a-0000-07-00")
+        page.evaluate("document.querySelector('[id=\"claim:default/pair\"] .toggle').click()")
+        wait_until(page, "document.querySelector('.refusal ol')")
         page.evaluate("scrollTo(0, 0)")
         schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
         for scheme in schemes:

@@ -134,7 +134,8 @@ def test_keys_alone_go_everywhere(url: str, page: Page, store: SQLiteStore) -> N
         assert page.evaluate("document.activeElement.hash") == f"#{target}"
         shown = "document.activeElement.getBoundingClientRect()"
         assert page.evaluate(f"{shown}.left >= 0 && {shown}.top >= 0"), "where the focus is, is seen"
-    press(page, "Tab", "Tab", "Tab", "Tab")
+    waiting = page.evaluate("document.querySelectorAll('#claims-table .toggle').length")
+    press(page, *["Tab"] * (4 + waiting))
     nodes = page.evaluate("[...document.querySelectorAll('[id^=\"node:\"]')].map((each) => each.id)")
     assert focused(page) == nodes[0], "the tree is one stop"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -205,16 +206,45 @@ def test_light_and_dark_are_both_to_be_read(all_kinds: str, page: Page, scheme: 
     page.evaluate("document.getElementById('node:dgx-a').click()")
     wait_until(page, "document.querySelector('[id^=\"card:dgx-a\"]')")
     page.evaluate("document.querySelector('[id^=\"card:dgx-a\"]').click()")
-    wait_until(page, "document.querySelector('.badge.excluded')")
+    wait_until(page, "document.querySelector('.picture .parts')")
+    page.evaluate("document.querySelector('[id=\"claim:default/pair\"] .toggle').click()")
+    wait_until(page, "document.querySelector('.refusal ol')")
     assert page.evaluate(CONTRAST) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) > 382) == (scheme == "light")
     assert "pod notebook-0" in page.inner_text("body")
-    page.set_viewport_size({"width": 400, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth") == 400, "in a narrow window nothing is beside it"
-    messages = "[...document.querySelectorAll('#claims-table .long')]"
-    assert page.evaluate(f"{messages}.every((each) => each.getBoundingClientRect().right <= 400)")
-    assert page.evaluate(CONTRAST) == []
+    for width in (420, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width, "in a narrow window nothing is beside it"
+        texts = "[...document.querySelectorAll('main :is(td, th[scope=row], li, p)')]"
+        assert page.evaluate(f"{texts}.every((each) => each.getBoundingClientRect().right <= {width})")
+        labels = "document.querySelector('#tree [data-label=Available]')"
+        assert page.evaluate(f"getComputedStyle({labels}, '::before').content") == '"Available "'
+        assert page.evaluate(CONTRAST) == []
+
+
+def test_pictures_show_what_is_free_who_holds_it_and_what_is_in_the_way(all_kinds: str, page: Page) -> None:
+    sign_in(page, all_kinds)
+    tile = "document.getElementById('tile:node:pod-a')"
+    assert page.evaluate(f"{tile}.querySelector('small').textContent") == "5 of 8 available"
+    page.evaluate(f"{tile}.querySelector('a').click()")
+    wait_until(page, "document.getElementById('card:slices:pod-a-0000-07-00')")
+    assert focused(page) == "node:pod-a", "the picture leads to the row that has the rest"
+    press(page, "ArrowDown", "ArrowDown", "Enter")
+    wait_until(page, "document.querySelector('.picture')")
+    parts = page.evaluate("[...document.querySelectorAll('.parts text')].map((each) => each.textContent)")
+    assert parts[:2] == ["mig-3g-20gb-0", "resourceclaim team-a/notebook for pod notebook-0"]
+    press(page, "ArrowDown")
+    assert focused(page) == "device:slices:pod-a-0000-07-00/whole", "the keys pass the picture by"
+    claim = "document.getElementById('claim:default/pair')"
+    page.evaluate(f"{claim}.querySelector('.toggle').focus()")
+    press(page, "Enter")
+    wait_until(page, f"{claim}.querySelector('.refusal .badge')")
+    text = page.evaluate(f"{claim}.querySelector('.refusal').textContent")
+    assert "match attribute" in text
+    assert "devalloc explain pair -n default" in text
+    press(page, "Enter")
+    wait_until(page, f"!{claim}.querySelector('.refusal')")
 
 
 def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteStore) -> None:
@@ -267,12 +297,19 @@ def test_names_of_others_do_nothing(url: str, page: Page, complaints: Complaints
     hostile = '"><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1"><b id=view>'
     pool = gpu_pool("p", node="n", model=hostile)
     pool["spec"]["nodeName"] = hostile
+    pool["spec"]["attributes"] = [*pool["spec"].get("attributes", []), {"name": "rack", "stringValue": hostile}]
+    pool["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": hostile}]
     claim = gpu_claim("c", reason=hostile, message=hostile)
     claim["spec"]["claims"][0]["deviceClass"] = hostile
     fill(store, gpu_class(), pool, claim)
     sign_in(page, url)
     page.evaluate("document.querySelector('#tree tbody tr').click()")
     wait_until(page, "document.getElementById('card:p')")
+    page.evaluate("document.getElementById('card:p').click()")
+    wait_until(page, "document.querySelector('.parts')")
+    assert hostile in page.evaluate("document.querySelector('.parts').textContent")
+    page.evaluate("document.querySelector('#claims-table .toggle').click()")
+    wait_until(page, "document.querySelector('.refusal code')")
     press(page, "/")
     page.keyboard.insert_text(hostile)
     wait_until(page, "location.search.includes('script')")
@@ -328,6 +365,7 @@ def test_a_thousand_nodes_are_walked_and_searched(large: str, page: Page) -> Non
     sign_in(page, large)
     assert (total(page, "Nodes"), total(page, "Devices")) == ("1000", "16000")
     assert page.evaluate("document.querySelectorAll('#tree tbody tr').length") == 1000
+    assert page.evaluate("document.querySelectorAll('#fleet .squares .level4').length") == 1000
     page.evaluate("document.getElementById('node:node-0').focus()")
     press(page, "End")
     assert focused(page) == "node:node-999"

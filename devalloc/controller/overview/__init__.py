@@ -7,6 +7,7 @@ devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePo
 - ``pools``: cards of the two dialects (T1)
 - ``nodes``: the state of each node
 - ``claims``, ``alarms``: claims, machines and quotas; what is wrong
+- ``picture``: racks of nodes, and cards as bars of their parts
 - ``cache``: the overview of a store, computed again when something changed
 """
 
@@ -157,7 +158,9 @@ def in_namespace(whole: Overview, namespace: str) -> Overview:
 
 def _node(name: str, cards: Sequence[CardSummary], cordoned: str) -> NodeSummary:
     counts = sum((card.counts for card in cards), DeviceCounts())
-    return NodeSummary(name, cordoned, tuple(cards), counts, tuple(dict.fromkeys(card.dialect for card in cards)))
+    rack = next((card.rack for card in cards if card.rack), "")
+    dialects = tuple(dict.fromkeys(card.dialect for card in cards))
+    return NodeSummary(name, cordoned, tuple(cards), counts, dialects, rack)
 
 
 def _cordoned(one: CountedPool) -> str:

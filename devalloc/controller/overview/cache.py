@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.overview import Overview, build_overview, in_namespace
 from devalloc.controller.overview.claims import needs_events
+from devalloc.controller.overview.refusal_cache import RefusalCache, Refusals
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.store import Forbidden, KindNotServed, Object, Store, StoreError
 
@@ -96,6 +97,7 @@ class OverviewCache:
         """What ``_seen`` was made from."""
         self._refused: dict[str, tuple[float, str]] = {}
         """By kind that could not be read: until when it is left alone, and what is said of it."""
+        self._refusals = RefusalCache(clock)
         self._run, self._number = secrets.token_hex(4), 0
         self._next = 0.0
 
@@ -113,6 +115,15 @@ class OverviewCache:
                     self._seen = replace(self._seen, trouble=str(error), version=self._version())
                 self._next = self._clock() + max(MIN_SECONDS, CPU_DIVISOR * (time.thread_time() - began))
             return self._seen
+
+    def refusals(self, seen: CachedOverview) -> Refusals:
+        """Why claims of ``latest`` wait, by namespace and name, as far as that is worked out by now. Only refusals that
+        say the same as their claims; where pools may not be read, there are none."""
+        with self._lock:
+            documents = [*self._read.objects] if "DevicePool" not in self._read.unread else []
+        among = self._refusals.latest(seen.version, documents, with_nodes=self._optional_store is not None)
+        reported = {(claim.namespace, claim.name): claim.reason for claim in seen.overview.claims if claim.is_pending}
+        return {key: refusal for key, refusal in among.items() if refusal.reason == reported.get(key)}
 
     def _looked(self, before: CachedOverview | None) -> CachedOverview:
         read = self._read_all()

@@ -11,9 +11,10 @@ So devices = free + shared + held + unavailable + excluded, available = free + s
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from devalloc.api import views
@@ -73,6 +74,28 @@ def nested_devices(names: Iterable[str], attributes: Mapping[str, Mapping[str, s
         ordered.append((name, level))
         waiting += [(part, level + 1) for part in reversed(below.pop(name, []))]
     return ordered + [(name, 0) for parts in below.values() for name in parts]  # of a circle in the input
+
+
+@lru_cache(maxsize=4096)
+def _stem(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
+def shares_drawn(draws: Mapping[str, Mapping[str, int]], totals: Mapping[str, int]) -> dict[str, float]:
+    """How much of a card each of its devices draws: the mean over what it draws on. Resources that differ only in the
+    number at their end, such as the memory slices of a GPU, are one."""
+    sums: Counter[str] = Counter()
+    for name, total in totals.items():
+        sums[_stem(name)] += total
+
+    def share(amounts: Mapping[str, int]) -> float:
+        drawn: Counter[str] = Counter()
+        for name, amount in amounts.items():
+            drawn[_stem(name)] += amount
+        parts = [min(1.0, amount / sums[name]) for name, amount in drawn.items() if amount > 0 and sums[name] > 0]
+        return sum(parts) / len(parts) if parts else 0.0
+
+    return {device: share(amounts) for device, amounts in draws.items()}
 
 
 def device_kind(attributes: Mapping[str, str]) -> str:
@@ -157,6 +180,8 @@ class DeviceSummary:
     holders: tuple[DeviceHolder, ...]
     level: int
     """0, or one more than that of the device that it is a part of; those follow it."""
+    share: float = 0.0
+    """How much it draws of what the devices of its card share, on average; 0 if they share nothing."""
 
 
 def format_users(machine: str, pods: Sequence[str]) -> str:
@@ -194,6 +219,8 @@ class CardSummary:
     note: str = ""
     """What else is to be known of all of it: set aside, half published."""
     supplies: tuple[CardSupply, ...] = ()
+    rack: str = ""
+    """As the attribute `rack` of its devices has it."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -213,6 +240,8 @@ class NodeSummary:
     counts: DeviceCounts
     publishes: tuple[Dialect, ...] = ("DevicePool",)
     """One (T1), but while it goes from one to the other."""
+    rack: str = ""
+    """As the attribute `rack` of its devices has it."""
 
     @property
     def published_as(self) -> str:

@@ -34,6 +34,7 @@ from devalloc.controller.overview.model import (
     device_kind,
     nested_devices,
     safe_text,
+    shares_drawn,
     shorten,
 )
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, HeldDevice
@@ -43,7 +44,7 @@ from devalloc_solver.problem.ordering import natural_key
 
 DEDICATED_NOTE = "set aside for devalloc's controller"
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
-_SHOWN_ATTRIBUTES = ("function", "profile", "pciBusID", "pfPciBusID", "model", "numa", UNAVAILABLE)
+_SHOWN_ATTRIBUTES = ("function", "profile", "pciBusID", "pfPciBusID", "model", "numa", "rack", UNAVAILABLE)
 """Attributes that are looked at."""
 PoolName = tuple[str, str]
 """Driver and pool."""
@@ -190,6 +191,7 @@ def slice_card(
     used = {name: use for name in devices if (use := uses.get((pool.driver, pool.name, name))) is not None}
     held = {name for name, use in used.items() if use.is_held}
     left, supplies = _counters(pool, devices, held)
+    shares = _shares(pool, devices)
     concerning = [rule for rule in rules if selects_pool(rule, pool.driver, pool.name)]
     wrong = pool.wrong
     shown = []
@@ -206,7 +208,9 @@ def slice_card(
             state = "free" if _fits(device, left) else "excluded"
         reason = EXCLUDED if state == "excluded" else shorten(why)
         shown.append(
-            DeviceSummary(name, device_kind(own[name]), state, reason, tuple(use.holders) if use else (), level)
+            DeviceSummary(
+                name, device_kind(own[name]), state, reason, tuple(use.holders) if use else (), level, shares[name]
+            )
         )
     notes = [*([DEDICATED_NOTE] if is_dedicated(pool.name) else []), *([wrong] if wrong else [])]
     return CardSummary(
@@ -220,6 +224,7 @@ def slice_card(
         dialect="ResourceSlice",
         note="; ".join(notes),
         supplies=supplies,
+        rack=next((shorten(each["rack"]) for each in own.values() if each.get("rack")), ""),
     )
 
 
@@ -280,6 +285,13 @@ def _counters(
         for key, total in totals.items()
     )
     return left, supplies
+
+
+def _shares(pool: SlicePool, devices: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    draws = {
+        name: {"/".join(key): nano or 0 for key, nano in consumed_counters(device)} for name, device in devices.items()
+    }
+    return shares_drawn(draws, {"/".join(key): amount.nano for key, amount in pool_counters(pool).items()})
 
 
 def pool_counters(pool: SlicePool) -> dict[CounterName, Quantity]:
@@ -364,6 +376,7 @@ def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHold
     spec, name = one.pool.spec, one.pool.metadata.name
     common = {each.name: str(each.value) for each in spec.attributes}
     own = {device.name: common | {each.name: str(each.value) for each in device.attributes} for device in spec.devices}
+    shares = _shares_of_pool(one)
     devices = tuple(
         DeviceSummary(
             name=device,
@@ -372,6 +385,7 @@ def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHold
             why=EXCLUDED if state == "excluded" else shorten(own[device].get(UNAVAILABLE, "")),
             holders=tuple(holders.get((name, device), ())),
             level=level,
+            share=shares[device],
         )
         for device, level in nested_devices(own, own)
     )
@@ -384,6 +398,7 @@ def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHold
         devices=devices,
         counts=DeviceCounts(**{state: sum(device.state == state for device in devices) for state in STATES}),
         supplies=_supplies(one),
+        rack=next((shorten(each["rack"]) for each in own.values() if each.get("rack")), ""),
     )
 
 
@@ -399,6 +414,13 @@ def _state(name: str, one: CountedPool, attributes: Mapping[str, str]) -> Device
     if name in one.available:
         return "free"
     return "unavailable" if UNAVAILABLE in attributes else "excluded"
+
+
+def _shares_of_pool(one: CountedPool) -> dict[str, float]:
+    draws = {
+        device.name: {name: amount.nano for name, amount in device.requests.items()} for device in one.pool.spec.devices
+    }
+    return shares_drawn(draws, {resource.name: resource.capacity.nano for resource in one.pool.spec.resources})
 
 
 def _supplies(one: CountedPool) -> tuple[CardSupply, ...]:

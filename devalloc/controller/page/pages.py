@@ -25,9 +25,10 @@ from markupsafe import Markup
 
 from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
 from devalloc.controller.http_endpoints import SitePage
-from devalloc.controller.overview import AmountTexts, Overview
+from devalloc.controller.overview import STATES, AmountTexts, Overview
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.overview.model import count_noun, format_users
+from devalloc.controller.overview.refusal_cache import NO_REFUSALS, Refusals
 from devalloc.controller.page.view import MAX_SEARCH, PageQuery, holders_text, overview_view
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError
@@ -111,9 +112,16 @@ def render_document(body: Markup, *, signed_in: bool, query: PageQuery | None = 
     return _render("document", body=body, signed_in=signed_in, query=query)
 
 
-def render_overview(overview: Overview, query: PageQuery, trouble: str = "", *, warns: bool = False) -> Markup:
+def render_overview(
+    overview: Overview,
+    query: PageQuery,
+    trouble: str = "",
+    *,
+    warns: bool = False,
+    refusals: Refusals = NO_REFUSALS,
+) -> Markup:
     """The element ``main``. ``warns``: the first note is a warning."""
-    return _render("overview", view=overview_view(overview, query), trouble=trouble, warns=warns)
+    return _render("overview", view=overview_view(overview, query, refusals), trouble=trouble, warns=warns)
 
 
 def login_form(status: int, hint: Markup | None) -> Markup:
@@ -144,7 +152,7 @@ _TEMPLATES = Environment(loader=FunctionLoader(_source), autoescape=True, undefi
 _TEMPLATES.filters.update(
     amounts=_amounts, count_noun=count_noun, holders=holders_text, phase_style=_phase_style, repr=repr
 )
-_TEMPLATES.globals.update(VERSION=VERSION, MAX_SEARCH=MAX_SEARCH, format_users=format_users)
+_TEMPLATES.globals.update(VERSION=VERSION, MAX_SEARCH=MAX_SEARCH, STATES=STATES, format_users=format_users)
 
 
 def _render(name: str, **values: object) -> Markup:
@@ -265,10 +273,12 @@ class FleetPage:
                 503,
                 render_document(render_problem("The store cannot be read", str(error)), signed_in=True),
             )
-        mark = _etag(seen, query, is_page)
+        asks = any(row.startswith("claim:") for row in query.open)
+        refusals = self._sight.refusals(seen) if asks else NO_REFUSALS
+        mark = _etag(seen, query, is_page, refusals)
         if mark in request.headers.get("If-None-Match", ""):
             return HttpResponse(304, b"", HTML, {"ETag": mark})
-        body = render_overview(seen.overview, query, seen.trouble, warns=seen.warns)
+        body = render_overview(seen.overview, query, seen.trouble, warns=seen.warns, refusals=refusals)
         if is_page:
             body = render_document(body, signed_in=True, query=query)
         return _compressed(request, HttpResponse(200, body.encode("utf-8", "replace"), HTML, {"ETag": mark}))
@@ -296,9 +306,11 @@ def _redirect(where: str, cookie: str | None = None) -> HttpResponse:
     return HttpResponse(303, b"", headers={"Location": where, **({} if cookie is None else {"Set-Cookie": cookie})})
 
 
-def _etag(seen: CachedOverview, query: PageQuery, is_page: bool) -> str:
+def _etag(seen: CachedOverview, query: PageQuery, is_page: bool, refusals: Refusals) -> str:
     """The ETag: of what is seen, and what is asked, and by which version."""
-    of = repr((seen.version, query, is_page, [_asset(name)[1] for name in _STATIC]))
+    opened = {tuple(row.removeprefix("claim:").split("/", 1)) for row in query.open}
+    shown = [refusals[key] for key in sorted(refusals.keys() & opened)]
+    of = repr((seen.version, query, is_page, shown, [_asset(name)[1] for name in _STATIC]))
     return f'W/"{hashlib.sha256(of.encode()).hexdigest()[:32]}"'
 
 

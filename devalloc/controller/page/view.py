@@ -22,6 +22,9 @@ from devalloc.controller.overview import (
     QuotaSummary,
 )
 from devalloc.controller.overview.model import Alarm, count_noun
+from devalloc.controller.overview.picture import CardPicture, card_picture, rack_pictures, rack_text
+from devalloc.controller.overview.refusal_cache import NO_REFUSALS, Refusals
+from devalloc.controller.refusals import Refusal
 
 MAX_DEVICES = 512
 """Of one card."""
@@ -60,6 +63,8 @@ class Branch:
     """Of an open node."""
     devices: tuple[DeviceSummary, ...] = ()
     """Of an open card."""
+    picture: CardPicture | None = None
+    """Of an open card with several devices."""
     more: int = 0
     """Devices that are not shown."""
 
@@ -91,6 +96,7 @@ def node_branches(
             row, card.name, what, card.counts, _bar(card.counts), card.cordoned, "; ".join(card.remarks), toggle(row),
             is_open,
             devices=card.devices[:MAX_DEVICES] if is_open else (),
+            picture=card_picture(card) if is_open and len(card.devices) > 1 else None,
             more=max(0, len(card.devices) - MAX_DEVICES) if is_open else 0,
         )  # fmt: skip
 
@@ -140,6 +146,8 @@ T = TypeVar("T")
 MAX_OPEN = 64
 MAX_SEARCH = 200
 MAX_NODES = 1000
+MAX_WITH_WORDS = 60
+"""Nodes of the picture of the fleet that have their names in it."""
 MAX_ROWS = 200
 """Of claims, machines and problems."""
 
@@ -187,6 +195,41 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """A claim, and if it is open, what is in its way."""
+
+    id: str
+    claim: ClaimSummary
+    toggle: str
+    """The query that has it the other way; "" if there is nothing to open."""
+    is_open: bool
+    refusal: Refusal | None
+    """None: not open, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTile:
+    """A node in the picture of the fleet."""
+
+    row: str
+    """Of the tree, where the rest is."""
+    name: str
+    counts: DeviceCounts
+    bar: Bar
+    level: int
+    """How much of it is available, from 0, for nothing, to 4, for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RackTiles:
+    """Nodes beside each other."""
+
+    title: str
+    """ "" if there are no racks."""
+    tiles: tuple[NodeTile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OverviewView:
     """An overview as a query wants it."""
 
@@ -194,37 +237,71 @@ class OverviewView:
     query: PageQuery
     tiles: tuple[Tile, ...]
     alarms: Rows[Alarm]
-    claims: Rows[ClaimSummary]
+    claims: Rows[ClaimRow]
     pending: int
     """Of the claims that fit the search."""
+    racks: tuple[RackTiles, ...]
+    is_dense: bool
+    """So many nodes that each is a square without words."""
+    named_nodes: int
+    """Without the devices that no node has."""
     nodes: Rows[Branch]
+    scales: bool
+    """A machine has been permitted or given an amount."""
     machines: Rows[MachineSummary]
     quotas: Rows[QuotaSummary]
     problems: Rows[str]
 
 
-def overview_view(overview: Overview, query: PageQuery) -> OverviewView:
-    """What the page shows of an overview."""
+def overview_view(overview: Overview, query: PageQuery, refusals: Refusals = NO_REFUSALS) -> OverviewView:
+    """What the page shows of an overview. ``refusals``: why claims wait, as far as it is known."""
     needle = query.search.lower()
 
     def fitting(items: Iterable[T], words: Callable[[T], str]) -> list[T]:
         return [item for item in items if not needle or needle in words(item)]
 
+    def row_of_claim(claim: ClaimSummary) -> ClaimRow:
+        name = f"{claim.namespace}/{claim.name}"
+        row = f"{'resourceclaim' if claim.kind == 'ResourceClaim' else 'claim'}:{name}"
+        can_be_opened = claim.is_pending and claim.kind == "DeviceClaim"
+        is_open = can_be_opened and row in query.open
+        refusal = refusals.get((claim.namespace, claim.name)) if is_open else None
+        return ClaimRow(row, claim, query.toggle_query(row) if can_be_opened else "", is_open, refusal)
+
     claims = fitting(overview.claims, _claim_words)
     nodes = fitting(overview.nodes, node_words)
+    machines = fitting(overview.machines, _machine_words)
     branches = node_branches(nodes[:MAX_NODES], query.open, query.toggle_query, needle, fits=len(nodes))
     return OverviewView(
         overview,
         query,
         _tiles(overview),
         _first(overview.alarms),
-        _first(claims),
+        Rows(tuple(map(row_of_claim, claims[:MAX_ROWS])), len(claims)),
         sum(claim.is_pending for claim in claims),
+        _racks(nodes[:MAX_NODES]),
+        len(nodes) > MAX_WITH_WORDS,
+        sum(bool(node.name) for node in nodes),
         Rows(branches, len(nodes)),
-        _first(fitting(overview.machines, _machine_words)),
+        any(each.cpus or each.memory for one in machines for each in (one.permitted, one.applied, one.observed)),
+        _first(machines),
         _first(fitting(overview.quotas, _quota_words)),
         _first(overview.problems),
     )
+
+
+def _racks(nodes: Sequence[NodeSummary]) -> tuple[RackTiles, ...]:
+    racks = rack_pictures(nodes)
+    return tuple(
+        RackTiles(rack_text(rack) if rack.name or len(racks) > 1 else "", tuple(map(_node_tile, rack.nodes)))
+        for rack in racks
+    )
+
+
+def _node_tile(node: NodeSummary) -> NodeTile:
+    counts = node.counts
+    level = -(-4 * counts.available // max(1, counts.devices))
+    return NodeTile(f"node:{node.name}", node.name or NETWORK, counts, _bar(counts), level)
 
 
 def _first(items: list[T] | tuple[T, ...]) -> Rows[T]:

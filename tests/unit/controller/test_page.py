@@ -31,6 +31,7 @@ from devalloc.controller.page import pages
 from devalloc.controller.page.pages import _TEMPLATES, render_document, render_overview, render_problem
 from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.refusals import Funnel, Layer, Obstacle, Refusal
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
@@ -94,7 +95,8 @@ def test_templates_escape_everything_and_have_all_that_they_name() -> None:
 TAGS = {
     *("html", "head", "meta", "title", "link", "script", "body", "nav", "header", "main", "footer", "section"),
     *("h1", "h2", "a", "p", "form", "label", "input", "kbd", "button", "dl", "div", "dt", "dd", "ul", "li"),
-    *("table", "thead", "tbody", "tr", "th", "td", "span", "svg", "rect", "time", "small", "b"),
+    *("table", "thead", "tbody", "tr", "th", "td", "span", "svg", "rect", "text", "time", "small", "b"),
+    *("h3", "ol", "code"),
 }
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\' style="x" &lt;'
 
@@ -122,9 +124,14 @@ def test_names_and_messages_of_others_are_no_html() -> None:
     ]
     summary = build_overview([pool, claim, machine, gpu_class(), *theirs], [HOSTILE])
     opened = (f"node:{HOSTILE}", "card:card", f"card:slices:{HOSTILE}", "card:slices:taken")
-    request = PageQuery(HOSTILE, opened)
+    request = PageQuery(HOSTILE, (*opened, f"claim:default/{HOSTILE}"))
+    layer = Layer("all", 2, HOSTILE, HOSTILE)
+    refusal = Refusal(HOSTILE, HOSTILE, (Funnel(HOSTILE, (layer,)),), (Obstacle(HOSTILE, HOSTILE),), HOSTILE)
+    refusals = {("default", HOSTILE): refusal}
     for one in (request, replace(request, search="")):
-        read = Read(render_document(render_overview(summary, one, HOSTILE), signed_in=True, query=one))
+        body = render_overview(summary, one, HOSTILE, refusals=refusals)
+        read = Read(render_document(body, signed_in=True, query=one))
+        assert {"text", "ol", "code"} <= read.tags, "a card and a refusal are drawn"
         assert read.tags <= TAGS
         assert not [name for name, _ in read.attributes if name.startswith("on") or name == "style"]
         assert [value for name, value in read.attributes if name == "src"] == ["static/page.js"]

@@ -7,7 +7,9 @@ let mark = "", wait = EVERY, timer = 0, asking = null, current = "";
 let asked = new URLSearchParams(location.search);
 
 const view = () => document.getElementById("view");
-const rows = () => [...document.querySelectorAll("#tree tbody tr")];
+const ROW = "#tree tbody tr:not(.picture)";
+const rows = () => [...document.querySelectorAll(ROW)];
+const beside = (row, step) => rows()[rows().indexOf(row) + step];
 
 // -- what is new ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +140,18 @@ function walk(row) {
 }
 
 function set(row, open) {
-  const now = row.getAttribute("aria-expanded");
+  return turn(row, row.id, open);
+}
+
+// What is open: a row of the tree, or a claim. `element` says whether it is.
+function turn(element, id, open) {
+  const now = element.getAttribute("aria-expanded");
   if (now === null || (now === "true") === open) return false;
-  row.setAttribute("aria-expanded", String(open)); // at once; its rows come with the answer
+  element.setAttribute("aria-expanded", String(open)); // at once; its rows come with the answer
   ask((query) => {
-    const others = query.getAll("open").filter((each) => each !== row.id);
+    const others = query.getAll("open").filter((each) => each !== id);
     query.delete("open");
-    (open ? [...others, row.id] : others).forEach((each) => query.append("open", each));
+    (open ? [...others, id] : others).forEach((each) => query.append("open", each));
   });
   return true;
 }
@@ -157,11 +164,11 @@ function above(row) {
 }
 
 const KEYS = {
-  ArrowDown: (row) => walk(row.nextElementSibling),
-  ArrowUp: (row) => walk(row.previousElementSibling),
+  ArrowDown: (row) => walk(beside(row, 1)),
+  ArrowUp: (row) => walk(beside(row, -1)),
   Home: () => walk(rows()[0]),
   End: () => walk(rows().at(-1)),
-  ArrowRight: (row) => set(row, true) || (row.getAttribute("aria-expanded") === "true" && walk(row.nextElementSibling)),
+  ArrowRight: (row) => set(row, true) || (row.getAttribute("aria-expanded") === "true" && walk(beside(row, 1))),
   ArrowLeft: (row) => set(row, false) || walk(above(row)),
   Enter: (row) => set(row, row.getAttribute("aria-expanded") !== "true"),
   " ": (row) => set(row, row.getAttribute("aria-expanded") !== "true"),
@@ -169,7 +176,7 @@ const KEYS = {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
-  const row = event.target.closest("#tree tbody tr");
+  const row = event.target.closest(ROW);
   if (event.key === "/" && event.target !== field) {
     event.preventDefault();
     field.focus();
@@ -184,8 +191,22 @@ document.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("click", (event) => {
-  const row = event.target.closest("#tree tbody tr");
-  if (!row || event.ctrlKey || event.metaKey || event.shiftKey || !getSelection().isCollapsed) return;
+  if (event.ctrlKey || event.metaKey || event.shiftKey || !getSelection().isCollapsed) return;
+  const claim = event.target.closest("#claims-table .toggle"), tile = event.target.closest(".goes");
+  if (claim) {
+    event.preventDefault();
+    turn(claim, claim.closest("tr").id, claim.getAttribute("aria-expanded") !== "true");
+    return;
+  }
+  if (tile) {
+    event.preventDefault();
+    const node = document.getElementById(tile.parentElement.id.slice("tile:".length));
+    walk(node);
+    if (node) set(node, true);
+    return;
+  }
+  const row = event.target.closest(ROW);
+  if (!row) return;
   event.preventDefault();
   walk(row);
   set(row, row.getAttribute("aria-expanded") !== "true");
