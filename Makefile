@@ -49,7 +49,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images release lint lint-workflows site nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak adoption-race partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test test-all test-hosts built built-upstream built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants mutants-survey build-plan dev-cluster images oci-images release lint lint-workflows site nightly-fuzz nightly-faults nightly-mutants nightly-golden nightly-soak format chart changelog previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak adoption-race partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -134,6 +134,9 @@ test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## what the lowest
 
 mutants: setup ## change modules in one place at a time, and see their unit tests fail: MODULES='PATH...', or those that differ from BASE=main
 	@$(BIN)/python -m tools.mutants --base $(BASE) $(MODULES) $(ARGS)
+
+mutants-survey: setup ## MUTANTS=100 of all modules together, with a table; records first which tests run which line
+	@$(BIN)/python -m tools.mutants --survey $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(ARGS)
 
 dev-cluster: setup ## a Kubernetes to try things out, until Ctrl-C; as root with a node
 	@$(BIN)/python -m tools.dev_cluster
@@ -233,8 +236,8 @@ guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with S
 nightly-fuzz: FUZZ_SECONDS = 600
 nightly-fuzz: fuzz
 nightly-faults: faults partitions
-nightly-mutants: setup
-	@$(BIN)/python -m tools.mutants --drawn 40 --seed $(or $(SEED),1) --most 8
+nightly-mutants: MUTANTS = 300
+nightly-mutants: mutants-survey
 nightly-golden: golden
 nightly-soak: built-cluster
 	$(BIN)/python -m tools.permits_soak --requests 20000 --seed $(or $(SEED),1)

@@ -27,10 +27,13 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.coverage_map import CoverageMap, record
 
 ROOTS = {"devalloc": "devalloc", "solver/devalloc_solver": "solver", "node-plugin/devalloc_node": "node"}
 """Where a package is, and the folder of its tests in tests/unit; of ``devalloc`` the next folder names it."""
@@ -49,11 +52,15 @@ LIBRARIES = (
 )
 """What is imported before the fork: slow, and without threads."""
 SETTINGS = "tools/mutants.toml"
+MAP = Path("build/coverage-map")
 Settings = Mapping[str, Mapping[str, Any]]
 FACTOR, SLACK = 3, 20
 """A run may take so many times as long as one without a mutant, and so many seconds more; then it hangs."""
 HUNG = -1000
 """Instead of an exit code."""
+MOST_TESTS, MOST_SECONDS = 200, 300
+"""Of a mutant, with a coverage map: so many tests, those of the module first, and so much time."""
+NOTICED, SURVIVED, UNDECIDED = "noticed", "survived", "undecided"
 _COMPARED = {
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
     ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt),
@@ -73,6 +80,8 @@ _SAME = {"strict", "slots", "frozen", "eq", "kw_only"}
 class Mutant:
     path: str
     line: int
+    last: int
+    """of the lines that change"""
     change: str
     """for people: the lines as they were, and as they are"""
     source: bytes
@@ -92,7 +101,7 @@ def mutants(path: str, source: bytes) -> Iterator[Mutant]:
         text = b"(%s)" % text if isinstance(other, ast.BoolOp | ast.Compare | ast.BinOp) else text
         before, after = source[starts[first - 1] : begin], source[end : starts[last]]
         original, mutant = (" ".join((before + part + after).decode().split()) for part in (source[begin:end], text))
-        changes.append(Mutant(path, first, f"{original} -> {mutant}", source[:begin] + text + source[end:]))
+        changes.append(Mutant(path, first, last, f"{original} -> {mutant}", source[:begin] + text + source[end:]))
     yield from sorted(changes, key=lambda one: one.line)
 
 
@@ -175,10 +184,8 @@ def changed(tree: Path, base: str) -> list[str]:
     return sorted(path for path in paths if is_ours(path) and (tree / path).exists())
 
 
-def drawn(tree: Path, count: int, seed: int) -> list[str]:
-    """So many modules of ours, the same for the same seed."""
-    every = [path for path in _git(tree, "ls-files") if is_ours(path) and (tree / path).is_file()]
-    return sorted(random.Random(seed).sample(every, min(count, len(every))))
+def every_module(tree: Path) -> list[str]:
+    return [path for path in _git(tree, "ls-files") if is_ours(path) and (tree / path).is_file()]
 
 
 def unit_tests_of(tree: Path, path: str, more: Mapping[str, Sequence[str]]) -> list[str]:
@@ -215,6 +222,8 @@ class Copy:
     def __init__(self, tree: Path, folder: Path) -> None:
         self.folder = folder
         self._child = 0
+        self._changed: tuple[str, bytes] | None = None
+        """A module that is not as it was, and what it was."""
         for name in _git(tree, "ls-files", "--cached", "--others", "--exclude-standard"):
             if (tree / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -222,14 +231,32 @@ class Copy:
 
     def start(self, tests: Sequence[str], path: str, source: bytes, limit: float = math.inf, *, keep: bool) -> None:
         """Run tests with a module of this source. ``keep``: the bytecode, of which an old one may be taken for new."""
+        if self._changed is not None and self._changed[0] != path:
+            self._write(*self._changed)
+        if self._changed is None or self._changed[0] != path:
+            self._changed = path, (self.folder / path).read_bytes()
+        self._write(path, source)
+        (self.folder / "tests-to-run").write_text("\n".join(tests))  # may be too many for a command line
+        self._ends = time.monotonic() + limit
+        self._child = os.fork()
+        if not self._child:
+            self._test(keep)
+
+    def start_without_mutant(self, tests: Sequence[str], limit: float = math.inf) -> None:
+        """Run tests with the module of the last ``start`` as it was."""
+        assert self._changed is not None
+        self.start(tests, *self._changed, limit, keep=False)
+
+    def _write(self, path: str, source: bytes) -> None:
         file = self.folder / path
         file.write_bytes(source)
         for old in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             old.unlink()
-        self._ends = time.monotonic() + limit
-        self._child = os.fork()
-        if not self._child:
-            self._test(tests, keep)
+
+    @property
+    def output(self) -> str:
+        """Of the last run."""
+        return (self.folder / "output").read_text(errors="replace")
 
     def poll(self) -> int | None:
         """The exit code of pytest, HUNG, or None as long as it runs. What it has started ends with it."""
@@ -247,7 +274,7 @@ class Copy:
             time.sleep(0.02)
         return code
 
-    def _test(self, tests: Sequence[str], keep: bool) -> None:
+    def _test(self, keep: bool) -> None:
         """In the child."""
         code = 3
         try:
@@ -264,34 +291,67 @@ class Copy:
             for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
                 del sys.modules[name]
             pytest = importlib.import_module("pytest")
-            code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+            code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "@tests-to-run"]))
             sys.stdout.flush()
         finally:
             os._exit(code)
 
 
-def outcomes(copies: Sequence[Copy], tests: Sequence[str], chosen: Sequence[Mutant], limit: float) -> list[int]:
-    """What became of each mutant: 0 is survived."""
-    codes, left, running = dict[int, int](), [*enumerate(chosen)], dict[Copy, int]()
+@dataclass(frozen=True, slots=True)
+class Trial:
+    mutant: Mutant
+    tests: Sequence[str]
+    """that may notice it"""
+
+
+def outcomes(copies: Sequence[Copy], trials: Sequence[Trial], limit: float) -> list[str]:
+    """What became of each mutant. One that hangs is noticed."""
+    results, left = dict[int, str](), [*enumerate(trials)]
+    running = dict[Copy, tuple[int, Generator[None, None, str]]]()
     while left or running:
         for copy in copies:
-            if copy in running and (code := copy.poll()) is not None:
-                codes[running.pop(copy)] = code
             if copy not in running and left:
-                number, mutant = left.pop(0)
-                copy.start(tests, mutant.path, mutant.source, limit, keep=False)
-                running[copy] = number
+                number, trial = left.pop(0)
+                running[copy] = number, _deciding(copy, trial, limit)
+            if copy in running:
+                number, steps = running[copy]
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    results[number] = end.value
+                    del running[copy]
         time.sleep(0.02)
-    return [codes[number] for number in range(len(chosen))]
+    return [results[number] for number in range(len(trials))]
+
+
+def _deciding(copy: Copy, trial: Trial, limit: float) -> Generator[None, None, str]:
+    """Goes on at each ``next``. A test that fails without the mutant too has noticed nothing."""
+    mutant, tests = trial.mutant, trial.tests
+    for _ in range(3):
+        if not tests:
+            break
+        copy.start(tests, mutant.path, mutant.source, limit, keep=False)
+        while (code := copy.poll()) is None:
+            yield
+        if code == 0:
+            return SURVIVED
+        if code not in (1, 2):  # tests that failed, or could not be collected
+            return UNDECIDED if code == 4 else NOTICED  # it may hang or crash; 4: there is no such test
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", copy.output, re.MULTILINE)
+        copy.start_without_mutant(failed or tests, limit)
+        while (code := copy.poll()) is None:
+            yield
+        if code == 0:
+            return NOTICED
+        tests = [test for test in tests if test not in failed] if failed else ()
+    return UNDECIDED
 
 
 def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, most: int, seed: int = 0) -> bool | None:
     """Whether all mutants of a module are noticed or accepted, with the others printed. None: unknown. Of more than
     ``most``, some are drawn by the seed."""
     tests, source = unit_tests_of(tree, path, settings.get("tests", {})), (tree / path).read_bytes()
-    every = [*mutants(path, source)]
-    draw = random.Random(f"{seed or ''}{path}")
-    chosen = every if len(every) <= most else sorted(draw.sample(every, most), key=lambda one: one.line)
+    chosen, count = _drawn_mutants(path, source, most, seed)
     if not chosen:
         return True
     if not tests:
@@ -301,20 +361,81 @@ def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, mos
     for copy in copies:
         copy.start(tests, path, source, keep=True)
     if any(code != 0 for code in [copy.wait() for copy in copies]):
-        print(f"{path}: its tests fail without a mutant:", (copies[0].folder / "output").read_text()[-3000:], sep="\n")
+        print(f"{path}: its tests fail without a mutant:", copies[0].output[-3000:], sep="\n")
         return None
-    codes = outcomes(copies, tests, chosen, FACTOR * (time.monotonic() - began) + SLACK)
-    accepted = settings.get("accepted", {}).get(path, {})
-    alive = [one for one, code in zip(chosen, codes, strict=True) if code == 0]
-    left = [one for one in alive if one.change not in accepted]
-    for one in left:
-        print(f"{path}:{one.line}: {one.change}")
+    limit = FACTOR * (time.monotonic() - began) + SLACK
+    results = outcomes(copies, [Trial(one, tests) for one in chosen], limit)
+    left, accepted = _left(chosen, results, settings)
     print(
-        f"{path}: {len(chosen)} of {len(every)} mutants, {len(left)} survived, {len(alive) - len(left)} accepted, "
-        f"{codes.count(HUNG)} hung; {len(tests)} test modules, {time.monotonic() - began:.0f} s",
+        f"{path}: {len(chosen)} of {count} mutants, {len(left)} survived, {accepted} accepted, "
+        f"{results.count(UNDECIDED)} undecided; {len(tests)} test modules, {time.monotonic() - began:.0f} s",
         flush=True,
     )
     return not left
+
+
+def _drawn_mutants(path: str, source: bytes, most: int, seed: int) -> tuple[list[Mutant], int]:
+    """At most so many of a module, and of how many."""
+    every = [*mutants(path, source)]
+    draw = random.Random(f"{seed or ''}{path}")
+    few = every if len(every) <= most else sorted(draw.sample(every, most), key=lambda one: one.line)
+    return few, len(every)
+
+
+def _left(chosen: Sequence[Mutant], results: Sequence[str], settings: Settings) -> tuple[list[Mutant], int]:
+    """Print and return the mutants that survived, and how many others are accepted."""
+    alive = [one for one, result in zip(chosen, results, strict=True) if result == SURVIVED]
+    left = [one for one in alive if one.change not in settings.get("accepted", {}).get(one.path, {})]
+    for one in left:
+        print(f"{one.path}:{one.line}: {one.change}", flush=True)
+    return left, len(alive) - len(left)
+
+
+def survey(
+    tree: Path,
+    paths: Iterable[str],
+    copies: Sequence[Copy],
+    settings: Settings,
+    seen: CoverageMap,
+    *,
+    count: int,
+    seed: int,
+) -> bool:
+    """Whether of all modules' mutants together, of which so many are drawn, all are noticed or accepted. Prints those
+    that are not, and a table."""
+    every = [one for path in paths for one in mutants(path, (tree / path).read_bytes())]
+    numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
+    chosen = [every[number] for number in sorted(numbers)]
+    trials = [Trial(one, _tests_of(tree, one, settings, seen, seed)) for one in chosen]
+    results = outcomes(copies, trials, MOST_SECONDS)
+    left, accepted = _left(chosen, results, settings)
+    rows = defaultdict[str, Counter[str]](Counter)
+    for one, result in zip(chosen, results, strict=True):
+        folder = "/".join(one.path.split("/")[:-1][:3])
+        rows[folder][result] += 1
+        rows[""][result] += 1
+    print("| folder | mutants | noticed | survived | undecided |", "|---|---|---|---|---|", sep="\n")
+    for folder in (*sorted(filter(None, rows)), ""):
+        row = rows[folder]
+        words = (folder or "all", row.total(), row[NOTICED], row[SURVIVED], row[UNDECIDED])
+        print("|", " | ".join(map(str, words)), "|")
+    decided = rows[""][NOTICED] + len(left)
+    print(
+        f"{len(left)} of {decided} decided ones survived ({len(left) / max(1, decided):.0%}); {accepted} are accepted"
+    )
+    return not left
+
+
+def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap, seed: int) -> list[str]:
+    """What runs it, at most MOST_TESTS: those of its module first, of the others some that are drawn."""
+    own = unit_tests_of(tree, mutant.path, settings.get("tests", {}))
+    running = seen.tests_of(mutant.path, range(mutant.line, mutant.last + 1))
+    if not running:
+        return own
+    near = [test for test in running if test.partition("::")[0] in own]
+    others = [test for test in running if test.partition("::")[0] not in own]
+    count = max(0, MOST_TESTS - len(near))
+    return near[:MOST_TESTS] + sorted(random.Random(seed).sample(others, min(count, len(others))))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -322,13 +443,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description="Change modules in one place at a time, and see their unit tests fail."
     )
-    parser.add_argument("modules", nargs="*", help="files; without any those that differ from --base")
-    parser.add_argument("--base", default="main", help="a branch or commit (default: main)")
+    parser.add_argument("modules", nargs="*", help="files; without any those that differ from BASE")
+    parser.add_argument("--base", help="a branch or commit (default: main; with --survey: all modules)")
     parser.add_argument(
         "--most", type=int, default=60, help="mutants of a module, drawn; the same each time (default: 60)"
     )
-    parser.add_argument("--drawn", type=int, metavar="N", help="change N modules of all, drawn by --seed")
-    parser.add_argument("--seed", type=int, default=0, help="draws other modules and mutants")
+    parser.add_argument("--seed", type=int, default=0, help="draws other mutants")
+    parser.add_argument("--survey", type=int, metavar="N", help="N mutants of all modules together, by a coverage map")
+    parser.add_argument("--map", type=Path, default=MAP, help=f"of --survey: recorded if it is not there ({MAP})")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     chosen = parser.parse_args(arguments)
     tree = Path.cwd()
@@ -339,11 +461,19 @@ def main(arguments: Sequence[str]) -> int:
             importlib.import_module(library)
     settings = tomllib.loads((tree / SETTINGS).read_text())
     with tempfile.TemporaryDirectory(prefix="devalloc-mutants-") as folder:
+        if chosen.survey is not None and not chosen.map.exists():
+            record(tree, chosen.map, [root for root in ROOTS if (tree / root).is_dir()], chosen.jobs)
         copies = [Copy(tree, Path(folder) / str(number)) for number in range(chosen.jobs)]
-        modules = chosen.modules or (
-            changed(tree, chosen.base) if chosen.drawn is None else drawn(tree, chosen.drawn, chosen.seed)
-        )
-        results = [judge(tree, path, copies, settings, chosen.most, chosen.seed) for path in modules]
+        if chosen.modules:
+            paths = chosen.modules
+        elif chosen.survey is not None and not chosen.base:
+            paths = every_module(tree)
+        else:
+            paths = changed(tree, chosen.base or "main")
+        if chosen.survey is not None:
+            seen = CoverageMap(chosen.map)
+            return int(not survey(tree, paths, copies, settings, seen, count=chosen.survey, seed=chosen.seed))
+        results = [judge(tree, path, copies, settings, chosen.most, chosen.seed) for path in paths]
     return 2 if None in results else int(False in results)
 
 

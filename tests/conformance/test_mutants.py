@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository import REPO
-from tools.mutants import changed, drawn, mutants, unit_tests_of
+from tools.mutants import changed, mutants, unit_tests_of
 
 SUMS = '''"""Sums."""
 
@@ -136,7 +136,7 @@ def run(tree: Path, *words: str) -> tuple[int, str]:
 def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> None:
     code, output = run(tree)
     assert (code, output.startswith(SURVIVORS)) == (1, True), output
-    assert "11 of 11 mutants, 4 survived, 0 accepted, 0 hung; 1 test modules" in output
+    assert "11 of 11 mutants, 4 survived, 0 accepted, 0 undecided; 1 test modules" in output
     assert git(tree, "status", "--porcelain") == "", "all of it is done in copies"
 
     reasons = "".join(f"'{line.partition(': ')[2]}' = 'nobody calls it'\n" for line in SURVIVORS.splitlines())
@@ -180,8 +180,16 @@ def test_changed_modules_are_those_since_the_branch_began(tree: Path) -> None:
     assert changed(tree, "main") == ["devalloc/math/new.py", "devalloc/math/sums.py"]
 
 
-def test_modules_of_a_night_are_drawn_by_its_seed() -> None:
-    first = drawn(REPO, 40, 20261129)
-    assert (len(first), first) == (40, drawn(REPO, 40, 20261129))
-    assert first != drawn(REPO, 40, 20261130)
-    assert all((REPO / path).is_file() for path in first)
+def test_a_survey_draws_mutants_of_all_modules_and_asks_the_tests_that_run_their_lines(tree: Path) -> None:
+    """These have neither its name nor import it, and one of them fails without a mutant too."""
+    tests = TESTS.replace("from devalloc.math.sums", "from devalloc.math") + "\n\ndef test_broken() -> None:\n"
+    (tree / "tests/unit/math/test_sums.py").unlink()
+    (tree / "tests/unit/test_all.py").write_text(f"{tests}    assert add(1) == 2\n")
+    (tree / "devalloc/math/__init__.py").write_text("from devalloc.math.sums import add\n")
+    code, output = run(tree, "-m", "tools.mutants", "--survey", "100", "--map", "build/map", "--jobs", "1")
+    assert code == 1, output
+    assert [line for line in output.splitlines() if line.startswith("devalloc/")] == SURVIVORS.splitlines()
+    assert "| devalloc/math | 11 | 7 | 4 | 0 |\n| all | 11 | 7 | 4 | 0 |" in output
+    assert "4 of 11 decided ones survived (36%); 0 are accepted" in output
+    few = [run(tree, "-m", "tools.mutants", "--survey", "2", "--map", "build/map", "--seed", seed)[1] for seed in "112"]
+    assert few[0] == few[1] != few[2]
