@@ -73,7 +73,7 @@ class World:
         """What it may allocate from when so much time has passed, with a look at each moment that is due."""
         until = self.now + seconds
         self.adoption.update()
-        while (due := min([each for each in self.adoption.due() if each > self.now], default=until)) < until:
+        while (due := min([max(each, self.now + 0.1) for each in self.adoption.due()], default=until)) < until:
             self.now = due
             self.adoption.update()
         self.now = until
@@ -154,6 +154,44 @@ def test_it_stops_if_the_policy_no_longer_refuses() -> None:
     world.trouble = "somebody made the policy again"
     assert world.after(adoption.CHECK_SECONDS + 1) == AllocatablePools()
     assert ADOPTED_AT not in world.rule["metadata"]["annotations"]
+
+
+def many_rules(number: int = 50) -> World:
+    """Rules whose probes take 0.1 s each, as on a slow network."""
+    world = World(*(rule(pool=f"p{n}") for n in range(number)))
+    probe = world.adoption.probe
+
+    def slow(each: AdoptionRule) -> str:
+        world.now += 0.1
+        return probe(each)
+
+    world.adoption.probe = slow
+    return world
+
+
+def test_many_rules_hold_up_no_claims_for_long_and_are_all_adopted_with_few_lists_of_all_claims() -> None:
+    world = many_rules()
+    for _ in range(200):
+        before = world.now
+        world.adoption.update()
+        assert world.now - before <= adoption.UPDATE_SECONDS + 0.2
+        if len(world.adoption.pools.adopted) == 50:
+            break
+        assert min(world.adoption.due()) <= world.now + adoption.PROBE_SECONDS
+        world.now += 0.1
+    assert len(world.adoption.pools.adopted) == 50
+    assert world.store.refreshed <= 10
+
+
+def test_many_adopted_rules_are_checked_at_a_bounded_rate_and_all_at_once_when_one_fails() -> None:
+    world = many_rules()
+    world.after(120)
+    assert len(world.adoption.pools.adopted) == 50
+    world.probes = 0
+    world.after(600)
+    assert 100 <= world.probes <= 11 * adoption.CHECKS_A_MINUTE
+    world.trouble = "the policy is gone"
+    assert world.after(200) == AllocatablePools()
 
 
 def test_a_new_leader_believes_no_mark() -> None:

@@ -42,6 +42,10 @@ PROBE_SECONDS = 0.5
 """Between two probes meanwhile."""
 RETRY_SECONDS, CHECK_SECONDS = 5.0, 60.0
 """Between two probes of a policy that does not refuse, and of one that did so for long."""
+UPDATE_SECONDS = 1.0
+"""How long an update asks and writes; the rules that it does not come to are the first ones of the next."""
+CHECKS_A_MINUTE = 20
+"""Of all rules that were adopted long ago: each check is several requests, and all rules have one policy."""
 RELEASE_SECONDS = 10.0
 """From the controller's last write until kube-scheduler may allocate: it watches claims and rules separately."""
 MAX_MESSAGE = 1000
@@ -75,6 +79,8 @@ class Adoption:
     """By the UID of a rule."""
     _releases: dict[str, float] = field(default_factory=dict)
     """When a deleted rule is to be released, by its UID; infinity: it is not held any more."""
+    _is_behind: bool = False
+    """The last update did not come to all rules."""
     _seen: frozenset[tuple[str, str]] = frozenset()
     """UID and version of the rules at the last update."""
 
@@ -87,14 +93,25 @@ class Adoption:
         for noted in (self._progress, self._releases):
             for uid in noted.keys() - {rule.uid for rule in rules}:
                 del noted[uid]
-        for rule in rules:
-            if rule.is_ending:
+        ends, pause = now + UPDATE_SECONDS, max(CHECK_SECONDS, len(rules) * 60.0 / CHECKS_A_MINUTE)
+        self._is_behind = False
+        settled: list[AdoptionRule] = []
+        for rule in sorted(rules, key=self._due_time):
+            if self.clock() >= ends:
+                self._is_behind = True
+            elif rule.is_ending:
                 self._end(rule, objects[rule.uid], now)
             elif not rule.has_finalizer:
                 self._progress.pop(rule.uid, None)
                 self._write(objects[rule.uid], rule, finalizers=[*_finalizers(objects[rule.uid]), FINALIZER])
-            else:
-                self._adopt(rule, objects[rule.uid], now)
+            elif self._is_settled(rule, objects[rule.uid], now, pause):
+                settled.append(rule)
+        if settled:
+            self.store.refresh()  # what kube-scheduler wrote until now counts
+        for rule in settled:
+            self._of(rule).is_adopted = True
+            log.info("%s: adopted", rule.title)
+            self._mark(rule, objects[rule.uid], pause)
         adopted = [rule for rule in rules if not rule.is_ending and self._of(rule).is_adopted]
         self.pools = pools_of_rules(adopted)
 
@@ -104,37 +121,55 @@ class Adoption:
 
     def due(self) -> Iterable[float]:
         """When ``update`` has something to do, even if no object changes."""
+        if self._is_behind:
+            yield 0.0
         yield from (each.next_probe for each in self._progress.values() if each.next_probe)
         yield from self._releases.values()
+
+    def _due_time(self, rule: AdoptionRule) -> float:
+        """New ones are first."""
+        if rule.is_ending:
+            return self._releases.get(rule.uid, 0.0)
+        return self._progress[rule.uid].next_probe if rule.uid in self._progress else 0.0
 
     def _of(self, rule: AdoptionRule) -> _Progress:
         return self._progress.setdefault(rule.uid, _Progress())
 
-    def _adopt(self, rule: AdoptionRule, content: Object, now: float) -> None:
+    def _is_settled(self, rule: AdoptionRule, content: Object, now: float, pause: float) -> bool:
+        """Probe the policy if that is due. Whether the rule is not adopted yet and may be: every API server refuses.
+        ``pause``: seconds between two probes once it is adopted."""
         progress = self._of(rule)
         if now < progress.next_probe:
-            return
+            return False
         trouble, now = self.probe(rule), self.clock()
         if trouble:
             if trouble != progress.trouble:
                 log.error("%s: no devices are allocated: %s", rule.title, trouble)
+                for other in self._progress.values():  # it is the policy of all
+                    other.next_probe = min(other.next_probe, now)
                 self._write(content, rule, annotations={ADOPTED_AT: None, MESSAGE: trouble[:MAX_MESSAGE]})
             progress.trouble, progress.refused_since, progress.is_adopted = trouble, None, False
             progress.next_probe = now + RETRY_SECONDS
-            return
+            return False
+        progress.trouble = ""
+        if progress.is_adopted:
+            self._mark(rule, content, pause)
+            return False
         if progress.refused_since is None:
             progress.refused_since = now
-        if now < progress.refused_since + SETTLE_SECONDS:
-            progress.next_probe = now + PROBE_SECONDS
-            return
-        if not progress.is_adopted:
-            self.store.refresh()  # what kube-scheduler wrote until now counts
-            log.info("%s: adopted", rule.title)
-        progress.is_adopted, progress.trouble, progress.next_probe = True, "", now + CHECK_SECONDS
+        if now >= progress.refused_since + SETTLE_SECONDS:
+            return True
+        progress.next_probe = now + PROBE_SECONDS
+        return False
+
+    def _mark(self, rule: AdoptionRule, content: Object, pause: float) -> None:
+        """Write on an adopted rule since when it is, unless it says so."""
+        progress = self._of(rule)
+        progress.next_probe = self.clock() + pause
         if not rule.adopted_at:
             now_text = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             if not self._write(content, rule, annotations={ADOPTED_AT: now_text, MESSAGE: None}):
-                progress.next_probe = now + RETRY_SECONDS
+                progress.next_probe = self.clock() + RETRY_SECONDS
 
     def _end(self, rule: AdoptionRule, content: Object, now: float) -> None:
         """Let a deleted rule go, once nothing that was allocated from its pools can be unseen."""
