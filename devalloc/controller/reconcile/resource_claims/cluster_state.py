@@ -365,9 +365,16 @@ class ClusterState:
         return (content for content in self._objects["ResourceSlice"] if is_allocatable_slice(content, self._pools))
 
     def _slices(self) -> Iterator[Object]:
-        rules = [rule for rule in self._objects["DeviceTaintRule"] if not is_adoption_rule(rule)]
-        rules.sort(key=lambda rule: str(rule["metadata"]["name"]))
+        by_pool: dict[tuple[object, object], list[Object]] = defaultdict(list)
+        for rule in self._objects["DeviceTaintRule"]:
+            selector = rule["spec"].get("deviceSelector")
+            if selector is not None and not is_adoption_rule(rule):
+                by_pool[selector.get("driver"), selector.get("pool")].append(rule)
         for content in self._ours():
+            driver, pool = content["spec"]["driver"], content["spec"]["pool"]["name"]
+            places = ((driver, pool), (driver, None), (None, pool), (None, None))
+            rules = [rule for place in places for rule in by_pool.get(place, ())]
+            rules.sort(key=lambda rule: str(rule["metadata"]["name"]))
             number = self._number(content["spec"]["nodeName"])
             yield self._memo.of("slice", content, partial(effective_slice, content, rules, number), rules)
 
