@@ -50,10 +50,11 @@ class UnschedulableReason:
     why: str
 
 
+_UNCORDONED = "is uncordoned"
 _UNSCHEDULABLE_REASONS = (
     (f"{FENCED}node, ", "is unfenced", "When the node is back, run `devalloc unfence node/{node}`."),
-    (f"{CORDONED}node, ", "is uncordoned", "Run `devalloc uncordon node/{node}`."),
-    (NODE_CORDONED, "is uncordoned", "Run `kubectl uncordon {node}`."),
+    (f"{CORDONED}node, ", _UNCORDONED, "Run `devalloc uncordon node/{node}`."),
+    (NODE_CORDONED, _UNCORDONED, "Run `kubectl uncordon {node}`."),
     (_NOT_READY, "is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
     (
         _TAINTED,
@@ -81,6 +82,11 @@ def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
             UnschedulableReason(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
         )
     return tuple(reasons)
+
+
+def is_cordoned(reason: UnschedulableReason) -> bool:
+    """Whether a node gets nothing new because an admin has cordoned it."""
+    return reason.remedy == _UNCORDONED
 
 
 def schedulability_remedy(node: str, why: str) -> str:

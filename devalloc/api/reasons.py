@@ -219,6 +219,20 @@ class Reason(StrEnum):
         "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits). For huge pages, "
         "set more aside on the node.",
     )
+    NODES_CORDONED = (
+        "NodesCordoned",
+        (f"{_RECONCILE}/vm_scheduling/messages.py",),
+        IMPOSSIBLE_NOW_VERDICT,
+        "Every node on which the machine may be is cordoned.",
+        "Wait until one is uncordoned (`devalloc uncordon node/NODE`); `devalloc get nodes` shows who cordoned each.",
+    )
+    NODES_UNSCHEDULABLE = (
+        "NodesUnschedulable",
+        (f"{_RECONCILE}/vm_scheduling/messages.py",),
+        IMPOSSIBLE_NOW_VERDICT,
+        "Every node on which the machine may be gets nothing new: it is cordoned, fenced, tainted or not ready.",
+        "Do what the message says of one of the nodes; `devalloc get nodes` shows the state of each.",
+    )
     # Something other than room is in the way.
     NO_HOST_CAPACITY = (
         "NoHostCapacity",

@@ -123,7 +123,7 @@ def test_the_plan_says_that_the_node_alone_takes_a_machine(devalloc: Shell) -> N
     devalloc.allocate()
     take(devalloc)
     shown = devalloc("fence", "node/node-a", "--dry-run").out
-    assert "virtualmachine default/web: will leave node-a and wait: NoMatchingDevices: " in shown
+    assert "virtualmachine default/web: will leave node-a and wait: NodesUnschedulable: " in shown
     devalloc("apply", "-f", "-", stdin=text(host("node-b")))
     shown = devalloc("fence", "node/node-a", "--dry-run").out
     assert "virtualmachine default/web: will start on another node\n" in shown

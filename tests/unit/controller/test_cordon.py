@@ -192,6 +192,36 @@ class TestNodes:
         assert "nodeName" not in status(store, "web")
         assert "node is cordoned by kubectl" in status(store, "web")["message"]
 
+    @pytest.mark.parametrize("pinned", [{}, {"nodeName": "n"}], ids=["any node", "a node by name"])
+    def test_a_machine_whose_nodes_are_all_cordoned_has_that_as_its_reason(
+        self, store: SQLiteStore, pinned: dict[str, str]
+    ) -> None:
+        """NoMatchingDevices would send its user to look for devices, of which it asks for none."""
+        fill(store, node(unschedulable=True), host("n"), host("m"), machine("web", **pinned))
+        put(store, "node/m", WHY)
+        DeviceClaimAllocator(store).round()
+        assert status(store, "web")["reason"] == "NodesCordoned"
+        assert status(store, "web")["message"].startswith("impossible now: it fits once node ")
+        assert " is uncordoned (" in status(store, "web")["message"]
+        change(store, node())
+        DeviceClaimAllocator(store).round()
+        assert status(store, "web")["nodeName"] == "n"
+
+    @pytest.mark.parametrize("state", sorted({*CLOSED} - {"cordoned"}))
+    def test_a_machine_whose_nodes_get_nothing_new_for_other_reasons_too_is_told_so(
+        self, store: SQLiteStore, state: str
+    ) -> None:
+        closed, _ = CLOSED[state]
+        fill(store, node(), host("n"), node("m", unschedulable=True), host("m"), machine("web"))
+        change(store, closed)
+        DeviceClaimAllocator(store).round()
+        assert status(store, "web")["reason"] == "NodesUnschedulable"
+
+    def test_a_machine_that_is_too_large_for_all_of_them_is_told_that(self, store: SQLiteStore) -> None:
+        fill(store, node(unschedulable=True), host("n", cpus=2), machine("web", "5"))
+        DeviceClaimAllocator(store).round()
+        assert status(store, "web")["reason"] == "NodesTooSmall"
+
     def test_other_news_of_nodes_are_no_reason_to_decide_anew(self, store: SQLiteStore) -> None:
         allocator = DeviceClaimAllocator(store)
         fill(store, node(), gpu_pool())

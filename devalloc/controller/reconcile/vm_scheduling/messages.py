@@ -62,6 +62,8 @@ class NodeRoom:
     """What each of its NUMA nodes has, and with it what belongs to none."""
     unschedulable: str = ""
     """Why the node gets nothing new; empty if it does."""
+    is_cordoned: bool = False
+    """Whether that is because it is cordoned, and only that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class MachineMessages:
                 details.pop("funnel", None)  # it counts devices, and there are enough
             elif is_own:
                 text, details = self._without_expressions(part, text, details)
-            return answer["reason"], with_machine_names(text, self._placing), details
+            closed = self._reason_of_closed_nodes(target) if target is not None and is_own and is_of_room else None
+            return closed or answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
         blockers = self._blockers(key, code, blockers)
         if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
@@ -144,6 +147,14 @@ class MachineMessages:
         if also := _ALSO_FITS.search(answer["message"]):
             text += also[0]
         return code, text, details
+
+    def _reason_of_closed_nodes(self, target: _Target) -> str | None:
+        """Why no node may take it at all, if that is why; None if one may."""
+        rooms = [room for node in self._nodes(target) if (room := self._node_rooms().get(node)) is not None]
+        if not rooms or not all(room.unschedulable for room in rooms):
+            return None
+        is_cordoned = all(room.is_cordoned for room in rooms)
+        return (Reason.NODES_CORDONED if is_cordoned else Reason.NODES_UNSCHEDULABLE).value
 
     def _idle(self, blocker: Mapping[str, Any]) -> str:
         """What to add to the name of a machine that is in the way and does not run."""
@@ -240,7 +251,10 @@ class MachineMessages:
                 by_numa = {numa: shared | room for numa, room in rooms if numa is not None}
                 node = str(host_pool_names.node_of_host_pool(pool))
                 whole = _sum_of_rooms(room for _, room in rooms)
-                self._rooms[node] = NodeRoom(whole, by_numa, _why_unschedulable(pool))
+                reasons = _why_unschedulable(pool)
+                is_cordoned = bool(reasons) and all(map(cordon.is_cordoned, reasons))
+                why = "; ".join(reason.why for reason in reasons)
+                self._rooms[node] = NodeRoom(whole, by_numa, why, is_cordoned)
         return self._rooms
 
     def _given(self) -> dict[ClaimKey, Sequence[Any]]:
@@ -400,7 +414,7 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     return _POLICY if _is_on_one_numa_node(machine) else "status.numaNodes"
 
 
-def _why_unschedulable(pool: Mapping[str, Any]) -> str:
+def _why_unschedulable(pool: Mapping[str, Any]) -> tuple[cordon.UnschedulableReason, ...]:
     """Why the node of a host pool gets nothing new; empty if it does."""
     whys = {
         next(
@@ -409,7 +423,7 @@ def _why_unschedulable(pool: Mapping[str, Any]) -> str:
         for device in pool["spec"].get("devices", ())
     }
     reasons = [cordon.unschedulable_reasons(why) for why in sorted(whys)]
-    return "; ".join(reason.why for reason in reasons[0]) if reasons and all(reasons) else ""
+    return reasons[0] if reasons and all(reasons) else ()
 
 
 def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
