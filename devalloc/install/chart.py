@@ -40,6 +40,7 @@ _RULES_SERVED: Final = '(.Capabilities.APIVersions.Has "resource.k8s.io/v1/Devic
 _ADOPTION: Final = f'and .Values.adoption .Values.resourceClaims (eq .Values.publish "both") {_RULES_SERVED}'
 _PREFIX, _TAG, _KUBELET, _FENCING = "image.prefix/", "image.tag", "/kubelet.dir", "secret.of.fencing"
 _AGENTS, _SCHEDULER = "networks.of.agents", "name-of-neons-scheduler"
+_RUNBOOKS = "https://page.of.runbooks"
 _HAS_FENCING: Final = "(.Values.fencing).secret"
 """In parentheses, or `helm upgrade --reuse-values` fails with the values of a release that had no `fencing`."""
 _NO_PREFIX: Final = "set image.prefix: where you pushed the images, such as registry.example.com/team/ (docs/images.md)"
@@ -50,6 +51,7 @@ _VALUES: Final = {
     _FENCING: f"{{{{ {_HAS_FENCING} }}}}",
     _AGENTS: '{{ join " " .Values.neonAgents }}',
     _SCHEDULER: '{{ .Values.neonScheduler | default "devalloc" }}',
+    _RUNBOOKS: "{{ .Values.runbooks }}",
     NAMESPACE: "{{ .Release.Namespace }}",
 }
 """What replaces texts of the rendered manifests."""
@@ -119,6 +121,7 @@ def _conditional_objects() -> Iterator[tuple[str, Object]]:
     seen = {*marked["both"]}
     for condition, more in (
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
+        (f"and .Values.runbooks ({_CONTROLLED})", replace(plain, runbooks=_RUNBOOKS)),
         ('and .Values.resourceClaims (eq .Values.publish "both")', replace(plain, resource_claims=True)),
         (_ADOPTION, replace(plain, resource_claims=True, adoption=True)),
         (f"and .Values.permits ({_CONTROLLED})", replace(plain, permits=True)),
@@ -198,9 +201,8 @@ def _is_workload(one: Object) -> bool:
 
 
 def _expressions(text: str) -> str:
-    """Replace placeholders by Helm expressions."""
-    if "{{" in text:
-        raise ValueError("the manifests contain '{{', which Helm would read as an expression")
+    """Replace placeholders by Helm expressions. What Prometheus is to expand stays as it is."""
+    text = text.replace("{{", '{{ "{{" }}')
 
     def written(match: re.Match[str]) -> str:
         indent, dash, key, what = match.groups()
@@ -266,6 +268,9 @@ neonAgents: []
 neonScheduler: devalloc
 # Create a ServiceMonitor for the Prometheus operator.
 serviceMonitor: false
+# Create a PrometheusRule with alerts for the Prometheus operator, whose runbook_url leads to sections of this page: a
+# copy of docs/operations.md, such as https://docs.example.com/operations.html
+runbooks: ""
 # Let everyone who may edit a namespace also create VirtualMachines there, which run QEMU on a node. Otherwise the
 # ClusterRole devalloc-machines is needed, which an admin grants.
 machinesInEdit: false
@@ -317,6 +322,7 @@ def _schema() -> Object:
         neonAgents=texts,
         neonScheduler={"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"},
         serviceMonitor=truth,
+        runbooks={"type": "string", "pattern": '^(https?://[!-"$-~]{1,500})?$'},
         machinesInEdit=truth,
         fencing=named(secret={"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"}),
         image=named(prefix=text, tag=text, pullSecrets={"type": "array"}),

@@ -84,6 +84,7 @@ def expected(options: InstallOptions) -> dict[str, Any]:
         (
             [
                 "serviceMonitor=true",
+                "runbooks=https://docs.example.com/operations.html",
                 "resourceClaims=true",
                 "adoption=true",
                 "permits=true",
@@ -91,7 +92,13 @@ def expected(options: InstallOptions) -> dict[str, Any]:
                 "fencing.secret=bmc",
             ],
             InstallOptions(
-                service_monitor=True, resource_claims=True, adoption=True, permits=True, neon=True, fencing_secret="bmc"
+                service_monitor=True,
+                runbooks="https://docs.example.com/operations.html",
+                resource_claims=True,
+                adoption=True,
+                permits=True,
+                neon=True,
+                fencing_secret="bmc",
             ),
         ),
     ],
@@ -158,7 +165,10 @@ def test_crds_can_be_left_out(helm: Helm) -> None:
     assert not [path for path in rendered(helm, "crds=false") if "customresourcedefinitions" in path]
 
 
-@pytest.mark.parametrize("setting", ["publish=neither", "image.prefx=x", "controller.replicas=0", "fencing.secret=A/b"])
+@pytest.mark.parametrize(
+    "setting",
+    ["publish=neither", "image.prefx=x", "controller.replicas=0", "fencing.secret=A/b", "runbooks=javascript:x"],
+)
 def test_a_value_that_makes_no_sense_is_refused(helm: Helm, setting: str) -> None:
     done = helm("template", "devalloc", str(CHART), "--set", setting)
     assert done.returncode != 0
