@@ -94,10 +94,13 @@ def test_the_codes_are_found_wherever_they_are_said() -> None:
     assert len(in_the_code()) > 100
 
 
-def test_a_test_names_each_code() -> None:
-    """A refusal that nobody provokes can go without anybody noticing."""
-    tests = "\n".join(
-        path.read_text() for path in (ROOT / "tests").rglob("*.py") if "upgrade" not in path.parts and path != SELF
-    )
+LATER: dict[str, str] = {}
+"""Codes that only tests of real machines can provoke, each with the reason. It may become shorter."""
+
+
+def test_a_test_without_a_machine_names_each_code() -> None:
+    """A refusal that no test provokes can go without anybody noticing."""
+    folders = (ROOT / "tests" / "unit", ROOT / "tests" / "conformance")
+    tests = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py") if path != SELF)
     named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", tests))
-    assert in_the_code() - named == set()
+    assert in_the_code() - named == LATER.keys()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -30,10 +30,21 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host import traffic
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import SQLiteJournal, open_journal
-from devalloc_node.machine import cpu_pinning, firmware, launch, machine_files, migration, migration_tls, pci, preflight
+from devalloc_node.machine import (
+    cpu_pinning,
+    firmware,
+    launch,
+    machine_files,
+    migration,
+    migration_tls,
+    pci,
+    preflight,
+    resources,
+)
 from devalloc_node.machine import memory as machine_memory
 from devalloc_node.machine import migration_offer as offers
 from devalloc_node.machine.launch import IncomingPlatform
+from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.migration import Destination, Progress
 from devalloc_node.machine.migration_offer import Offer
@@ -50,6 +61,8 @@ from devalloc_node.vms.objects import Outcome
 from devalloc_node.warm import bridge
 from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.bridge import HostBridge
+from devalloc_node.warm.paused_machine import check_template
+from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import check_identifier
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
@@ -318,6 +331,29 @@ def test_a_machine_needs_the_numa_nodes_of_its_host(tmp_path: Path) -> None:
     preflight.check_host_limits(spec, "tcg", nodes=tmp_path)
 
 
+def test_huge_pages_that_are_missing_may_become_free(tmp_path: Path) -> None:
+    pages = tmp_path / "sys/kernel/mm/hugepages/hugepages-2048kB"
+    pages.mkdir(parents=True)
+    (pages / "free_hugepages").write_text("2\n")
+    spec = replace(SPEC, huge_page_bytes=2 * MIB, numa_cells=(), numa_node=None)
+    preflight.check_huge_pages(spec, 0, 4 * MIB, tmp_path)
+    with raises(Denied, "HugePagesTooFew", "needs 3 huge pages of 2Mi, but this host has 2 free", retryable=True):
+        preflight.check_huge_pages(spec, 0, 6 * MIB, tmp_path)
+
+
+def test_a_machine_has_amounts_of_three_things() -> None:
+    record = MachineRecord(virtual_machine("m").to_manifest(), "running", "run")
+    with raises(Denied, "AmountUnknown", "but no 'disk'", retryable=False):
+        resources.with_request(record, monitor(), "disk", 1, soon())
+
+
+def test_a_tpm_needs_swtpm(tmp_path: Path) -> None:
+    config = MachineConfig(state=tmp_path, run=tmp_path, swtpm="no-such-swtpm")
+    with raises(Denied, "SwtpmMissing", "install swtpm, or name it with --swtpm", retryable=True):
+        firmware.tpm_plan(replace(SPEC, tpm=True), config, None)
+    assert not config.tpm(SPEC.id).exists()
+
+
 # -- machines that move ------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +401,25 @@ def test_a_card_has_as_many_queues_on_both_nodes(monkeypatch: pytest.MonkeyPatch
         launch._queues(spec, platform)
     monkeypatch.setattr(machine_files, "has_queues", lambda interface: True)
     assert launch._queues(spec, platform) == {0: 4}
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_machine_that_changes_its_node_is_not_changed_otherwise(
+    tmp_path: Path, side: Literal["source", "target"]
+) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", systemd=False)
+    machines = MachineLifecycle(config, open_journal(tmp_path / "records"))
+    content = virtual_machine("m").to_manifest()
+    machines.put(MachineRecord(content, "running", "run", migration=MachineMigration("u", side)))
+    with (
+        raises(Denied, "MachineMigrates", "cannot scale it: ", retryable=True),
+        machines.hold("default/m", soon(), "scale it"),
+    ):
+        pytest.fail("it is changed")
+    machines.put(MachineRecord(content, "running", "run"))
+    with machines.hold("default/m", soon(), "scale it"):
+        pass
+    machines.close()
 
 
 @pytest.mark.parametrize("certificate", ["", "not a certificate", "x" * 2_000_000])
@@ -589,6 +644,32 @@ def test_a_bridge_takes_nothing_that_others_have(
     monkeypatch.setattr(bridge, "_FORWARDING", tmp_path / "ip_forward")
     with raises(Denied, code, words, retryable=retryable):
         bridge._make_bridge(HostBridge(BridgeNetwork(subnet=subnet, **network), tmp_path))
+
+
+def test_one_plugin_at_a_time_has_the_warm_setups_of_a_folder(tmp_path: Path) -> None:
+    with opened(tmp_path, ToyPart()) as pool:
+        with raises(Denied, "PoolInUse", f"serves the warm setups in {pool.config.run}", retryable=True):
+            Pool(pool.config, "boot-1", parts=[ToyPart()]).open()
+        pool.take("a")
+    with opened(tmp_path, ToyPart()):
+        pass  # its lock goes with it
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"claims": ["c"]}, "it has claims, whose devices only one machine can use"),
+        ({"start": None, "adopt": {"qmpSocket": "/run/qmp"}}, "it runs already"),
+        ({"start": {"disks": [{"path": "/images/a.raw", "format": "raw"}]}}, "it has a disk that is not read-only"),
+        ({"nics": [{"backend": "tap", "interface": "tap0"}]}, "it has a TAP interface of the host"),
+        ({"nics": [{"backend": "warm"}]}, "the setup adds its own card"),
+        ({"start": {"kernel": "/none", "tpm": True}}, "it has a TPM, whose content belongs to one machine"),
+    ],
+)
+def test_only_a_machine_that_many_can_be_like_waits_in_warm_setups(change: dict[str, Any], words: str) -> None:
+    check_template(virtual_machine("m"))
+    with raises(Denied, "WarmMachineInvalid", words, retryable=False):
+        check_template(virtual_machine("m", **change))
 
 
 def test_a_setup_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None:
