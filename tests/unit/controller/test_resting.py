@@ -148,6 +148,15 @@ def test_a_group_that_waits_is_looked_at_as_a_whole_when_a_member_comes_changes_
     assert held(loop.store, "two")
 
 
+def test_a_claim_that_joins_a_group_that_waits_gets_nothing_by_itself(loop: Loop) -> None:
+    fill(loop.store, gpu_claim("one", group="g"), gpu_claim("two", 2, group="g"))
+    loop.settle()
+    fill(loop.store, gpu_claim("three", group="g"))
+    loop.settle()
+    assert annotations(loop.store, "three")["reason"] == "GroupUnsatisfiable"
+    assert not held(loop.store, "three")
+
+
 def quota(most: int) -> Object:
     hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": str(most)}
     metadata = {"name": "q", "namespace": "default"}
@@ -383,6 +392,18 @@ def test_machines_rest_while_no_node_has_published_anything_for_them(loop: Loop)
     loop.settle()
     placed = [each for each in loop.store.list("VirtualMachine").objects if each["status"].get("nodeName")]
     assert [each["metadata"]["name"] for each in placed] == ["m0", "m1"]
+
+
+def test_machines_that_rest_are_placed_once_the_pool_of_a_node_can_be_read(loop: Loop) -> None:
+    readable = host("n", cpus=2)
+    fill(loop.store, {**readable, "spec": {**readable["spec"], "devices": 3}}, machine("m"))
+    loop.settle()
+    loop.settle()
+    assert loop.allocator._resting is not None
+    assert len(loop.allocator._resting) == 1
+    loop.store.replace({**loop.store.get("DevicePool", None, readable["metadata"]["name"]), "spec": readable["spec"]})
+    loop.settle()
+    assert loop.store.get("VirtualMachine", "default", "m")["status"]["nodeName"] == "n"
 
 
 def test_each_message_is_redacted_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

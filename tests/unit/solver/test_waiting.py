@@ -162,6 +162,16 @@ def test_an_old_refusal_is_found_anew_once_for_all_its_equals_and_told_where_it_
     assert not waiting.book.has_outdated
 
 
+def test_an_old_refusal_that_holds_as_it_was_is_told_to_no_other(waiting: Waiting) -> None:
+    waiting.rest(*(of_model(gpu_claim(f"w{number}"), "x") for number in range(5)))
+    waiting.seconds += REFRESH_SECONDS
+    waiting.change(gpu_class("another"))
+    assert waiting.book.outdated(10) == ["w0"]
+    waiting.rest(of_model(gpu_claim("w0"), "x"))
+    assert not waiting.book.has_outdated
+    assert waiting.book.outdated(10) == []
+
+
 def test_a_configuration_that_comes_wakes_the_group_of_a_claim_that_lacked_it(waiting: Waiting) -> None:
     lacks = gpu_claim("lacks")
     lacks["spec"]["claims"][0]["configs"] = [{"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "name": "c"}]
