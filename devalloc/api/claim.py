@@ -219,8 +219,12 @@ class DeviceClaimStatus(ApiModel):
     device_statuses: DeviceStatuses = Field(default_factory=list)
     """What drivers report about the devices."""
     conditions: Conditions = Field(default_factory=list)
-    """On a cluster: ``Allocated`` and ``Ready``, true while the claim has devices, and false by default. Why it has
-    none is in the annotations ``devalloc.io/reason`` and ``devalloc.io/message``."""
+    """On a cluster: ``Allocated`` and ``Ready``, true while the claim has devices, and false by default. Reason and
+    message say why it has none, or what is wrong with those it has."""
+    node_name: Text = ""
+    """On a cluster: the node of its devices (annotation ``devalloc.io/allocated-node``), for field selectors."""
+    reason: Text = ""
+    """On a cluster: the reason of the condition ``Allocated``, for field selectors."""
     pod_names: list[str] = Field(default_factory=list)
     """The pods that use the claim."""
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS
 from devalloc.api.fields import PATTERN_MESSAGE, json_names
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import described_schema
-from devalloc.api.waiting_status import DEFAULT_STATUS
 from devalloc.api.yaml_reader import dump_yaml
 
 
@@ -368,6 +368,11 @@ def _annotation(name: str) -> str:
     return ".metadata.annotations." + name.replace(".", r"\.")
 
 
+def _condition(type_: str, field: str) -> str:
+    """The path of a field of a condition."""
+    return f'.status.conditions[?(@.type=="{type_}")].{field}'
+
+
 _AGE = CrdColumn("Age", ".metadata.creationTimestamp", "date")
 COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
     "DevicePool": (
@@ -389,13 +394,13 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
         CrdColumn("Class", ".spec.claims[0].deviceClass"),
         CrdColumn("Node", _annotation(meta.ALLOCATED_NODE)),
         CrdColumn("Devices", _annotation(meta.ALLOCATED_DEVICES)),
-        CrdColumn("Reason", _annotation(meta.REASON)),
+        CrdColumn("Reason", _condition(ALLOCATED, "reason")),
         _AGE,
         CrdColumn("Group", _annotation(meta.GROUP), wide=True),
         CrdColumn("Priority", _annotation(meta.PRIORITY), wide=True),
         CrdColumn("Pinned to", _annotation(meta.NODE), wide=True),
         CrdColumn("Prepared on", _annotation(meta.PREPARED_ON), wide=True),
-        CrdColumn("Message", _annotation(meta.MESSAGE), wide=True),
+        CrdColumn("Message", _condition(ALLOCATED, "message"), wide=True),
     ),
     "VirtualMachine": (
         CrdColumn("Node", ".status.nodeName"),
@@ -438,10 +443,11 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
 SELECTABLE: dict[str, tuple[str, ...]] = {
     "DevicePool": (".spec.nodeName", ".spec.driver"),
     "DeviceClass": (".spec.driver", ".spec.deviceType"),
+    "DeviceClaim": (".status.nodeName", ".status.reason"),
     "VirtualMachine": (".spec.nodeName", ".status.nodeName", ".status.phase"),
     "VirtualMachineMigration": (".spec.vmName", ".status.phase", ".status.sourceNode", ".status.targetNode"),
 }
-"""For ``kubectl get --field-selector``. It cannot select by fields in lists or annotations, so claims have none."""
+"""For ``kubectl get --field-selector``. It cannot select by fields in lists or annotations."""
 
 
 SCALABLE = ("VirtualMachineReplicaSet",)

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from devalloc.api.conditions import READY
 from devalloc.api.host_pool_names import (
     LIVE_MIGRATION,
     LIVE_MIGRATION_ON,
@@ -19,7 +20,7 @@ from devalloc.api.host_pool_names import (
 )
 from devalloc.api.machine_reservation import STARTABLE
 from devalloc.api.moved_claims import claim_obstacle, local_claims
-from devalloc.api.views import READY, ClaimKey, MachineKey, MachineView, as_mapping, as_mappings
+from devalloc.api.views import ClaimKey, MachineKey, MachineView, as_mapping, as_mappings
 
 LIVE_MIGRATABLE = "LiveMigratable"
 """Condition of a machine that runs: whether QEMU could move it now, with the devices that it has, as its node says. If

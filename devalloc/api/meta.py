@@ -49,8 +49,9 @@ ALLOCATED_SPEC = "devalloc.io/allocated-spec"
 ADMIN_CLASSES = "devalloc.io/admin-classes"
 """On an allocated claim: a JSON list of the classes it names that had admin access at its allocation, if any (S14)."""
 REASON = "devalloc.io/reason"
-"""On a claim: the code of the reason why it is not allocated, or of the problem with its allocation. Absent if there is
-none."""
+"""On a claim of an embedded store: the code of the reason why it is not allocated, or of the problem with its
+allocation. Absent if there is none. On a cluster it is in the condition ``Allocated``, and here as well if the
+controller has ``--reason-annotations``."""
 MESSAGE = "devalloc.io/message"
 """On a claim with a reason: the same as a sentence."""
 NODE_FINALIZER = "devalloc.io/node"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
+from devalloc.api.conditions import ALLOCATED, WAITING, find_condition
 from devalloc.api.host_pool_names import CPU
 from devalloc.api.json_content import ContentError, content_faults, escape_invalid_unicode
 from devalloc.api.quantity import count_text
@@ -116,6 +117,24 @@ class ClaimView(ObjectView):
         return self.annotation(meta.ALLOCATED_NODE)
 
     @property
+    def reason(self) -> str:
+        """The code of why it has no devices, or of what is wrong with those it has; empty if nothing is, or without an
+        answer."""
+        return self._answer("reason", meta.REASON)
+
+    @property
+    def message(self) -> str:
+        """The same as a sentence."""
+        return self._answer("message", meta.MESSAGE)
+
+    def _answer(self, part: str, annotation: str) -> str:
+        """Of its condition; without one, as in an embedded store, of the annotation."""
+        condition = find_condition(self.status.get("conditions"), ALLOCATED)
+        if (reason := condition.get("reason")) and reason != WAITING:
+            return "" if reason == ALLOCATED else str(condition.get(part) or "")
+        return self.annotation(annotation) or ""
+
+    @property
     def holder(self) -> str | None:
         """The node that put its finalizer on it."""
         return self.annotation(meta.PREPARED_ON)
@@ -133,10 +152,6 @@ class ClaimView(ObjectView):
     def wants_release(self) -> bool:
         """Whether its devices must be released, even if they are in use."""
         return self.annotation(meta.RELEASE) is not None
-
-
-READY = "Ready"
-"""Condition of a machine whose guest reports: whether it runs and its guest says that it is ready, as its node says."""
 
 
 class MachineView(ObjectView):
@@ -218,7 +233,7 @@ class MachineView(ObjectView):
 
     def condition(self, name: str) -> Mapping[str, Any]:
         """The condition of this type; empty without it."""
-        return next((one for one in as_mappings(self.status.get("conditions")) if one.get("type") == name), {})
+        return find_condition(self.status.get("conditions"), name)
 
 
 MIGRATION_ENDS = ("Succeeded", "Failed")
@@ -389,7 +404,7 @@ def pool_numa_nodes(pool: Object) -> str:
 
 
 _DEVICE = ("devicePoolName", "deviceName")
-_OTHER_FIELDS = DeviceClaimStatus.model_fields.keys() - {"allocations"}
+_OTHER_FIELDS = DeviceClaimStatus.model_fields.keys() - {"allocations", "node_name", "reason"}
 """Fields of the status that are lists."""
 
 
@@ -405,7 +420,7 @@ def recover_status(content: object) -> DeviceClaimStatus | None:
     if not held:
         return None
     # All fields are given: to find a default, pydantic inspects signatures, which costs a tenth of a prepare.
-    rest: dict[str, list[object]] = {name: [] for name in _OTHER_FIELDS}
+    rest: dict[str, Any] = {name: [] for name in _OTHER_FIELDS} | {"node_name": "", "reason": ""}
     return DeviceClaimStatus.model_construct({"allocations"}, allocations=held, **rest)
 
 

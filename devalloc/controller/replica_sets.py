@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.conditions import READY
 from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
-from devalloc.api.views import READY, MachineView, ObjectView, as_mapping, as_mappings
+from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.backoff import Backoff, backoff_delay
 from devalloc.controller.reconcile.vm_scheduling.machines import has_ended

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
@@ -20,11 +22,12 @@ from tests.support import fast_yaml, kube_build, kube_crds
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
 from tests.support.kube_api import Cluster
+from tests.support.waiting import until
 
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
 OBJECTS = (gpu_pool(), gpu_class(), gpu_claim("fits"), gpu_claim("big", 9))
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
-SETTINGS = AllocatorSettings(has_conditions=True)
+SETTINGS = AllocatorSettings(form=IN_CONDITIONS)
 
 
 @pytest.fixture
@@ -86,16 +89,17 @@ def test_a_claim_is_ready_while_it_has_devices_and_not_ready_by_default(
     }
     assert kstatus(cluster.get(f"{CLAIMS}/fits").content) == "Current"
     big = cluster.get(f"{CLAIMS}/big").content
-    assert conditions(cluster, "big")["Ready"]["reason"] == "Waiting"
-    assert "devalloc.io/reason" in conditions(cluster, "big")["Ready"]["message"]
-    assert big["metadata"]["annotations"]["devalloc.io/reason"] == "NotEnoughDevices"
+    for condition in conditions(cluster, "big").values():
+        assert (condition["status"], condition["reason"]) == ("False", "NotEnoughDevices")
+        assert condition["observedGeneration"] == big["metadata"]["generation"]
+    assert "annotations" not in big["metadata"]
     assert kstatus(big) == "InProgress"
     release_claim(store, "default", "fits")
     assert {one["status"] for one in conditions(cluster, "fits").values()} == {"False"}
 
 
 def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesStore) -> None:
-    """As before it had a condition: the API server fills it in."""
+    """Of the status alone."""
     before = int(cluster.get(f"{CLAIMS}/big").content["metadata"]["resourceVersion"])
     writes: list[str] = []
     replace = Client.replace
@@ -110,7 +114,7 @@ def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesS
         allocate(store)
     finally:
         Client.replace = replace  # type: ignore[method-assign]
-    assert [path for path in writes if "/big" in path] == [f"{CLAIMS}/big"]
+    assert [path for path in writes if "/big" in path] == [f"{CLAIMS}/big/status"]
     assert int(cluster.get(f"{CLAIMS}/big").content["metadata"]["resourceVersion"]) > before
 
 
@@ -123,6 +127,36 @@ def test_kubectl_waits_for_both(cluster: Cluster, store: KubernetesStore, progre
     assert kubectl("wait", "dclaim/fits", "--for=condition=Ready", "--timeout=20s").returncode == 0
 
 
+def test_claims_are_selected_by_their_node_and_by_what_they_wait_for(
+    cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
+) -> None:
+    kubectl = program(kube_build.kubectl(progress), cluster, tmp_path)
+
+    def selected(selector: str) -> list[str]:
+        listed = kubectl("get", "dclaim", "-o", "name", "--field-selector", selector)
+        assert listed.returncode == 0, listed.stderr
+        return [line.rpartition("/")[2] for line in listed.stdout.split()]
+
+    assert selected("status.reason=") == ["big", "fits"]
+    allocate(store)
+    assert selected("status.nodeName=n") == ["fits"]
+    assert selected("status.nodeName=") == selected("status.reason!=Allocated") == ["big"]
+    assert selected("status.reason=NotEnoughDevices") == ["big"]
+    release_claim(store, "default", "fits")
+    assert selected("status.reason=") == selected("status.nodeName!=n,status.reason!=NotEnoughDevices") == ["fits"]
+
+
+def test_the_table_of_kubectl_says_why_a_claim_waits(
+    cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
+) -> None:
+    kubectl = program(kube_build.kubectl(progress), cluster, tmp_path)
+    allocate(store)
+    head, big, fits = kubectl("get", "dclaim", "-o", "wide").stdout.splitlines()
+    assert head.split()[:5] == ["NAME", "CLASS", "NODE", "DEVICES", "REASON"]
+    assert ["NotEnoughDevices" in row for row in (big, fits)] == [True, False]
+    assert conditions(cluster, "big")["Allocated"]["message"] in big
+
+
 def test_helm_waits_for_a_claim_and_says_why_it_is_not_ready(
     cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
 ) -> None:
@@ -131,9 +165,13 @@ def test_helm_waits_for_a_claim_and_says_why_it_is_not_ready(
     (chart / "templates").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: claims\nversion: 0.1.0\n")
     (chart / "templates" / "claim.yaml").write_text(fast_yaml.dump_all([gpu_claim("charted", 9)]))
-    installed = helm("install", "claims", str(chart), "--wait", "--timeout", "5s")
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(helm, "install", "claims", str(chart), "--wait", "--timeout", "8s")
+        until(lambda: cluster.get(f"{CLAIMS}/charted").ok, "the claim exists")
+        allocate(store)
+        installed = waits.result()
     try:
         assert installed.returncode != 0, installed.stdout
-        assert "no devices yet" in installed.stderr
+        assert conditions(cluster, "charted")["Ready"]["message"] in installed.stderr
     finally:
         helm("uninstall", "claims")

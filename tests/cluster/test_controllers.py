@@ -28,6 +28,7 @@ from devalloc.store.fencing import UncertainWrites, fence_objects
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_history import PREPARED, History, holders, unanswered
+from tests.support.claim_judge import why_not
 from tests.support.claim_storm import SERVER, ClaimStorm
 from tests.support.controller_processes import DEVMGMT, LEASE, controllers, leader_process, lease_holder, prepare
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
@@ -217,9 +218,7 @@ def test_what_an_old_leader_still_sends_is_refused(
     assert isinstance(old, Gated)
     assert isinstance(new, Gated)
     old.is_held = lambda path, body: path.endswith("/deviceclaims/late/status")
-    new.is_held = lambda path, body: (
-        path.endswith("/late") and "devalloc.io/reason" in body["metadata"].get("annotations", {})
-    )
+    new.is_held = lambda path, body: path.endswith("/late/status") and why_not(body) is not None
     create(cluster, gpu_pool("p", devices=1), gpu_claim("late"))
     first, thread, ended = run_controller(cluster, "old", old)
     try:
@@ -669,7 +668,7 @@ def test_a_write_whose_answer_was_lost_is_not_done_later(
             if path.endswith("/deviceclaims/late/status") and not self.gate.is_set():
                 lost.append((path, body))
                 raise ApiError(0, "NoAnswer", "connection reset")
-            if path.endswith("/late") and "devalloc.io/reason" in body["metadata"].get("annotations", {}):
+            if path.endswith("/late/status") and why_not(body) is not None:
                 assert self.waiting.wait(300)
             return super().replace(path, body, params)
 

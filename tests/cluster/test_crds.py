@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.conditions import DEFAULT_STATUS
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS, ApiKind
-from devalloc.api.waiting_status import DEFAULT_STATUS
 from devalloc.controller.reconcile.decision import decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case

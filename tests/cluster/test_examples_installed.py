@@ -30,6 +30,7 @@ from tests.support import (
     kube_node,
     kube_rights,
 )
+from tests.support.claim_judge import why_not
 from tests.support.controller_processes import Process, leader_process
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube_api import Cluster, Processes, running
@@ -268,7 +269,7 @@ def _claims(people: People) -> Object:
             node = annotations["devalloc.io/allocated-node"]
             by_name[claim["metadata"]["name"]] = {"node": node, "devices": _devices(allocations)}
         else:
-            by_name[claim["metadata"]["name"]] = annotations.get("devalloc.io/reason")
+            by_name[claim["metadata"]["name"]] = why_not(claim)
     return by_name
 
 

@@ -33,6 +33,7 @@ from devalloc_node.errors import Failed
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.vms import objects
 from tests.support import kube_build, kube_crds, kube_rights
+from tests.support.claim_judge import why_not
 from tests.support.controller_processes import Process
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
@@ -366,7 +367,7 @@ def test_the_controller_answers_claims_and_says_why_not(ruled: Cluster, tmp_path
             return dict(ruled.get(f"{place(members[0])}/{name}").content)
 
         until(lambda: all("allocations" in says(name).get("status", {}) for name in ("one", "two")), "a group")
-        until(lambda: meta.REASON in says("greedy")["metadata"].get("annotations", {}), "a reason")
+        until(lambda: why_not(says("greedy")) is not None, "a reason")
         events = "/apis/events.k8s.io/v1/namespaces/default/events"
         until(lambda: names_of(ruled, events) >= {"one", "two", "greedy"}, "Events")
         pool = f"{place(bodies[0])}/big"

@@ -18,6 +18,7 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import kube_build, kube_rights, pci_cards
 from tests.support.claim_history import History, holders
+from tests.support.claim_judge import why_not
 from tests.support.controller_processes import DEVMGMT, LEASE, Process, leader_process
 from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
@@ -176,8 +177,7 @@ class World:
         until(lambda: {*names} <= holders(self.cluster).keys(), f"{names} have devices", context=output)
 
     def refused(self, name: str) -> str:
-        annotations = self.cluster.get(f"{CLAIMS}/{name}").content["metadata"].get("annotations", {})
-        return str(annotations.get(meta.REASON, ""))
+        return why_not(self.cluster.get(f"{CLAIMS}/{name}").content) or ""
 
     def conditions(self, name: str) -> list[Object]:
         """The conditions of a machine."""

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile import resting, warm_solver
+from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Key
@@ -29,7 +30,7 @@ from tests.support.host_pools import host, machine
 Object = dict[str, Any]
 STEPS = 25
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SETTINGS = AllocatorSettings(deadline=None, labels_nodes=True, has_conditions=True)
+SETTINGS = AllocatorSettings(deadline=None, labels_nodes=True, form=IN_CONDITIONS)
 FENCED = "devalloc.io/fenced-node"
 OWN = ("resourceVersion", "managedFields")
 
@@ -187,6 +188,7 @@ def _state(store: SQLiteStore) -> dict[Key, Any]:
             metadata["annotations"] = {
                 name: text for name, text in notes.items() if name not in ("devalloc.io/reason", "devalloc.io/message")
             }
+            obj = {name: part for name, part in obj.items() if name != "status"}
         state[Key.of(obj)] = {**obj, "metadata": metadata}
     return state
 

@@ -19,11 +19,11 @@ from tests.support.claim_judge import (
     POD,
     POOL,
     PREPARED,
-    REASON,
     RECORD,
     RESOURCE_CLAIM,
     HistoryVerdict,
     State,
+    why_not,
 )
 from tests.support.claim_judge import held as held_by
 from tests.support.claim_judge import judge as judged
@@ -135,7 +135,7 @@ class History:
         for at, state in zip(self.times, [*self.states], strict=False):
             if state.kind == CLAIM and not state.gone:
                 obj = state.obj
-                if held_by(CLAIM, obj) or REASON in obj["metadata"].get("annotations", {}):
+                if held_by(CLAIM, obj) or why_not(obj):
                     times.setdefault(obj["metadata"]["name"], at)
         return times
 
@@ -160,7 +160,7 @@ def unanswered(cluster: Cluster) -> list[str]:
     return [
         claim["metadata"]["name"]
         for claim in cluster.get(CLAIMS).content["items"]
-        if not held_by(CLAIM, claim) and REASON not in claim["metadata"].get("annotations", {})
+        if not held_by(CLAIM, claim) and not why_not(claim)
     ]
 
 

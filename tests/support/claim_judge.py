@@ -152,7 +152,7 @@ class _Judge:
             self._whole(where, key, before, now)
         if now is None or has:
             self.waited.discard(key)
-        elif _annotation(now, REASON) is not None:
+        elif why_not(now) is not None:
             self.waited.add(key)
 
     def _user(self, key: ObjectKey, before: Object, now: Object | None) -> str | None:
@@ -280,6 +280,15 @@ def number(quantity: str) -> Fraction:
     text = str(quantity)
     digits = text.rstrip("mkKMGTi")
     return Fraction(digits) * _UNITS[text[len(digits) :]]
+
+
+def why_not(claim: Object) -> str | None:
+    """The reason why a claim has no devices: of its condition, or of an annotation, as controllers of 0.1.0 write it;
+    None without an answer."""
+    conditions = (claim.get("status") or {}).get("conditions") or ()
+    reasons = [one.get("reason") for one in conditions if (one["type"], one["status"]) == ("Allocated", "False")]
+    answers = [reason for reason in reasons if reason != "Waiting"]
+    return answers[0] if answers else _annotation(claim, REASON)
 
 
 def _annotation(obj: Object, name: str) -> str | None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.support import kube_claims, kube_rights
 from tests.support.claim_history import PLACES, History
-from tests.support.claim_judge import CLAIM, GROUP, MACHINE, REASON, RESOURCE_CLAIM, HistoryVerdict, held
+from tests.support.claim_judge import CLAIM, GROUP, MACHINE, RESOURCE_CLAIM, HistoryVerdict, held, why_not
 from tests.support.controller_processes import DEVMGMT, NAMESPACE, Process, leader_process, lease_holder
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fleet_manifests import gpu_pool
@@ -228,7 +228,7 @@ class ClaimStorm:
 
 def _unanswered(claims: list[Object], machines: list[Object]) -> list[str]:
     """Those that have neither what they asked for nor a reason."""
-    waiting = [claim for claim in claims if not held(CLAIM, claim) and REASON not in annotations(claim)]
+    waiting = [claim for claim in claims if not held(CLAIM, claim) and not why_not(claim)]
     others = [one for one in machines if not held(MACHINE, one) and not one.get("status", {}).get("reason")]
     return [f"{one['kind']} {one['metadata']['name']} has no answer" for one in (*waiting, *others)]
 

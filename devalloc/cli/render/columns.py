@@ -10,6 +10,7 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.views import (
     DEVICE_LOST,
+    ClaimView,
     MigrationView,
     annotation_text,
     claim_state,
@@ -73,7 +74,7 @@ def _name(obj: Object) -> str:
 
 def _devices_or_reason(claim: Object) -> str:
     entries = claim.get("status", {}).get("allocations", [])
-    return format_devices(entries) if entries else annotation_text(claim, meta.REASON)
+    return format_devices(entries) if entries else ClaimView(claim).reason
 
 
 _STATES = {"Allocated": "green", "Prepared": "green", DEVICE_LOST: "red"}
@@ -151,7 +152,7 @@ _COLUMNS = {
         TableColumn("GROUP", lambda claim: annotation_text(claim, meta.GROUP), wide=True),
         TableColumn("PRIORITY", lambda claim: annotation_text(claim, meta.PRIORITY), wide=True),
         TableColumn("AGE", age_cell),
-        TableColumn("MESSAGE", lambda claim: annotation_text(claim, meta.MESSAGE), wide=True),
+        TableColumn("MESSAGE", lambda claim: ClaimView(claim).message, wide=True),
     ),
     "VirtualMachine": (
         TableColumn("NAME", _name),

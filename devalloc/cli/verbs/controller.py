@@ -134,6 +134,11 @@ class ControllerOptions:
         "that are set aside (devalloc node --allocator devalloc).",
         default=False,
     )
+    reason_annotations: bool = setting(
+        "Also write why a claim has no devices as annotations (devalloc.io/reason, devalloc.io/message), for programs "
+        "that do not read conditions, such as devalloc 0.1.0. This doubles the requests for claims that wait.",
+        default=False,
+    )
     availability_interval: float = setting(
         "Update availableDevices of pools at most this often.",
         type=parse_duration,
@@ -187,6 +192,7 @@ def controller(options: ControllerOptions) -> int:
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
     from devalloc.controller.leader.lease import LeaseLost
     from devalloc.controller.page import FleetPage
+    from devalloc.controller.reconcile.decision import AnswerForm
     from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import handling_signals
 
@@ -209,7 +215,7 @@ def controller(options: ControllerOptions) -> int:
         seconds=options.lease,
         deadline=options.lease * 2 / 3,
         allocate=AllocatorSettings(
-            has_conditions=True,
+            form=AnswerForm(in_conditions=True, in_annotations=options.reason_annotations),
             labels_nodes=True,
             hides_names=True,
             placement=options.placement,

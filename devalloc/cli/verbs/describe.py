@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api.meta import MESSAGE, REASON
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, keys_of, kind_of, objects_named
 from devalloc.cli.options.common import namespace_option
@@ -63,6 +62,7 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
 
 def _describe(store: Store, obj: Object) -> None:
     from devalloc.api.kinds import API_KINDS
+    from devalloc.api.views import ClaimView
     from devalloc.cli.render.columns import age_cell
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
     from devalloc_solver.dialects.api_groups import api_group_of
@@ -92,8 +92,8 @@ def _describe(store: Store, obj: Object) -> None:
             )
             _pool(store, obj)
         case _:
-            if reason := (metadata.get("annotations") or {}).get(REASON):
-                facts += [("Not allocated", f"{reason}: {metadata['annotations'].get(MESSAGE, '')}")]
+            if reason := ClaimView(obj).reason:
+                facts += [("Not allocated", f"{reason}: {ClaimView(obj).message}")]
             elif is_left_aside(obj):
                 facts += [
                     (
@@ -129,7 +129,7 @@ def _print_yaml(title: str, content: object) -> None:
 
 def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     from devalloc.api import meta
-    from devalloc.api.views import claim_state
+    from devalloc.api.views import ClaimView, claim_state
 
     annotations = claim["metadata"].get("annotations", {})
     return [
@@ -140,8 +140,8 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
         ("Pinned to", annotations.get(meta.NODE, "")),
         ("Group", annotations.get(meta.GROUP, "")),
         ("Priority", annotations.get(meta.PRIORITY, "")),
-        ("Reason", annotations.get(meta.REASON, "")),
-        ("Message", annotations.get(meta.MESSAGE, "")),
+        ("Reason", ClaimView(claim).reason),
+        ("Message", ClaimView(claim).message),
     ]
 
 
@@ -267,14 +267,14 @@ def _claim(store: Store, claim: Object) -> None:
 
 def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
-    from devalloc.api import meta
+    from devalloc.api.views import ClaimView
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.stored_claims import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
-    if meta.REASON not in claim["metadata"].get("annotations", {}) and (silence := missing_controller_note(store)):
+    if not ClaimView(claim).reason and (silence := missing_controller_note(store)):
         print_line()
         print_line(silence)
     try:
@@ -283,8 +283,7 @@ def _print_reason(store: Store, claim: Object) -> None:
         seen = solver_documents(objects, with_nodes=is_cluster)
         answers = solve_with_machines(seen, deadline=DEADLINE, admin_namespaces=admin)["claims"]
     except Forbidden:  # to read pools: the controller's message already says what matters
-        noted = claim["metadata"].get("annotations", {})
-        _print_facts([("Reason", noted.get(meta.REASON, "")), ("Message", noted.get(meta.MESSAGE, ""))])
+        _print_facts([("Reason", ClaimView(claim).reason), ("Message", ClaimView(claim).message)])
         return
     answer = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
     print_line()

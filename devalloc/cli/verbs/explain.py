@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from devalloc.api.meta import MESSAGE, REASON
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
@@ -242,9 +241,8 @@ def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: st
     if is_given:
         print_line(f"{namespace}/{name} is allocated{f' on node {node}' if node else ''}.")
     else:
-        noted = content["metadata"].get("annotations", {})
-        reason = noted.get(REASON) or status.get("reason") or "no reason yet"
-        message = noted.get(MESSAGE) or status.get("message") or ""
+        reason = view.reason or status.get("reason") or "no reason yet"
+        message = view.message or status.get("message") or ""
         print_line(f"{namespace}/{name} is not allocated: {reason}", str(message))
     print_note(
         "this is what the controller wrote: to see what is in the way, you must be allowed to list pools and classes "

@@ -161,10 +161,10 @@ def _list(
 
 def _is_unanswered(obj: Object) -> bool:
     """Whether it is a claim or machine without an answer yet."""
-    from devalloc.api import meta
+    from devalloc.api.views import ClaimView
 
     if Key.of(obj).kind == "DeviceClaim":
-        return not obj.get("status") and meta.REASON not in obj["metadata"].get("annotations", {})
+        return not obj.get("status") and not ClaimView(obj).reason
     return Key.of(obj).kind == "VirtualMachine" and not obj.get("status")
 
 

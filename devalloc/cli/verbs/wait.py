@@ -117,7 +117,7 @@ def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: f
 
 def _has_reason(store: Store, key: Key) -> bool:
     """Whether an object that waits has been answered, with a reason."""
-    from devalloc.api import meta
+    from devalloc.api.views import ClaimView
     from devalloc.store.errors import NotFound
 
     try:
@@ -126,7 +126,7 @@ def _has_reason(store: Store, key: Key) -> bool:
         return False
     if key.kind == "VirtualMachine":
         return bool(why_not_running(stored)[0])
-    return meta.REASON in (stored["metadata"].get("annotations") or {})
+    return bool(ClaimView(stored).reason)
 
 
 def _check_can_happen(store: Store, key: Key) -> None:
@@ -154,7 +154,7 @@ def _state(keys: list[Key], requested: str | None) -> str:
 
 def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine is not running, and what to do; as the end of a sentence."""
-    from devalloc.api import meta
+    from devalloc.api.views import ClaimView
     from devalloc.store.errors import NotFound
 
     try:
@@ -176,13 +176,13 @@ def _advice(store: Store, key: Key) -> str:
         return _migration_advice(stored)
     if key.kind == REPLICA_SET:
         return _replica_set_advice(store, stored)
-    annotations = stored["metadata"].get("annotations", {})
-    if meta.REASON not in annotations:
+    reason = ClaimView(stored).reason
+    if not reason:
         if silence := missing_controller_note(store):
             return f"; {silence}"
         return "; it has no answer yet: is `devalloc up` running on this store?"
     name = format_key(key) if key.kind == "ResourceClaim" else key.name
-    return f": {annotations[meta.REASON]}; see: devalloc explain {name} -n {key.namespace}"
+    return f": {reason}; see: devalloc explain {name} -n {key.namespace}"
 
 
 def _verb_advice(machine: dict[str, Any]) -> str:

@@ -126,8 +126,8 @@ def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimS
         wants=safe_text(views.request_summary, doc),
         node=short_annotation(doc, meta.ALLOCATED_NODE),
         devices=safe_text(lambda claim: views.format_devices(ClaimView(claim).entries, limit=_MAX_DEVICES), doc),
-        reason=short_annotation(doc, meta.REASON),
-        message=short_annotation(doc, meta.MESSAGE),
+        reason=shorten(ClaimView(doc).reason),
+        message=shorten(ClaimView(doc).message),
         machine=users.get((namespace, name), ""),
         created=str(doc["metadata"].get("creationTimestamp", "")),
         is_pending=not ClaimView(doc).entries and not ObjectView(doc).is_deleting,
@@ -248,8 +248,8 @@ def last_reasons(documents: Iterable[Object]) -> dict[str, tuple[str, str]]:
 def _why(doc: Object, events: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     if (event := events.get(str(doc["metadata"].get("uid", "")))) is not None:
         return event
-    if reason := short_annotation(doc, meta.REASON):  # in a store that is no cluster
-        return reason, short_annotation(doc, meta.MESSAGE)
+    if reason := ClaimView(doc).reason:  # in a store that is no cluster
+        return shorten(reason), shorten(ClaimView(doc).message)
     owner = next(
         (each for each in as_mappings(doc["metadata"].get("ownerReferences")) if each.get("kind") == "Pod"), None
     )

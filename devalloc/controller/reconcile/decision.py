@@ -17,17 +17,16 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.conditions import ALLOCATED, READY, find_condition, with_condition
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
     DEVICE_LOST,
     ClaimKey,
     ClaimView,
     admin_class_names,
-    as_mappings,
     device_claims_in,
     format_devices,
 )
-from devalloc.api.waiting_status import ALLOCATED, READY
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
@@ -63,9 +62,25 @@ def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -
 
 
 _OURS = (ALLOCATED, READY)
-"""The conditions of a claim that has devices."""
+"""The conditions of a claim that say whether it has devices."""
+_REASONS = (meta.REASON, meta.MESSAGE)
 _MAX_MESSAGE = 300
 """Characters that a column shows of a claim's devices."""
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """Where a claim says why it has no devices, or what is wrong with those it has."""
+
+    in_conditions: bool = False
+    """In its conditions: on a cluster, where a write of the status cannot change annotations, and one of annotations
+    not the status."""
+    in_annotations: bool = True
+    """In annotations: in an embedded store, whose claims have no conditions because 0.1.0 would not read them."""
+
+
+IN_ANNOTATIONS = AnswerForm()
+IN_CONDITIONS = AnswerForm(in_conditions=True, in_annotations=False)
 
 
 @dataclass(frozen=True)
@@ -95,12 +110,11 @@ def decide_claims(
     now: str,
     memo: Memo | None = None,
     *,
-    has_conditions: bool = False,
+    form: AnswerForm = IN_ANNOTATIONS,
 ) -> list[WriteUnit]:
     """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
 
     Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
-    ``has_conditions``: claims that get devices get the conditions ``Allocated`` and ``Ready`` as well.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
@@ -113,6 +127,7 @@ def decide_claims(
     views = [*map(ClaimView, claims)]
     blocked = {(view.key[0], view.group) for view in views if not view.entries and view.is_held}
     units = []
+    says = _ClaimWriter(form, now)
     for claim, view in zip(claims, views, strict=True):
         key = view.key
         verdict = answers.get(key)
@@ -120,23 +135,22 @@ def decide_claims(
             continue
         granted = is_transient = False
         if view.entries:
-            unit = memo.of("kept", claim, partial(_unit_of_kept, claim, verdict, now), verdict)
+            unit = memo.of("kept", claim, partial(_unit_of_kept, claim, verdict, says), verdict)
             if unit is not None:
                 units.append(unit)
             continue
         if view.is_deleting:
             continue
         if view.is_held:
-            change = _annotation_change(
-                claim, claim.get("status"), {meta.REASON: Reason.STILL_PREPARED.value, meta.MESSAGE: _STILL_PREPARED}
-            )
+            change = says.refused(claim, Reason.STILL_PREPARED.value, _STILL_PREPARED)
         elif verdict["allocated"] and view.group is not None and (key[0], view.group) in blocked:
             continue  # all of a group or none
         elif verdict["allocated"]:
-            change = _grant_change(claim, verdict, admin, attributes, now if has_conditions else None)
+            change = _grant_change(claim, verdict, admin, attributes, says)
             granted = True
         else:
-            change, is_transient = _refusal_change(claim, verdict), is_transient_reason(verdict["reason"])
+            change = says.refused(claim, verdict["reason"], verdict["message"])
+            is_transient = is_transient_reason(verdict["reason"])
         if not _changes_object(change, claim):
             continue
         if granted and view.group is not None:
@@ -156,52 +170,76 @@ _STILL_PREPARED = (
 )
 
 
+@dataclass(frozen=True)
+class _ClaimWriter:
+    """Writes answers on claims, in their form."""
+
+    form: AnswerForm
+    now: str
+
+    def refused(self, claim: Object, reason: str, message: str) -> Change:
+        """The change of a claim that has no devices."""
+        status = claim.get("status")
+        if self.form.in_conditions:
+            others = {name: part for name, part in (status or {}).items() if name != "nodeName"}
+            status = _with_answer(claim, others, ("False", reason, message), self.now)
+        return _annotation_change(claim, status, self._notes(reason, message))
+
+    def given(self, claim: Object, status: Object, annotations: Mapping[str, str | None], node: str | None) -> Change:
+        """The change of a claim that gets the devices of this status."""
+        if self.form.in_conditions:
+            status = with_given(claim, status, node, self.now)
+        return _annotation_change(claim, status, annotations)
+
+    def kept(
+        self, claim: Object, status: Object, annotations: Mapping[str, str | None], problem: tuple[str, str] | None
+    ) -> Change:
+        """The change of a claim that keeps its devices; ``problem``: the reason and message of what is wrong with them.
+        One that an earlier version allocated gets conditions only with a problem: else each would cost a write."""
+        if self.form.in_conditions and problem is not None:
+            status = _with_answer(claim, status, ("True", *problem), self.now)
+        elif self.form.in_conditions and has_answer(status) and not ClaimView(claim).is_deleting:
+            status = with_given(claim, status, annotations.get(meta.ALLOCATED_NODE), self.now)
+        notes = {} if problem is None else self._notes(*problem)
+        return _annotation_change(claim, status, {**annotations, **notes})
+
+    def _notes(self, reason: str, message: str) -> dict[str, str | None]:
+        return {meta.REASON: reason, meta.MESSAGE: message} if self.form.in_annotations else {}
+
+
 def _grant_change(
-    claim: Object, answer: Mapping[str, Any], admin: frozenset[str], attributes: PoolAttributes, since: str | None
+    claim: Object, answer: Mapping[str, Any], admin: frozenset[str], attributes: PoolAttributes, says: _ClaimWriter
 ) -> Change:
-    """``since``: the time of the condition; None for none."""
     written = ("allocations", "classConfigs", "classConfigAllocations", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
-    if since is not None:
-        conditions = status.get("conditions")
-        others = [one for one in conditions if one.get("type") not in _OURS] if isinstance(conditions, list) else []
-        status["conditions"] = [*others, *(_true_condition(claim, answer, since, name) for name in _OURS)]
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: canonical_spec(claim), meta.RELEASE: None}
     annotations[meta.ALLOCATED_DEVICES] = allocation_words(answer["allocations"])
     annotations[meta.ALLOCATED_IDENTITIES] = attributes.identities(answer["allocations"])
     if named := sorted(admin & class_names(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
-    return _annotation_change(claim, status, annotations)
+    return says.given(claim, status, annotations, answer.get("node"))
 
 
-def _true_condition(claim: Object, answer: Mapping[str, Any], since: str, name: str) -> dict[str, Any]:
-    """A condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
-    node = f" on node {answer['node']}" if answer.get("node") else ""
-    condition: dict[str, Any] = {
-        "type": name,
-        "status": "True",
-        "lastTransitionTime": since,
-        "reason": ALLOCATED,
-        "message": f"{allocation_words(answer['allocations'])}{node}",
-    }
-    if isinstance(generation := claim["metadata"].get("generation"), int):
-        condition["observedGeneration"] = generation
-    return condition
+def has_answer(status: Mapping[str, Any]) -> bool:
+    """Whether the status of a claim says whether it has devices."""
+    return bool(find_condition(status.get("conditions"), ALLOCATED))
 
 
-def moved_conditions(claim: Object, entries: Sequence[Any], node: str, now: str) -> list[Any]:
-    """The conditions of an allocated claim that has these devices of another node instead of its own."""
-    conditions = as_mappings(ClaimView(claim).status.get("conditions"))
-    answer = {"allocations": entries, "node": node}
+def with_given(claim: Object, status: Object, node: str | None, now: str) -> Object:
+    """The status of a claim that has the devices in it, with what says so. It goes when these are taken back."""
+    message = allocation_words(status["allocations"]) + (f" on node {node}" if node else "")
+    return _with_answer(claim, status, ("True", ALLOCATED, message), now, node)
 
-    def moved(one: Any) -> Any:
-        if one.get("type") not in _OURS:
-            return one
-        since = one.get("lastTransitionTime", now) if one.get("status") == "True" else now
-        return _true_condition(claim, answer, since, one["type"])
 
-    return [moved(one) for one in conditions]
+def _with_answer(
+    claim: Object, status: Object, content: tuple[str, str, str], now: str, node: str | None = None
+) -> Object:
+    conditions = status.get("conditions")
+    for name in _OURS:
+        conditions = with_condition(conditions, name, content, now, claim["metadata"].get("generation"))
+    status = {**status, "conditions": conditions, "reason": content[1]}
+    return status if node is None else {**status, "nodeName": node}
 
 
 def allocation_words(entries: Sequence[Any]) -> str:
@@ -209,47 +247,40 @@ def allocation_words(entries: Sequence[Any]) -> str:
     return format_devices(entries)[:_MAX_MESSAGE]
 
 
-def _refusal_change(claim: Object, answer: Mapping[str, Any]) -> Change:
-    return _annotation_change(
-        claim, claim.get("status"), {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
-    )
-
-
-def _unit_of_kept(claim: Object, answer: Mapping[str, Any], now: str) -> WriteUnit | None:
+def _unit_of_kept(claim: Object, answer: Mapping[str, Any], says: _ClaimWriter) -> WriteUnit | None:
     """What to write on an allocated claim; None if it says all already."""
     view = ClaimView(claim)
     if view.wants_release and not view.is_held:
         return WriteUnit((release_change(claim),), granted=False, released=True)
-    change = _keep_change(claim, answer, now)
+    change = _keep_change(claim, answer, says)
     return WriteUnit((change,), granted=False) if _changes_object(change, claim) else None
 
 
-def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
+def _keep_change(claim: Object, answer: Mapping[str, Any], says: _ClaimWriter) -> Change:
     """An allocated claim: its allocation stays; what is wrong with it is said."""
     view = ClaimView(claim)
-    stored = {name: view.annotation(name) for name in ALLOCATION_ANNOTATIONS}
+    stored = {name: view.annotation(name) for name in ALLOCATION_ANNOTATIONS} | dict.fromkeys(_REASONS)
     if not answer["allocated"]:  # invalid in a way that an edit of the spec does not explain; what it holds it holds
-        reasons = {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
-        return _annotation_change(claim, claim["status"], {**stored, **reasons})
-    reasons = dict.fromkeys((meta.REASON, meta.MESSAGE))
+        return says.kept(claim, claim["status"], stored, (answer["reason"], answer["message"]))
+    problem = None
     for warning in answer.get("warnings", ()):  # of an invalid claim: why, and it keeps what it holds
         reason, _, message = warning.partition(": ")
         if reason == Reason.CLAIM_INVALID:
-            reasons = {meta.REASON: reason, meta.MESSAGE: message}
+            problem = reason, message
     if allocated_spec(claim) != claim.get("spec") and not view.is_deleting:
         namespace, name = view.key
-        reasons[meta.REASON] = Reason.SPEC_CHANGED.value
-        reasons[meta.MESSAGE] = (
+        problem = (
+            Reason.SPEC_CHANGED.value,
             "the spec was edited after the allocation, which stays as it is; "
-            f"to apply the edit: devalloc release -n {namespace} {name}"
+            f"to apply the edit: devalloc release -n {namespace} {name}",
         )
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
     if _is_readable(status):
-        reasons[meta.ALLOCATED_DEVICES] = allocation_words(view.entries)  # of versions before this, too
-        if statuses := _device_statuses(claim, lost, now):
+        stored[meta.ALLOCATED_DEVICES] = allocation_words(view.entries)  # of versions before this, too
+        if statuses := _device_statuses(claim, lost, says.now):
             status["deviceStatuses"] = statuses
-    return _annotation_change(claim, status, {**stored, **reasons})
+    return says.kept(claim, status, stored, problem)
 
 
 def _is_readable(status: Object) -> bool:
@@ -277,28 +308,17 @@ def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> lis
             position = positions[device] = len(statuses)
             statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
         status = statuses[position]
-        conditions = [c for c in status.get("conditions", ()) if c.get("type") != DEVICE_LOST]
-        before = next((c for c in status.get("conditions", ()) if c.get("type") == DEVICE_LOST), None)
-        if before is None and device not in lost:
+        conditions, (pool, name) = status.get("conditions", []), device
+        if device in lost:
+            content = "True", "DeviceGone", f"device {name} of pool {pool} no longer exists"
+        elif find_condition(conditions, DEVICE_LOST):
+            content = "False", "DeviceBack", f"device {name} of pool {pool} exists again"
+        else:
             continue
-        condition = _device_lost_condition(device, device in lost, before, now)
-        if condition != before:
-            statuses[position] = {**status, "conditions": [*conditions, condition]}
+        conditions = with_condition(conditions, DEVICE_LOST, content, now)
+        if conditions != status.get("conditions"):
+            statuses[position] = {**status, "conditions": conditions}
     return statuses
-
-
-def _device_lost_condition(
-    device: tuple[str, str], lost: bool, before: Mapping[str, Any] | None, now: str
-) -> dict[str, Any]:
-    value = "True" if lost else "False"
-    pool, name = device
-    return {
-        "type": DEVICE_LOST,
-        "status": value,
-        "lastTransitionTime": before["lastTransitionTime"] if before and before.get("status") == value else now,
-        "reason": "DeviceGone" if lost else "DeviceBack",
-        "message": f"device {name} of pool {pool} " + ("no longer exists" if lost else "exists again"),
-    }
 
 
 def _annotation_change(claim: Object, status: Object | None, annotations: Mapping[str, str | None]) -> Change:

@@ -225,7 +225,7 @@ class DeviceClaimAllocator:
             _redacted_answer(vm_scheduling.in_words_of_machine(one, solver_input), shown) for one in answer["claims"]
         ]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        claims_units = decide_claims(documents, answer, now, self._memo, has_conditions=self._settings.has_conditions)
+        claims_units = decide_claims(documents, answer, now, self._memo, form=self._settings.form)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
         units = vm_scheduling.swap_units(solver_input, documents, units, now)
         taken = {key for unit in units for key in unit.keys}

@@ -19,12 +19,11 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from devalloc.api import meta
+from devalloc.api.conditions import ALLOCATED
 from devalloc.api.fencing import fenced_from
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import Reason
-from devalloc.api.views import DEVICE_LOST, ClaimView, MachineView, MigrationView, ObjectView, as_mappings
-from devalloc.api.waiting_status import ALLOCATED
+from devalloc.api.views import DEVICE_LOST, ClaimView, MachineView, MigrationView, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
@@ -101,11 +100,9 @@ def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
         yield object_event(after, NORMAL, RELEASED, "Release", f"{_count(had)} taken back: {_devices(had)}")
     for lost in sorted(_lost_devices(after) - _lost_devices(before)):
         yield object_event(after, WARNING, DEVICE_LOST, "Check", f"device {lost} no longer exists")
-    reason = ObjectView(after).annotation(meta.REASON)
-    if reason and reason != ObjectView(before).annotation(meta.REASON):
-        yield object_event(
-            after, WARNING, reason, "Check" if has else "Allocate", ObjectView(after).annotation(meta.MESSAGE) or ""
-        )
+    reason = ClaimView(after).reason
+    if reason and reason != ClaimView(before).reason:
+        yield object_event(after, WARNING, reason, "Check" if has else "Allocate", ClaimView(after).message)
 
 
 def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:

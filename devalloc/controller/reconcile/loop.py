@@ -22,7 +22,7 @@ from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import NODE_LABEL, node_label
 from devalloc.api.views import ClaimView, ObjectView
 from devalloc.backoff import Backoff
-from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.decision import IN_ANNOTATIONS, AnswerForm, WriteUnit
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -115,9 +115,8 @@ class AllocatorSettings:
     """Seconds that the solver may use for one batch; None for as long as it takes."""
     admin_namespaces: admission.AdminNamespaces = "all"
     """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
-    has_conditions: bool = False
-    """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 considers claims with
-    unknown fields invalid, and there is no API server to drop them."""
+    form: AnswerForm = IN_ANNOTATIONS
+    """Where claims say why they have no devices."""
     labels_nodes: bool = False
     """Claims and machines get a label with their node, which watches only these. Not in an embedded store, which has
     no watch that a label could make cheaper."""

@@ -120,10 +120,17 @@ def _admin_when_allocated(claim: Object) -> frozenset[str]:
         return frozenset()  # others wrote there
 
 
+_ANSWER = {"conditions", "reason"}
+"""Parts of the status that say why a claim waits."""
+
+
 def _effective_claim(claim: Object, admin: frozenset[str]) -> tuple[Object, bool]:
     """The claim as it counts, and whether a class that it names has lost admin access since."""
     recorded = _admin_when_allocated(claim) if claim.get("apiVersion") == meta.DEVMGMT else frozenset()
     once_admin = bool(recorded - admin)
+    status = ClaimView(claim).status
+    if status and status.keys() <= _ANSWER:  # it says why it waits: for the solver it has no status
+        return {name: part for name, part in claim.items() if name != "status"}, once_admin
     if not ClaimView(claim).entries or ClaimView(claim).annotation(meta.ALLOCATED_SPEC) is None:
         return claim, once_admin
     recorded = _admin_when_allocated(claim)

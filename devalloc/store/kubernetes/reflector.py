@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from devalloc.api.waiting_status import without_default_status
+from devalloc.api.conditions import without_default_status
 from devalloc.backoff import Backoff
 from devalloc.store.errors import Invalid, Object, Unavailable
 from devalloc.store.kubernetes.api_error import ApiError, translate_error

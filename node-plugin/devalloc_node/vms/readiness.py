@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from devalloc.api.conditions import READY
 from devalloc.api.machine_location import LIVE_MIGRATABLE
-from devalloc.api.views import READY, as_mapping, as_mappings
+from devalloc.api.views import as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import Object
 from devalloc_node.machine.guest_report import GuestReport

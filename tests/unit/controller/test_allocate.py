@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
+from devalloc.api.meta import REASON
+from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile import loop as reconcile_loop
+from devalloc.controller.reconcile.decision import IN_CONDITIONS, AnswerForm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
+from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.store import Change, CommitOutcomes, Event, Fence, NoSpace, SkippedForSpace, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
@@ -44,7 +48,7 @@ class TestAnswers:
 
     def test_a_condition_comes_and_goes_with_its_devices(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2), gpu_claim("b"))
-        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True), now=lambda: NOW)
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS), now=lambda: NOW)
         allocator.round()
         condition, ready = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
         assert ready == {**condition, "type": "Ready"}, "for tools that know no other condition"
@@ -61,16 +65,105 @@ class TestAnswers:
         version = store.list().resource_version
         allocator.round()
         assert store.list().resource_version == version
-        assert "status" not in store.get("DeviceClaim", "default", "b"), "a refusal is one write, of annotations"
         release_claim(store, "default", "a")
         assert "status" not in store.get("DeviceClaim", "default", "a")
+
+    def test_on_a_cluster_a_refusal_is_a_condition_and_no_annotation(self, store: SQLiteStore) -> None:
+        """The status and the annotations would be two requests."""
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS), now=lambda: NOW)
+        allocator.round()
+        claim = store.get("DeviceClaim", "default", "big")
+        condition, ready = claim["status"]["conditions"]
+        assert ready == {**condition, "type": "Ready"}
+        assert condition == {
+            "type": "Allocated",
+            "status": "False",
+            "lastTransitionTime": "2026-01-31T12:00:00Z",
+            "reason": "NotEnoughDevices",
+            "message": solve_manifests(store.list().objects)["claims"][0]["message"],
+            "observedGeneration": 1,
+        }
+        assert "annotations" not in claim["metadata"]
+        assert decode(claim).problems == []
+
+    def test_an_unchanged_answer_is_no_write(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9), gpu_claim("fits"))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
+        allocator.round()
+        allocator.round()
+        version = store.list().resource_version
+        for loop in (allocator, DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))):
+            loop.round()
+            assert store.list().resource_version == version
+
+    def test_a_condition_names_the_generation_that_was_answered_and_when_its_status_changed(
+        self, store: SQLiteStore
+    ) -> None:
+        times = iter(NOW.replace(minute=minute) for minute in range(60))
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 9))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS), now=lambda: next(times))
+
+        def said() -> tuple[str, int, str]:
+            allocator.round()
+            condition = store.get("DeviceClaim", "default", "a")["status"]["conditions"][0]
+            return condition["status"], condition["observedGeneration"], condition["lastTransitionTime"][14:16]
+
+        assert said() == ("False", 1, "00")
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 8)["spec"]})
+        assert said() == ("False", 2, "00")
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 1)["spec"]})
+        assert said() == ("True", 3, "02")
+
+    def test_what_is_wrong_with_devices_is_the_reason_of_a_true_condition(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
+        allocator.round()
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 2)["spec"]})
+        allocator.round()
+        claim = store.get("DeviceClaim", "default", "a")
+        states = {(one["type"], one["status"], one["reason"]) for one in claim["status"]["conditions"]}
+        assert states == {("Allocated", "True", "SpecChanged"), ("Ready", "True", "SpecChanged")}
+        assert ClaimView(claim).message.startswith("the spec was edited after the allocation")
+        store.replace({**claim, "spec": gpu_claim("a")["spec"]})
+        allocator.round()
+        claim = store.get("DeviceClaim", "default", "a")
+        assert {one["reason"] for one in claim["status"]["conditions"]} == {"Allocated"}
+        assert ClaimView(claim).reason == ""
+
+    def test_a_reason_in_an_annotation_of_an_earlier_version_gives_way_to_the_condition(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9))
+        DeviceClaimAllocator(store).round()
+        before = store.get("DeviceClaim", "default", "big")
+        assert ClaimView(before).reason == before["metadata"]["annotations"][REASON] == "NotEnoughDevices"
+        DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS)).round()
+        now = store.get("DeviceClaim", "default", "big")
+        assert (ClaimView(now).reason, ClaimView(now).message) == (ClaimView(before).reason, ClaimView(before).message)
+        assert "annotations" not in now["metadata"]
+
+    def test_who_reads_annotations_only_can_have_both(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9))
+        form = AnswerForm(in_conditions=True, in_annotations=True)
+        DeviceClaimAllocator(store, settings=AllocatorSettings(form=form)).round()
+        claim = store.get("DeviceClaim", "default", "big")
+        assert claim["metadata"]["annotations"][REASON] == claim["status"]["conditions"][0]["reason"]
+
+    def test_for_the_solver_a_claim_that_says_why_it_waits_has_no_status(self, store: SQLiteStore) -> None:
+        """Specs of such claims are read once for all that ask for the same."""
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9))
+        DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS)).round()
+        claim = store.get("DeviceClaim", "default", "big")
+        assert "status" in claim
+        assert all("status" not in document for document in effective_documents([claim]))
 
     def test_conditions_of_others_stay(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
         claim = store.get("DeviceClaim", "default", "a")
         others = {"type": "Billed", "status": "True"}
         store.replace_status({**claim, "status": {"conditions": [others, {"type": "Allocated", "status": "False"}]}})
-        DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True)).round()
+        DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS)).round()
         stored = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
         states = [(each["type"], each["status"]) for each in stored]
         assert states == [("Billed", "True"), ("Allocated", "True"), ("Ready", "True")]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from devalloc.api import meta
 from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, as_mappings, device_claims_in
-from devalloc.controller.reconcile.decision import WriteUnit, allocation_words, moved_conditions
+from devalloc.controller.reconcile.decision import WriteUnit, allocation_words, has_answer, with_given
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
@@ -66,8 +66,8 @@ def _is_free(claim: ClaimView, devices: MovedDevices) -> bool:
 def _swap_change(claim: Object, devices: MovedDevices, attributes: PoolAttributes, now: str) -> Change:
     status = {name: part for name, part in ClaimView(claim).status.items() if name not in _OF_DEVICES}
     status["allocations"] = [*devices.allocations]
-    if conditions := moved_conditions(claim, devices.allocations, devices.node, now):
-        status["conditions"] = conditions
+    if has_answer(status):
+        status = with_given(claim, status, devices.node, now)
     notes: dict[str, str | None] = {
         meta.ALLOCATED_NODE: devices.node,
         meta.ALLOCATED_DEVICES: allocation_words(devices.allocations),

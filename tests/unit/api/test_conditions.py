@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.conditions import DEFAULT_STATUS, without_default_status
 from devalloc.api.crds import definition
 from devalloc.api.kinds import API_KINDS
-from devalloc.api.waiting_status import DEFAULT_STATUS, without_default_status
 
 CLAIM = "DeviceClaim"
 DEFAULT = DEFAULT_STATUS[CLAIM]

@@ -1,0 +1,89 @@
+"""Conditions of objects (``metav1.Condition``): how one is built and takes the place of the one before it; and the
+status that the API server fills in on objects that have none.
+
+That status is a default of the CRD, so no request writes it, and `kubectl wait`, Helm, Argo CD and Flux see an object
+that has no answer yet as one that is not ready. Stores leave it out of what they read: for devalloc such an object has
+no status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+READY: Final = "Ready"
+"""Condition for tools that know no other one: whether a claim has devices; whether a machine runs."""
+ALLOCATED: Final = "Allocated"
+"""Condition of a claim: whether it has devices; and its reason if nothing is wrong with them."""
+WAITING: Final = "Waiting"
+"""Reason of the conditions that the API server fills in."""
+_WAITING: Final = {
+    "status": "False",
+    "lastTransitionTime": "1970-01-01T00:00:00Z",
+    "reason": WAITING,
+    "message": "devalloc's controller has not answered yet",
+}
+DEFAULT_STATUS: Final[dict[str, dict[str, Any]]] = {
+    "DeviceClaim": {"conditions": [{"type": name, **_WAITING} for name in (ALLOCATED, READY)]},
+}
+"""By kind."""
+MAX_MESSAGE: Final = 32768
+"""Characters of a condition's message, as in the API conventions of Kubernetes."""
+
+
+def find_condition(conditions: object, name: str) -> Mapping[str, Any]:
+    """The condition of a type among those of a status, well formed or not; empty without it."""
+    return next((one for one in _readable(conditions) if one.get("type") == name), {})
+
+
+def with_condition(
+    conditions: object,
+    name: str,
+    content: tuple[str, str, str],
+    now: str,
+    generation: object = None,
+) -> list[Any]:
+    """Conditions with this one, which keeps its place, and the time of its last transition as long as its status does.
+
+    ``content``: status, reason and message. ``generation``: of the object that was observed, if it has one.
+    """
+    others = _readable(conditions)
+    before = find_condition(others, name)
+    status, reason, message = content
+    new: dict[str, Any] = {
+        "type": name,
+        "status": status,
+        "lastTransitionTime": (before.get("lastTransitionTime") if before.get("status") == status else None) or now,
+        "reason": reason,
+        "message": message[:MAX_MESSAGE],
+    }
+    if isinstance(generation, int):
+        new["observedGeneration"] = generation
+    return [new if one is before else one for one in others] if before else [*others, new]
+
+
+def without_conditions(conditions: object, names: Iterable[str]) -> list[Any]:
+    """Conditions without those of these types."""
+    gone = frozenset(names)
+    return [one for one in _readable(conditions) if one.get("type") not in gone]
+
+
+def _readable(conditions: object) -> list[dict[str, Any]]:
+    return [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+
+
+def without_default_status(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The object without a status that is the default; also one of a CRD of another version."""
+    default = DEFAULT_STATUS.get(kind)
+    status = content.get("status")
+    if default is None or not isinstance(status, dict) or [*status] != ["conditions"]:
+        return content
+    conditions = status["conditions"]
+    if not isinstance(conditions, list) or not conditions or not all(map(_is_waiting, conditions)):
+        return content
+    return {name: part for name, part in content.items() if name != "status"}
+
+
+def _is_waiting(condition: Any) -> bool:
+    facts = ("status", "lastTransitionTime", "reason")
+    return isinstance(condition, dict) and all(condition.get(name) == _WAITING[name] for name in facts)
