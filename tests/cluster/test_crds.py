@@ -13,7 +13,7 @@ import pytest
 from devalloc.api.conditions import DEFAULT_STATUS
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS, ApiKind
-from devalloc.controller.reconcile.decision import decide_claims
+from devalloc.controller.reconcile.decision import IN_CONDITIONS, decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case
 from tests.support import kube_crds
@@ -24,6 +24,7 @@ from tests.support.manifest_edit import with_change
 from tests.support.manifest_mutations import mutated
 
 MUTATIONS = 600
+NOW = "2026-01-31T12:00:00Z"
 
 
 @pytest.fixture(scope="session")
@@ -262,7 +263,7 @@ def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
         pending = [item | {"kind": "DeviceClaim", "apiVersion": "devmgmtproto.k8s.io/v1alpha1"} for item in listed]
         device_class = {**good("DeviceClass"), "spec": {"driver": "gpu.devalloc.io"}}
         answer = solve_manifests([gpus, device_class, *pending])
-        for change in (unit.changes[0] for unit in decide_claims(pending, answer, "2026-01-31T12:00:00Z")):
+        for change in (unit.changes[0] for unit in decide_claims(pending, answer, NOW, form=IN_CONDITIONS)):
             stored = installed.get(f"{claims}/{change.key.name}").content
             noted = {name: text for name, text in change.annotations.items() if text is not None}
             stored["metadata"]["annotations"] = noted
@@ -271,7 +272,7 @@ def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
         narrow, wide, rows = shown(installed, claims)
         assert narrow == ["Name", "Class", "Node", "Devices", "Reason", "Age"]
         assert wide == ["Group", "Priority", "Pinned to", "Prepared on", "Message"]
-        assert rows["one"][1:5] == ["gpu", "node-a", "node-a-0000-08-00/whole", None]
+        assert rows["one"][1:5] == ["gpu", "node-a", "node-a-0000-08-00/whole", "Allocated"]
         assert rows["many"][1:5] == ["gpu", None, None, "NotEnoughDevices"]
         assert rows["many"][-1].startswith("impossible even on an empty fleet: ")
     finally:
