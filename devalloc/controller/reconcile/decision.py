@@ -191,7 +191,7 @@ class _ClaimWriter:
             status = with_given(claim, status, node, self.now)
         return _annotation_change(claim, status, annotations)
 
-    def kept(
+    def held(
         self, claim: Object, status: Object, annotations: Mapping[str, str | None], problem: tuple[str, str] | None
     ) -> Change:
         """The change of a claim that keeps its devices; ``problem``: the reason and message of what is wrong with them.
@@ -261,7 +261,7 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], says: _ClaimWriter) -
     view = ClaimView(claim)
     stored = {name: view.annotation(name) for name in ALLOCATION_ANNOTATIONS} | dict.fromkeys(_REASONS)
     if not answer["allocated"]:  # invalid in a way that an edit of the spec does not explain; what it holds it holds
-        return says.kept(claim, claim["status"], stored, (answer["reason"], answer["message"]))
+        return says.held(claim, claim["status"], stored, (answer["reason"], answer["message"]))
     problem = None
     for warning in answer.get("warnings", ()):  # of an invalid claim: why, and it keeps what it holds
         reason, _, message = warning.partition(": ")
@@ -280,7 +280,7 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], says: _ClaimWriter) -
         stored[meta.ALLOCATED_DEVICES] = allocation_words(view.entries)  # of versions before this, too
         if statuses := _device_statuses(claim, lost, says.now):
             status["deviceStatuses"] = statuses
-    return says.kept(claim, status, stored, problem)
+    return says.held(claim, status, stored, problem)
 
 
 def _is_readable(status: Object) -> bool:

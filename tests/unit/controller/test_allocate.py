@@ -104,16 +104,16 @@ class TestAnswers:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 9))
         allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS), now=lambda: next(times))
 
-        def said() -> tuple[str, int, str]:
+        def answer() -> tuple[str, int, str]:
             allocator.round()
             condition = store.get("DeviceClaim", "default", "a")["status"]["conditions"][0]
             return condition["status"], condition["observedGeneration"], condition["lastTransitionTime"][14:16]
 
-        assert said() == ("False", 1, "00")
+        assert answer() == ("False", 1, "00")
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 8)["spec"]})
-        assert said() == ("False", 2, "00")
+        assert answer() == ("False", 2, "00")
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 1)["spec"]})
-        assert said() == ("True", 3, "02")
+        assert answer() == ("True", 3, "02")
 
     def test_what_is_wrong_with_devices_is_the_reason_of_a_true_condition(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
