@@ -18,10 +18,11 @@ from playwright.sync_api import Page
 from rich.console import Console
 
 from devalloc.api.manifests import load
-from devalloc.cli.render.fleet import screen_content
+from devalloc.cli.render.top_screen import TopScreen
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.overview import build_overview
 from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.refusal_cache import NO_REFUSALS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
@@ -115,7 +116,7 @@ def draw(documents: list[Object]) -> str:
     """`devalloc top` as an SVG."""
     console = Console(width=128, height=40, record=True, file=io.StringIO(), force_terminal=True)
     seen = CachedOverview("", build_overview(aged(documents, datetime.now(UTC))), NOON)
-    console.print(screen_content(seen, 40))
+    console.print(TopScreen().content(seen, lambda seen: NO_REFUSALS, 40, 128))
     svg = console.export_svg(title="devalloc top", unique_id="top")
     return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # they would be requested from another server
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +31,30 @@ def read_until(terminal: int, word: str, shown: str = "") -> str:
         except BlockingIOError:
             time.sleep(0.05)
     return shown
+
+
+def test_q_ends_it_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "devalloc.db"
+    with closing(SQLiteStore(path)) as store:
+        fill(store, gpu_pool("a", 2, "n1"))
+    terminal, end = pty.openpty()
+    before = termios.tcgetattr(end)
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    command = [sys.executable, "-m", "devalloc.cli", "top", "--interval", "1h", "--store", str(path)]
+    top = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
+    try:
+        read_until(terminal, "q quits")
+        os.write(terminal, b"\r")
+        read_until(terminal, "node n1")
+        os.write(terminal, b"q")
+        read_until(terminal, "\x1b[?1049l")
+        assert top.wait(PATIENCE) == 0
+        assert termios.tcgetattr(end) == before
+    finally:
+        top.kill()
+        top.wait()
+        os.close(terminal)
+        os.close(end)
 
 
 def test_it_is_drawn_anew_until_ctrl_c(tmp_path: Path) -> None:

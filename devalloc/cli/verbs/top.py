@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,14 @@ from devalloc.cli.target import (
     target_options,
     unserved_note,
 )
+
+if TYPE_CHECKING:
+    from devalloc.cli.keys import Keys
+    from devalloc.cli.render.top_screen import DrawTop, TopScreen
+    from devalloc.controller.overview.cache import OverviewCache
+
+MIN_SECONDS = 1.0
+"""Between two looks at the store, whatever the interval."""
 
 
 @verb(
@@ -47,15 +56,20 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     unavailable (with the reason) or excluded (other partitions of its card are in use). -o wide also shows cards, and
     devices that are not free with their claims. For resource usage of machines: `devalloc vm top`.
 
+    Keys: arrows move; enter shows the cards of a node with who holds their parts, or what is in the way of a claim; esc
+    goes back; / searches; q quits.
+
     \b
     devalloc top
     devalloc top --once -o wide
     devalloc top -n team-a
     devalloc top --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.render.fleet import live_screen, overview_json, print_overview
+    from devalloc.cli.keys import pressed_keys
+    from devalloc.cli.render.fleet import overview_json, print_overview
+    from devalloc.cli.render.top_screen import TopScreen, live_screen
     from devalloc.cli.target import current_namespace
-    from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
+    from devalloc.controller.overview.cache import OverviewCache
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"
     with open_readable_target(place, own) as source:
@@ -70,8 +84,19 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
         elif once or not sys.stdout.isatty():
             print_overview(sight.latest().overview, wide=output == "wide")
         else:
-            with live_screen(wide=output == "wide") as show:
-                while True:
-                    show(sight.latest())
-                    time.sleep(max(interval, MIN_SECONDS))
+            with pressed_keys() as keys, live_screen() as draw:
+                _show(TopScreen(wide=output == "wide", has_keys=keys.is_there), sight, keys, draw, interval)
     return 0
+
+
+def _show(screen: TopScreen, sight: OverviewCache, keys: Keys, draw: DrawTop, interval: float) -> None:
+    """Draw at every interval and after every key, until one ends it."""
+    while True:
+        draw(screen, sight)
+        ends = time.monotonic() + max(interval, MIN_SECONDS)
+        while (left := ends - time.monotonic()) > 0:
+            key = keys.next(left)
+            if key is not None:
+                if not screen.press(key):
+                    return
+                break

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +16,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from devalloc.cli.render.fleet import overview_lines, screen_content, summary_line
+from devalloc.cli.keys import Keys
+from devalloc.cli.render.fleet import overview_lines, summary_line
+from devalloc.cli.render.pictures import counts_bar
+from devalloc.cli.render.top_screen import TopScreen, screen_content
 from devalloc.cli.verbs import top
-from devalloc.controller.overview import build_overview
-from devalloc.controller.overview.cache import MIN_SECONDS, CachedOverview
+from devalloc.controller.overview import DeviceCounts, build_overview
+from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.served_page import FixedStore
 
 Object = dict[str, Any]
 
@@ -149,26 +155,188 @@ def test_many_alarms_leave_room_for_the_rest() -> None:
     assert any(line.startswith("and 15 more alarms") for line in shown)
 
 
-def test_the_screen_is_drawn_at_its_interval_and_never_without_a_pause(
+class Pressed:
+    """Keys that are pressed one after the other."""
+
+    is_there = True
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = list(keys)
+        self.waits: list[float] = []
+
+    def next(self, seconds: float) -> str:
+        self.waits.append(seconds)
+        return self._keys.pop(0)
+
+
+def test_the_screen_is_drawn_at_its_interval_and_after_each_key_until_q(
     devalloc: Shell, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[CachedOverview] = []
-    pauses: list[float] = []
-
-    def draw(overview: CachedOverview) -> None:
-        drawn.append(overview)
-        if len(drawn) > 5:
-            raise KeyboardInterrupt
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
+    drawn: list[TopScreen] = []
     monkeypatch.setattr(top, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
-    monkeypatch.setattr(top, "time", SimpleNamespace(sleep=pause))
-    monkeypatch.setattr("devalloc.cli.render.fleet.live_screen", lambda wide: nullcontext(draw))
-    for interval, seconds in (("7s", 7.0), ("1ms", MIN_SECONDS)):
-        drawn.clear(), pauses.clear()
-        devalloc("top", "--interval", interval, "--store", path)
-        assert (len(drawn), pauses) == (3, [seconds] * 3)
+    monkeypatch.setattr(
+        "devalloc.cli.render.top_screen.live_screen", lambda: nullcontext(lambda screen, sight: drawn.append(screen))
+    )
+    for interval, seconds in (("7s", 7.0), ("1ms", top.MIN_SECONDS)):
+        drawn.clear()
+        keys = Pressed("down", "up", "q")
+        monkeypatch.setattr("devalloc.cli.keys.pressed_keys", partial(nullcontext, keys))
+        assert devalloc("top", "--interval", interval, "--store", path).code == 0
+        assert len(drawn) == 3
+        assert all(seconds - 1 < wait <= seconds for wait in keys.waits)
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A screen of a store, as text."""
+
+    def __init__(self, documents: list[Object], width: int = 100, height: int = 40) -> None:
+        self.screen = TopScreen()
+        self.show(documents)
+        self._size = height, width
+
+    def show(self, documents: list[Object]) -> None:
+        stored = FixedStore(documents)
+        self._sight = OverviewCache(stored, stored)  # type: ignore[arg-type]  it only lists
+
+    def press(self, *keys: str) -> list[str]:
+        """The lines after these keys."""
+        lines = self.lines()
+        for key in keys:
+            assert self.screen.press(key)
+            lines = self.lines()
+        return lines
+
+    def lines(self) -> list[str]:
+        height, width = self._size
+        console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+        console.print(self.screen.draw(self._sight, height, width))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert len(lines) <= height
+        assert all(line.isprintable() and len(line) <= width for line in lines)
+        return lines
+
+    def marked(self) -> str:
+        """The row that the keys moved to."""
+        return next(line for line in self.lines() if line.startswith("> "))
+
+
+def small_fleet() -> list[Object]:
+    refused = gpu_claim("big", 9, reason="NotEnoughDevices", message="no node has 9 devices")
+    held = gpu_claim("train") | {"status": {"allocations": [{"devicePoolName": "a", "deviceName": "d0"}]}}
+    return [gpu_class(), gpu_pool("a", 2, "n1"), gpu_pool("b", 3, "n2"), refused, held]
+
+
+def test_arrows_move_through_nodes_and_claims() -> None:
+    terminal = Terminal(small_fleet())
+    assert "n1" in terminal.marked()
+    terminal.press("down")
+    assert "n2" in terminal.marked()
+    terminal.press("down")
+    assert "default/big" in terminal.marked()
+    terminal.press("down")
+    assert "default/big" in terminal.marked(), "that was the last one"
+    terminal.press("home")
+    assert "n1" in terminal.marked()
+    assert terminal.lines()[-1].startswith("q quits")
+
+
+def test_enter_on_a_node_draws_its_cards_with_who_holds_them() -> None:
+    terminal = Terminal(small_fleet())
+    lines = terminal.press("enter")
+    assert lines[0] == "node n1"
+    assert [[part.strip() for part in line.split("|")[1:]] for line in lines if line.startswith("|")] == [
+        ["d0", "d1"],
+        ["default/train", ""],
+    ]
+    assert "Nodes: 2" in terminal.press("escape")
+
+
+def test_enter_on_a_claim_shows_what_is_in_its_way() -> None:
+    lines = Terminal(small_fleet()).press("end", "enter")
+    assert lines[0] == "claim default/big"
+    assert "     5 ████████████████████████ in the fleet" in lines
+    assert "     4 ███████████████████      are free" in lines
+    assert any(line.startswith("     1 " + " " * 19 + "█████ of those are in use") for line in lines)
+    assert any(line.startswith("What to do: ") for line in lines)
+    assert "More: devalloc explain big -n default" in lines
+
+
+def test_a_search_leaves_the_rows_that_have_it() -> None:
+    terminal = Terminal(small_fleet())
+    lines = terminal.press("/", *"N2")
+    assert lines[-1] == "/N2_"
+    assert "Nodes: 1" in lines
+    assert "n2" in terminal.marked()
+    assert "Nodes: 2" in terminal.press("enter", "escape")
+    assert terminal.press("/", *"nothing", "enter")[-1].startswith("/nothing")
+
+
+def test_a_row_that_is_moved_to_is_shown() -> None:
+    many = [gpu_class(), *(gpu_pool(f"p{i}", 1, f"n{i}") for i in range(100))]
+    terminal = Terminal(many, height=20)
+    terminal.press(*["down"] * 60)
+    assert " n60 " in terminal.marked()
+    terminal.press("end")
+    assert " n99 " in terminal.marked()
+
+
+def test_a_picture_of_what_is_gone_gives_way_to_the_tables() -> None:
+    terminal = Terminal(small_fleet())
+    assert terminal.press("enter")[0] == "node n1"
+    terminal.show([gpu_pool("b", 3, "n2")])
+    assert terminal.lines()[0].startswith("devalloc top")
+
+
+def test_names_of_others_do_nothing_to_the_terminal_in_pictures() -> None:
+    hostile = "[red]\x1b]0;title\x07\x9b31m\u202e"
+    pool = gpu_pool("a", 2, "n1", model=hostile)
+    pool["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": hostile}]
+    pool["spec"]["attributes"] = [*pool["spec"].get("attributes", []), {"name": "rack", "stringValue": hostile}]
+    claim = gpu_claim("c", 9, reason="NotEnoughDevices", message=hostile)
+    for width in (100, 30):
+        terminal = Terminal([gpu_class(), pool, claim], width)
+        assert "node n1"[:width] in terminal.press("enter")[0]
+        terminal.press("escape", "end", "enter")
+
+
+def test_racks_have_a_table_if_devices_name_them() -> None:
+    pool = gpu_pool("a", 2, "n1")
+    pool["spec"]["attributes"] = [*pool["spec"].get("attributes", []), {"name": "rack", "stringValue": "r1"}]
+    lines = list(overview_lines(build_overview([pool, gpu_pool("b", 1, "n2")]), wide=False))
+    at = next(i for i, line in enumerate(lines) if line.startswith("RACK"))
+    assert [line.split()[:4] for line in lines[at + 1 : at + 3]] == [["r1", "1", "2", "2"], ["(none)", "1", "1", "1"]]
+    assert not any("RACK" in line for line in overview_lines(build_overview([gpu_pool()]), wide=False))
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        (b"q", ["q"]),
+        (b"\x1b[A\x1b[B\x1bOC\x1b[5~", ["up", "down", "right", "page up"]),
+        (b"\x1b", ["escape"]),
+        (b"\r\x7f/\x01", ["enter", "backspace", "/", None]),
+        (b"\x1b[200;3u\x1b[", [None, None]),
+        (b"\xff\xc3\xa4", ["\ufffd", "ä"]),
+    ],
+)
+def test_what_a_terminal_sends_becomes_keys(typed: bytes, names: list[str | None]) -> None:
+    read, write = os.pipe()
+    with closing(os.fdopen(write, "wb", buffering=0)) as end:
+        end.write(typed)
+        keys = Keys(read)
+        assert [keys.next(0) for _ in names] == names
+        assert keys.next(0) is None
+    assert keys.next(0) is None
+    assert not keys.is_there, "the terminal is gone"
+    os.close(read)
+
+
+def test_the_bar_of_a_node_has_a_mark_for_each_state_that_there_is() -> None:
+    counts = DeviceCounts(free=900, shared=1, held=50, unavailable=1, excluded=1)
+    assert counts_bar(counts).plain == "------▒█x░"
+    assert counts_bar(DeviceCounts()).plain == " " * 10
+    assert counts_bar(DeviceCounts(held=3)).plain == "█" * 10
