@@ -127,7 +127,7 @@ def version(api: Cluster) -> str:
     return number
 
 
-def test_a_prepared_device_is_told_with_its_health_until_it_is_let_go(
+def test_status_lists_a_prepared_device_with_its_health_until_it_is_unprepared(
     api: Cluster, claim: Callable[[str], ClaimRef]
 ) -> None:
     ref = claim("node-a")

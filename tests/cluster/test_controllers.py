@@ -378,7 +378,7 @@ def cluster_refuses(cluster: Cluster, token: str) -> bool:
     return replace(cluster, token=token).get("/version").status == 401
 
 
-def test_a_machine_and_its_claims_are_placed_together_or_told_why_not(cluster: Cluster) -> None:
+def test_a_machine_and_its_claims_are_placed_together_or_get_a_reason(cluster: Cluster) -> None:
     large, small = machine("large", "4", "1Gi"), machine("small", "1", "1Gi", "a")
     create(cluster, host("h", cpus=2), gpu_pool("p", devices=1, node="h"), gpu_claim("a"), small, large)
     with controlling(cluster):

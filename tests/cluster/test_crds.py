@@ -151,7 +151,7 @@ BAD: list[tuple[str, str, Any, str]] = [
 ]
 
 
-def test_what_is_no_amount_is_told_so_once(installed: Cluster) -> None:
+def test_an_invalid_amount_has_one_message(installed: Cluster) -> None:
     """And not by expressions that fail on it, nor by a pattern."""
     claim, machine = good("DeviceClaim"), good("VirtualMachine")
     claim["spec"]["claims"] = [{"requests": {"count": "four", "memory": "10GB"}, "limits": {"memory": "12GB"}}]
@@ -310,7 +310,7 @@ def test_what_an_object_is_known_by_never_changes(
         installed.delete(name)
 
 
-def test_our_short_names_are_nobody_elses(installed: Cluster) -> None:
+def test_no_other_kind_has_our_short_names(installed: Cluster) -> None:
     """kubectl looks a word up in all groups: one that a built-in kind has too would show that."""
     ours = {word for kind in API_KINDS.values() for word in kind.short_names}
     assert ours == {"dpool", "dclass", "dclaim", "vmachine", "vmmigration", "vmrs"}

@@ -215,7 +215,7 @@ def test_a_server_that_does_not_answer_is_no_proof(cluster: Cluster, claim: Clai
 # -- which cluster -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_is_told_by_its_kube_system_and_to_a_node_by_itself(
+def test_an_admin_identifies_a_cluster_by_kube_system_and_a_node_by_its_own_uid(
     api: Cluster, grants: ResourceClaimGrants
 ) -> None:
     admin = ResourceClaimGrants(Client.connect(api.kubeconfig("admin")), "devalloc.io", "node-a")

@@ -399,7 +399,7 @@ def test_the_options_of_the_last_installation_count_again(
     assert '"/k"' in kubectl("get", binding, "-o", "yaml")
 
 
-def test_somebody_elses_objects_and_fields_stay(devalloc: Install, kubectl: Kubectl, installed: None) -> None:
+def test_objects_and_fields_of_other_managers_stay(devalloc: Install, kubectl: Kubectl, installed: None) -> None:
     kubectl("create", "clusterrole", "ours", "--verb=get", "--resource=pods")
     kubectl("label", "clusterrole", "ours", "app.kubernetes.io/part-of=devalloc")
     deployment = "deployment/devalloc-controller"
@@ -491,11 +491,11 @@ def test_a_cluster_has_it_in_one_namespace(verb: str, own: Cluster, devalloc: In
         assert all("unchanged" in line for line in devalloc(verb, "--only=crds", "--namespace=elsewhere"))
 
 
-def test_who_has_no_rights_is_told_so(own: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_user_without_rights_gets_the_refusal_of_the_server(own: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["install", f"--kubeconfig={own.kubeconfig('system:node:node-a')}"]) == 1
     assert 'User "system:node:node-a" cannot get resource "clusterrolebindings"' in capfd.readouterr().err
 
 
-def test_a_server_without_the_prometheus_operator_is_told(devalloc: Install, installed: None) -> None:
+def test_a_missing_prometheus_operator_is_reported(devalloc: Install, installed: None) -> None:
     lines = devalloc("install", "--service-monitor", "--only=monitoring", code=1)
     assert "the Prometheus operator is not installed" in lines[-1]

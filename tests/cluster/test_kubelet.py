@@ -190,7 +190,9 @@ def test_slices_that_the_kubelet_wipes_come_back(bed: Bed, ready: Node, pods: Po
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_vanishes_is_told_to_the_pod_and_offered_no_more(bed: Bed, ready: Node, pods: Pods) -> None:
+def test_a_device_that_vanishes_is_unhealthy_in_the_pods_status_and_no_longer_offered(
+    bed: Bed, ready: Node, pods: Pods
+) -> None:
     serve(bed, ready)
     pods.start("p1", "gpu")
     pods.seen_in_container("p1")

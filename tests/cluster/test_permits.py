@@ -75,7 +75,7 @@ def post(url: str, certificate: str, token: str | None) -> int:
         return error.code
 
 
-def test_a_node_asks_for_its_own_machines_and_nobody_else_for_any(nodes: Cluster, tmp_path: Path) -> None:
+def test_only_a_node_gets_permits_and_only_for_its_own_machines(nodes: Cluster, tmp_path: Path) -> None:
     assert nodes.create(POOLS, host("node-a", cpus=8, memory=16)).ok
     with closing(KubernetesStore(Client.connect(nodes.kubeconfig("admin")))) as store:
         running(store, machine("web"))

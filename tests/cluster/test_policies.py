@@ -221,10 +221,10 @@ def test_who_writes_what_of_a_claims_metadata(
     content = deep_changed(allocated, where, value)
     for user in (*USERS, "admin"):
         answer = ruled(user).replace(f"{CLAIMS}/held", content, dry_run=True)
-        expect(answer, told_to(user, messages), user)
+        expect(answer, message_for(user, messages), user)
 
 
-def told_to(user: str, messages: Mapping[str, str]) -> str | None:
+def message_for(user: str, messages: Mapping[str, str]) -> str | None:
     """Neither who owns the namespace nor whom an admin trusts with more is taken for the controller or a node."""
     return messages.get(user, messages.get("person") if user in (OWNER, "trusted") else None)
 
@@ -270,7 +270,7 @@ def test_who_writes_what_of_a_claims_status(
         if user == "trusted":
             continue  # may not write statuses at all
         answer = ruled(user).replace(f"{CLAIMS}/held/status", allocated | {"status": status}, dry_run=True)
-        expect(answer, told_to(user, messages), user)
+        expect(answer, message_for(user, messages), user)
 
 
 def test_a_status_brings_nothing_else_along(ruled: As, allocated: dict[str, Any]) -> None:
@@ -301,7 +301,7 @@ def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: d
 
 
 @pytest.mark.parametrize("name", ["allocated-node", "allocated-spec", "reason", "leader", "prepared-on"])
-def test_a_copied_manifest_is_told_what_to_leave_out(ruled: As, name: str) -> None:
+def test_the_refusal_of_a_copied_manifest_names_what_to_leave_out(ruled: As, name: str) -> None:
     for user in ("person", OWNER):
         refused = ruled(user).create(CLAIMS, a_claim("copy", **{name: "x"}), dry_run=True)
         assert refused.status == 403
@@ -309,7 +309,7 @@ def test_a_copied_manifest_is_told_what_to_leave_out(ruled: As, name: str) -> No
 
 
 @pytest.mark.parametrize("path", [CLAIMS, MACHINES], ids=["claim", "machine"])
-def test_nobody_is_born_with_a_nodes_mark(ruled: As, path: str) -> None:
+def test_no_user_creates_an_object_with_a_nodes_finalizer(ruled: As, path: str) -> None:
     body = a_claim("born") if path == CLAIMS else a_machine("born")
     body["metadata"]["finalizers"] = [meta.NODE_FINALIZER]
     for user in ("person", OWNER):
@@ -609,7 +609,7 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 MIGRATIONS = path_of(API_KINDS["VirtualMachineMigration"], SPACE)
 
 
-def test_users_say_neither_where_a_machine_goes_nor_whom_its_nodes_are_to_believe(ruled: As) -> None:
+def test_users_set_neither_the_target_of_a_migration_nor_its_certificates(ruled: As) -> None:
     """Who writes an address and a certificate there gets the machine's memory."""
     stored = ruled("person").create(MIGRATIONS, migration("moves", "vm", namespace=SPACE))
     assert stored.ok, stored.message

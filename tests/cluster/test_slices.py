@@ -324,13 +324,13 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
         for one in (old, new):
             assert one.wait(lambda published: published.slices > 0 and published.error is None, SECONDS)
 
-        def nobody_writes() -> bool:
+        def no_slice_is_written() -> bool:
             before = versions(api)
             name = break_one(api)
             until(lambda: len(api.get(f"{SLICES}/{name}").content["spec"]["devices"]) > 1, "it is mended")
             return versions(api, without=name) == {each: before[each] for each in before.keys() - {name}}
 
-        until(nobody_writes, "both leave what nobody broke", context=lambda: (old.published, new.published))
+        until(no_slice_is_written, "both leave what nobody broke", context=lambda: (old.published, new.published))
         assert old.published.slices == len(slices(api))
 
 
@@ -352,7 +352,7 @@ def test_slices_of_others_are_left_alone(api: Cluster, tmp_path: Path) -> None:
     assert slices(api) == before
 
 
-def test_a_name_that_somebody_else_has_costs_that_pool_only(api: Cluster, tmp_path: Path) -> None:
+def test_a_slice_name_in_use_by_another_driver_costs_that_pool_only(api: Cluster, tmp_path: Path) -> None:
     pools = [*nic(tmp_path / "a"), *vgpu(tmp_path / "b")]
     name = f"{pools[0].metadata.name}-{DRIVER}-000"
     pool = {"name": "x", "generation": 1, "resourceSliceCount": 1}
@@ -448,7 +448,7 @@ def test_features_that_differ_are_heeded(
 # -- the server is away ------------------------------------------------------------------------------------------------
 
 
-def test_an_api_server_that_does_not_answer_is_told_and_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_silent_api_server_is_reported_and_tried_again(cluster: Cluster, tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         kubeconfig = tmp_path / "kubeconfig"

@@ -68,7 +68,7 @@ def test_one_partition_more_than_full_cards_have_needs_its_slices_only(count: in
     assert "cut short" not in refusal["message"]
 
 
-def test_what_fits_elsewhere_is_not_told_to_be_missing() -> None:
+def test_blockers_count_no_more_as_missing_than_all_cards_lack() -> None:
     """Seven 1g leave the last memory slice of every card unused; an eighth needs compute beside its slice."""
     refusal = answer([PART, *cards(A100, 2), claim("c", part("1g", 8), part("3g", 2), part("2g", 1))])
     assert refusal["reason"] == "PoolResourcesExhausted"

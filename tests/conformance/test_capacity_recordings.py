@@ -32,7 +32,7 @@ def test_a_server_of_two_sockets_has_interleaved_nodes(tmp_path: Path) -> None:
     assert discover_capacity(root / "sys", CapacityConfig(disk=1, uplink="enp96s0f0")).nodes == capacity.nodes
 
 
-def test_a_guest_without_process_files_is_told_by_its_nodes(tmp_path: Path) -> None:
+def test_capacity_of_a_guest_without_process_files_comes_from_its_numa_nodes(tmp_path: Path) -> None:
     capacity = discover_capacity(unpack("igb-guest", tmp_path))
     assert (capacity.cpu.capacity, capacity.memory.capacity) == (2_000, (1958776 + 2061092) * 1024)
     assert [format_cpu_list(node.cpus) for node in capacity.nodes] == ["0", "1"]

@@ -161,7 +161,7 @@ def nic(tmp_path: Path) -> Path:
     return one_nic(tmp_path / "host")
 
 
-def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) -> None:
+def test_up_answers_claims_until_it_gets_a_signal(devalloc: Shell, nic: Path) -> None:
     environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
     arguments = ["up", "--sysfs-root", str(nic), "--node-name", "node-a"]
     process = subprocess.Popen(

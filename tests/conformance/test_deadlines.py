@@ -219,18 +219,18 @@ def in_time(took: float, worked: float) -> None:
 
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("entry", [allocated, explained, solved, one_by_one, all_at_once, by_the_controller])
-def test_no_selector_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
+def test_no_selector_delays_other_claims(entry: Callable[[Manifest], Answers], what: str) -> None:
     held(entry, evil_resource_claim(what))
 
 
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
-def test_no_constraint_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
+def test_no_constraint_delays_other_claims(entry: Callable[[Manifest], Answers], what: str) -> None:
     held(entry, evil_device_claim(what))
 
 
 @pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
-def test_no_totals_keep_anybody_waiting(entry: Callable[[Manifest], Answers]) -> None:
+def test_no_totals_delay_other_claims(entry: Callable[[Manifest], Answers]) -> None:
     """32 times four devices with more memory than four have on the average: any four of 128 may be looked at."""
     request = {"deviceClass": "gpu", "requests": {"count": 4, "memory": str(4 * 1000 + 400)}}
     began, worked = time.monotonic(), time.process_time()

@@ -62,7 +62,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_claim_gets_it_and_the_other_is_told_who_has_it(layout: str) -> None:
+def test_one_claim_gets_it_and_the_refusal_of_the_other_names_the_owner(layout: str) -> None:
     documents = [CLASS, *LAYOUTS[layout]]
     claims = [wants("a", node="n0"), wants("b", node="n1")]
 
@@ -92,7 +92,7 @@ def test_pools_of_one_name_without_a_device_in_common_are_nobodys_concern() -> N
     assert answer["problems"] == []
 
 
-def test_a_claim_for_too_many_is_not_told_of_counters() -> None:
+def test_the_refusal_of_a_claim_for_too_many_names_no_counters() -> None:
     (refusal,) = dra.solve_manifests([CLASS, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
 
     assert refusal["reason"] == "NotEnoughDevices"

@@ -30,7 +30,7 @@ BLOCKS = [block for document in DOCUMENTS if document.exists() for block in cons
 _EXPECT = re.compile(r"^```yaml expect\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_no_example_is_a_node_that_somebody_may_have() -> None:
+def test_no_example_is_a_node_that_a_user_may_have() -> None:
     """Who deletes an example that was applied deletes the Node of its name."""
     nodes = {
         document.content["metadata"]["name"]

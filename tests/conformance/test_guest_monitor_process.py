@@ -92,7 +92,7 @@ def test_it_imports_little() -> None:
         (["--root", "/nowhere"], 1, "/nowhere/proc/meminfo"),
     ],
 )
-def test_what_keeps_it_from_running_is_told(way: str, options: list[str], code: int, words: str) -> None:
+def test_a_monitor_that_cannot_run_reports_the_cause(way: str, options: list[str], code: int, words: str) -> None:
     command = [sys.executable, *WAYS[way], *HERE, *options]
     done = subprocess.run(command, env=PATHS, capture_output=True, text=True, timeout=60)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr

@@ -92,7 +92,7 @@ def test_what_was_granted_counts_until_it_is_released() -> None:
     assert judge.judge(second, answer("b", "p/d")) == []
 
 
-def test_what_it_finds_right_and_is_told_of_is_the_same() -> None:
+def test_an_allocation_that_was_judged_first_counts_the_same() -> None:
     """`grant` after `judge` takes a short way; the account must not know the difference."""
     accounts = []
     for judged_first in (True, False):

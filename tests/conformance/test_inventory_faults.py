@@ -147,7 +147,7 @@ def test_any_content_of_proc_is_survived(plain: FakeSysfs, name: str, content: b
     assert list(DiscoveredPools.on(host.root).devices) == ["0000-05-00-0"]
 
 
-def test_a_function_without_class_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_function_without_class_is_left_out_and_is_a_problem(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
     host.add(pci_cards.nic())
     host.add(pci_cards.gpu())
@@ -168,7 +168,7 @@ def test_a_vgpu_parent_without_class_is_known_by_its_nvidia_folder(tmp_path: Pat
     assert "taken for an NVIDIA GPU" in inventory.problems[0].message
 
 
-def test_vfs_of_a_port_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_vfs_of_an_unreadable_port_are_problems(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
     host.add(pci_cards.nic(vfs=2))
     host.spoil(host.path("0000:41:00.0", "vendor"), "folder")

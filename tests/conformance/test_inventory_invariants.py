@@ -61,7 +61,7 @@ def address_of(device: Device) -> str:
     return f"{domain}:{bus}:{slot}.{function}"
 
 
-def told_in_full(pool: DevicePool) -> DevicePool:
+def with_all_attributes(pool: DevicePool) -> DevicePool:
     """The pool with all attributes on its devices (claim-semantics S3)."""
     shared = pool.spec.attributes
     devices = [device.model_copy(update={"attributes": [*device.attributes, *shared]}) for device in pool.spec.devices]
@@ -95,7 +95,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def discover(self) -> list[DevicePool]:
-        return [told_in_full(pool) for pool in discover(self.host.root, node_name="n").pools]
+        return [with_all_attributes(pool) for pool in discover(self.host.root, node_name="n").pools]
 
     def store(self, path: str, text: str) -> None:
         """As an administrator would: the kernel may refuse."""
@@ -201,7 +201,7 @@ class AnyHistory(RuleBasedStateMachine):
         pools = self.discover()
         self.each_function_is_published_once(pools)
         self.names_of_vfs_stay_through_creation_and_removal(pools)
-        self.what_exists_and_what_can_be_created_are_told_apart(pools)
+        self.state_distinguishes_existing_from_creatable_vfs(pools)
         self.parts_and_the_whole_exclude_each_other(pools)
         self.offered_profiles_are_those_that_the_driver_would_create(pools)
 
@@ -230,7 +230,7 @@ class AnyHistory(RuleBasedStateMachine):
                 assert names[pf, index] == device_name(vf)
         self.names_of_vfs |= names
 
-    def what_exists_and_what_can_be_created_are_told_apart(self, pools: list[DevicePool]) -> None:
+    def state_distinguishes_existing_from_creatable_vfs(self, pools: list[DevicePool]) -> None:
         for pool in pools:
             for device in pool.spec.devices:
                 if attribute(device, "function") == "vf":

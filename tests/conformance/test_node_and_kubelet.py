@@ -303,7 +303,7 @@ def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None
     assert not (bed.folder / "node.sock").exists()
 
 
-def test_sockets_that_somebody_deleted_are_made_anew(bed: Bed) -> None:
+def test_deleted_sockets_are_created_again(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with bed.running():
         until((bed.folder / "metrics.sock").exists, "all is served")
@@ -330,9 +330,7 @@ def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> 
     assert int(port) > 0
 
 
-def test_a_journal_that_somebody_took_away_is_told_before_anything_is_to_be_written(
-    bed: Bed, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removed_journal_is_reported_before_the_next_write(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     def metrics_page() -> bytes:
         return generate_latest(node.metrics.registry)
 
@@ -346,7 +344,7 @@ def test_a_journal_that_somebody_took_away_is_told_before_anything_is_to_be_writ
         assert "journal.db was removed or replaced" in caplog.text
 
 
-def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: Bed) -> None:
+def test_a_port_in_use_costs_the_metrics_and_nothing_else(bed: Bed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         bed.metrics = f"127.0.0.1:{port}"
@@ -468,7 +466,7 @@ def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(
     assert bed.host.snapshot() == bed.before
 
 
-def test_claims_that_are_gone_stay_where_nobody_can_tell_whether_they_are_in_use(bed: Bed) -> None:
+def test_deleted_claims_stay_prepared_if_their_use_cannot_be_seen(bed: Bed) -> None:
     """As in a pod without the host's processes: a machine may go on there, and would be reset with its device (T16)."""
     ref = bed.grants.add("training", GPU)
     source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
@@ -515,7 +513,7 @@ def test_unprepare_of_a_claim_that_only_files_remember_is_no_success(bed: Bed) -
         assert "devalloc.io_claim_uid-training.json" in error
 
 
-def test_files_of_a_prepared_claim_that_somebody_removed_are_there_again_when_it_is_asked_for(bed: Bed) -> None:
+def test_prepare_writes_removed_files_of_a_prepared_claim_again(bed: Bed) -> None:
     """Else its containers cannot start, however often the kubelet asks."""
     ref = bed.grants.add("training", GPU)
     with bed.running() as (_, kubelet):

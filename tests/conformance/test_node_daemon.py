@@ -54,7 +54,7 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
     pytest.fail(f"it ended without saying {wanted!r}: {''.join(lines)}")
 
 
-def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> None:
+def test_it_serves_until_it_gets_a_signal(folder: Path, devalloc: Shell) -> None:
     with running(folder, "--dry-run") as process:
         output = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
         assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in output
@@ -157,7 +157,7 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
         (("node", "--metrics=0.0.0.0:80"), "is reachable from other hosts"),
     ],
 )
-def test_wrong_options_are_told_before_anything_begins(
+def test_wrong_options_end_it_before_it_serves(
     devalloc: Shell, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     command = [sys.executable, "-m", "devalloc.cli", *words, "--sysfs-root", str(tmp_path)]

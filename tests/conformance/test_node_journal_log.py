@@ -117,7 +117,7 @@ def test_a_byte_that_changed_anywhere_loses_nothing_in_silence(folder: Path, ind
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
-def test_a_log_that_ends_too_early_is_damaged_if_somebody_knows(folder: Path, index: str) -> None:
+def test_a_log_that_ends_too_early_is_damaged_if_the_index_shows_it(folder: Path, index: str) -> None:
     crashed = crash(folder)
     if index == "lost":
         crashed.index.unlink()

@@ -170,9 +170,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_refused_before_anybody_looks_for_them(
-    kubelet: KubeletClient, claims: StoredClaims, name: str
-) -> None:
+def test_hostile_names_are_refused_before_a_look_up(kubelet: KubeletClient, claims: StoredClaims, name: str) -> None:
     refs = [ClaimRef(name, "gpu", "u1"), ClaimRef("default", name, "u2"), ClaimRef("default", "gpu", name)]
     for call in (kubelet.prepare, kubelet.unprepare):
         answers = call([*refs, GOOD])
@@ -217,7 +215,9 @@ def test_a_call_works_on_a_few_claims_at_a_time(kubelet: KubeletClient, claims: 
     assert claims.most_busy == 9, "of the two calls together"
 
 
-def test_what_hangs_is_told_before_the_caller_gives_up(kubelet: KubeletClient, claims: StoredClaims) -> None:
+def test_claims_that_hang_have_an_answer_before_the_caller_gives_up(
+    kubelet: KubeletClient, claims: StoredClaims
+) -> None:
     hanging = [claim(number) for number in range(9)]
     claims.holds.update({ref.uid: threading.Event() for ref in hanging})
     claims.prepared_claims.update({ref.uid: prepared(ref) for ref in hanging})

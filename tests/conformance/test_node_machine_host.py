@@ -58,7 +58,7 @@ def test_a_process_is_its_number_and_its_start(sleeper: subprocess.Popen[bytes])
 
 
 @pytest.mark.parametrize("call", ["pidfd_open", "read_bytes"])
-def test_out_of_descriptors_nobody_is_taken_for_dead(
+def test_out_of_descriptors_no_machine_counts_as_ended(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Of a machine that only seems to have ended the devices would be taken, and given to another."""
@@ -91,7 +91,7 @@ def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             machine_files.process_of("m", config)
 
 
-def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:
+def test_each_end_of_a_process_is_reported_once_and_at_once_if_it_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
     names: list[str] = []
     with_status: list[bool] = []
     heard = threading.Event()
@@ -301,7 +301,7 @@ def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, 
     assert machine_files.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
 
 
-def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: Path) -> None:
+def test_the_output_of_a_failed_systemd_start_is_the_reason(tmp_path: Path, systemd: Path) -> None:
     config = started_by_systemd(tmp_path, "echo no such device; exit 1")
     until(
         lambda: machine_files.process_of(M, config) is None and machine_files.last_words(config, M) == "no such device",
@@ -310,7 +310,7 @@ def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: 
     )
 
 
-def test_what_goes_wrong_before_qemu_is_told_too(tmp_path: Path) -> None:
+def test_an_error_before_qemu_starts_is_the_reason(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     file = plan(config, ["/bin/true"], files={"100": ["/no/such/disk", True]})
     words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file)]
@@ -376,7 +376,7 @@ def test_what_keeps_a_machine_from_starting_is_said_and_nothing_lives(
     assert machine_files.process_of("m", config) is None
 
 
-def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path: Path) -> None:
+def test_a_machine_that_lives_without_a_recorded_process_is_unknown(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     config.state.mkdir()
     with config.life("m").open("w") as file:

@@ -87,7 +87,7 @@ NOTHING = ({}, {}, {}, [])
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_trace(
+def test_the_next_plugin_recognises_a_plugged_device_and_unplugs_it_without_a_trace(
     kind: str, host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     device = ALL[kind](host)
@@ -154,7 +154,7 @@ def test_another_device_of_the_same_name_is_refused(
     assert state(qemu) == before
 
 
-def test_an_address_that_nobody_asked_for_is_the_machines_own(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_a_card_without_a_requested_address_has_the_machines_own(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     there = emulated_devices.plug_emulated(line, KEY, card(mac=None), settings(host), soon(), namespace="default")
     assert isinstance(there.what, Nic)
     assert there.what.mac is not None
@@ -198,7 +198,7 @@ def test_what_a_machine_may_not_be_started_with_is_not_plugged_in_either(
     assert qemu.commands == []
 
 
-def test_what_others_have_is_told_as_in_use(
+def test_an_image_or_tap_of_others_is_refused_as_in_use(
     host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(name: str) -> int:
@@ -278,7 +278,7 @@ def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
     assert state(qemu) == NOTHING
 
 
-def test_an_image_that_qemu_does_not_close_is_not_told_free(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_an_image_that_qemu_does_not_close_is_not_free(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     qemu.refuses["blockdev-del"] = "Node plug-data.disk is in use"
     for _ in range(2):
@@ -500,7 +500,7 @@ def test_only_machines_that_were_changed_are_asked_what_devices_have_left(
         thread.join()
 
 
-def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
+def test_devices_that_others_plugged_in_are_not_ours_whatever_their_names(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     def others() -> None:

@@ -64,7 +64,7 @@ def places(content: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_somebody_wrote_the_rest_is_shown(tmp_path: Path, seed: int) -> None:
+def test_the_overview_shows_the_rest_beside_any_junk(tmp_path: Path, seed: int) -> None:
     examples = load([f"examples/{name}" for name in ("mig-partitions", "placed-machines", "admin-access")]).documents
     with closing(SQLiteStore(tmp_path / "devalloc.db")) as store:
         fill(store, *{Key.of(each.content): each.content for each in examples}.values())

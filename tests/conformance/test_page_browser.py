@@ -284,7 +284,9 @@ def test_who_is_not_let_in_any_more_sees_why(page: Page, complaints: Complaints,
         complaints.texts[:] = [each for each in complaints.texts if "403" not in each]
 
 
-def test_a_controller_that_is_gone_is_told(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
+def test_the_page_says_that_it_is_out_of_date_without_a_controller(
+    page: Page, complaints: Complaints, store: SQLiteStore
+) -> None:
     with served(store) as url:
         sign_in(page, url)
     look_now(page)

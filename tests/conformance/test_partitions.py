@@ -84,7 +84,7 @@ def test_an_agent_that_does_it_the_other_way_round_is_found(
     assert any("permitted" in complaint for complaint in run_course(Cut("agent and server", 7, 0.0, 12.0)).wrong)
 
 
-def test_an_agent_that_takes_what_nobody_was_heard_to_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_finds_an_agent_that_takes_more_than_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
     def hopes(state: ScalingState, now: int) -> ScalingState:
         assert state.plugin.last is not None
         return replace(state, plugin=replace(state.plugin, in_flight=False, permit=state.plugin.last.resources))

@@ -33,7 +33,7 @@ def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_wiring, "LISTEN_SECONDS", 0.05)
     with listener() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
         port = other.getsockname()[1]
@@ -124,9 +124,7 @@ def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_pe
 
 
 @pytest.mark.parametrize(("own", "status"), [(True, 200), (False, 401)])
-def test_a_port_that_is_asked_for_shows_the_ledgers_without_a_token_that_nobody_can_know(
-    tmp_path: Path, own: bool, status: int
-) -> None:
+def test_the_ledger_port_needs_only_the_admins_own_token(tmp_path: Path, own: bool, status: int) -> None:
     """The admin's own token, which people can send, is wanted there too."""
     port, shown = free_ports(2)
     token = {"token": "0123456789abcdef", "has_own_token": own}
@@ -157,7 +155,7 @@ def test_a_server_that_cannot_listen_leaves_its_lease_to_others(tmp_path: Path) 
         assert "holderIdentity" not in store.get("Lease", "default", "devalloc-permits")["spec"]
 
 
-def test_ledgers_that_cannot_be_shown_keep_nobody_from_a_permit(
+def test_permits_are_given_while_the_ledgers_cannot_be_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "DUMP_RETRY_SECONDS", 0.05)
@@ -186,7 +184,7 @@ def is_shown(port: int) -> bool:
         return connection.getresponse().status == 200
 
 
-def test_waiting_for_a_lease_is_told_once_with_who_has_it(tmp_path: Path) -> None:
+def test_waiting_for_a_lease_is_logged_once_with_its_holder(tmp_path: Path) -> None:
     path, messages = tmp_path / "store.db", list[str]()
     ten = node_of(Resources(10_000, 10 * 2**30))
     with closing(SQLiteStore(path)) as store:

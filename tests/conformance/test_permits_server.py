@@ -154,7 +154,7 @@ def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_
         assert Racing.raced
 
 
-def test_a_store_that_fails_is_told_and_nothing_is_granted(path: Path) -> None:
+def test_a_store_that_fails_is_answered_503_and_nothing_is_granted(path: Path) -> None:
     create(path, machine("a"))
 
     class Failing(SQLiteStore):
@@ -247,7 +247,7 @@ def test_what_is_asked_by_one_who_has_gone_is_not_decided(path: Path) -> None:
         assert (permit_of(bench.store, "b") or {})["cpus"] == "8"
 
 
-def test_each_of_several_requests_for_one_machine_is_told_what_was_written(path: Path) -> None:
+def test_each_of_several_requests_for_one_machine_gets_what_was_written(path: Path) -> None:
     create(path, machine("a"), machine("b"))
     with closing(Gated(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
@@ -279,7 +279,7 @@ def test_what_is_to_be_written_unasked_is_tried_until_it_is(path: Path) -> None:
         until(lambda: permit_of(bench.store, "bound") is None)
 
 
-def test_a_permit_of_a_machine_that_asks_no_more_goes_though_nobody_saw_that(path: Path) -> None:
+def test_a_permit_goes_whose_machine_stopped_scaling_while_no_server_ran(path: Path) -> None:
     create(path, machine("a"))
     with serving(path, TEN) as bench, closing(bench.client()) as client:
         client.ask("a", 8, "8Gi")
@@ -421,7 +421,7 @@ def condition(bench: PermitBench, name: str, kind: str) -> tuple[str, str] | Non
     return next(((c["status"], c.get("reason", "")) for c in conditions if c["type"] == kind), None)
 
 
-def test_who_should_leave_is_told_where_nobody_migrates(path: Path) -> None:
+def test_a_machine_that_should_leave_has_a_condition_without_a_migrator(path: Path) -> None:
     add_machines(path)
     with serving(path, TEN) as bench:
         assert "migrate" not in fill(bench)
@@ -457,7 +457,7 @@ def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
         assert (status, b"migrating" in body) == (400, True)
 
 
-def test_a_migration_that_exists_is_not_told_again(path: Path) -> None:
+def test_a_migration_that_exists_is_not_requested_again(path: Path) -> None:
     add_machines(path)
     with serving(path, TEN, migrator=Moves(begun=False)) as bench:
         assert "migrate" not in fill(bench)
@@ -486,9 +486,9 @@ def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: P
         until(lambda: condition(bench, "free", "Migrating") == ("False", "MigratorFailed"))
 
 
-@pytest.mark.parametrize(("reason", "is_told"), [("NodePressure", True), ("Planned", False)])
+@pytest.mark.parametrize(("reason", "is_begun"), [("NodePressure", True), ("Planned", False)])
 def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_next(
-    path: Path, reason: str, is_told: bool
+    path: Path, reason: str, is_begun: bool
 ) -> None:
     create(path, machine("a"), machine("b"), machine("c"))
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -504,7 +504,7 @@ def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_
         for name in ("b", "c"):  # at two more looks at all machines
             write_down(bench.store, name, "NodePressure")
             until(lambda name=name: ("begin", ("default", name)) in moves.calls, "it is begun")  # type: ignore[misc]
-        begun = [*(["a"] if is_told else []), "b", "c"]
+        begun = [*(["a"] if is_begun else []), "b", "c"]
         assert sorted(moves.calls) == [("begin", ("default", name)) for name in begun], "and each once only"
         assert condition(bench, "a", "Migrating") == ("True", reason)
 
@@ -670,7 +670,7 @@ def test_unusual_http_is_answered_as_well(path: Path) -> None:
             assert connection.recv(100).split()[1] == b"200"
 
 
-def test_whoever_says_too_much_gets_to_read_the_answer(path: Path) -> None:
+def test_a_client_that_sends_too_much_can_read_the_answer(path: Path) -> None:
     create(path, machine("a"))
     with serving(path, TEN) as bench:
         for _ in range(20):

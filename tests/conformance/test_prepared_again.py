@@ -446,7 +446,7 @@ def show_serial_number(bed: Bed, number: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(1, None), (2, "DeviceChanged"), (None, None)])
-def test_a_gpu_that_vfio_has_after_the_boot_is_told_by_its_pci_serial_number(
+def test_a_gpu_on_vfio_after_the_boot_is_identified_by_its_pci_serial_number(
     bed: Bed, number: int | None, code: str | None
 ) -> None:
     """Without one it is accepted: it has no data of its last owner."""
@@ -467,7 +467,7 @@ def test_a_gpu_that_vfio_has_after_the_boot_is_told_by_its_pci_serial_number(
     assert outcome == (code or f"{pool_of(GPU)}/{GPU}")
 
 
-def test_drives_with_one_serial_number_are_told_apart_by_their_namespaces() -> None:
+def test_namespaces_distinguish_drives_with_one_serial_number() -> None:
     assert refusals_after_a_reboot(CLONES, CLONES) == [None, None]
     first, second = refusals_after_a_reboot(CLONES, CLONES[::-1])
     assert re.fullmatch("DeviceChanged: .* uuid eui.0c02, not eui.0c01.*", first or "")
@@ -495,7 +495,7 @@ def test_a_drive_is_not_taken_for_another_one_that_has_its_serial_number() -> No
             assert prepare(node, third).devices[0].device == DRIVE_DEVICES[0]
 
 
-def test_drives_without_a_serial_number_are_told_apart_by_their_namespaces() -> None:
+def test_namespaces_distinguish_drives_without_a_serial_number() -> None:
     blank = tuple(replace(each, serial=" 0000 ") for each in CLONES)
     assert all(refusals_after_a_reboot(blank, blank[::-1]))
 

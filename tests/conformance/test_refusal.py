@@ -150,7 +150,7 @@ def test_the_claim_that_is_in_the_way_alone_is_found_among_many(fleet: Fleet) ->
     assert answer["blockers"][0]["name"] in ("large-a", "large-b")
 
 
-def test_what_has_changed_since_is_told(fleet: Fleet) -> None:
+def test_a_refusal_shows_what_has_changed_since(fleet: Fleet) -> None:
     for number in range(40):
         assert fleet.allocate(wants(f"all-{number}", 4))["allocated"]
     pending = wants("c", 4, "device.model == 'l4'")

@@ -139,7 +139,9 @@ def test_what_a_table_does_not_tell_is_no_case() -> None:
     assert [verdict.name for verdict in judge(content)] == [*(one.name for one in two), "plugin_port of v0.31"]
 
 
-def test_what_is_not_judged_is_told_and_no_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_not_judged_are_listed_and_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "table.json"
     labels = {"node_labels_update_changed": {"same": True}}
     path.write_text(json.dumps({"namespaced_name_format": {"default": "foo/bar", "plus_v": "what?"}, **labels}))

@@ -293,7 +293,7 @@ def _renamed(document: Manifest, copy: int) -> Manifest:
 # -- a cluster that is kept is never older than what was said of it ----------------------------------------------------
 
 
-def test_a_slice_that_was_written_on_in_place_counts_as_it_is_once_the_fleet_is_told() -> None:
+def test_a_slice_changed_in_place_counts_after_the_fleet_is_updated() -> None:
     documents = slices()
     fleet = Fleet.from_manifests(documents)
     first = UUIDS[0]

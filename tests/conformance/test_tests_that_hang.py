@@ -64,7 +64,7 @@ def test_after():
 """
 
 
-def test_a_test_that_ends_its_worker_is_told_and_not_run_again(tmp_path: Path) -> None:
+def test_a_test_that_ends_its_worker_fails_and_does_not_run_again(tmp_path: Path) -> None:
     """In the tiers that need a machine; elsewhere xdist has it so. It would hang for as long in each new worker."""
     for tier, content in {"machine": ENDS_ITS_WORKER, "cluster": "def test_there():\n    pass\n"}.items():
         folder = tmp_path / "tests" / tier

@@ -19,7 +19,7 @@ def test_the_picture_is_of_the_record() -> None:
     assert scaling_plot.svg(RECORD) == scaling_plot.PICTURE.read_text(), "`make timeline` makes both"
 
 
-def test_in_the_record_nobody_goes_ahead_of_the_one_before_him() -> None:
+def test_no_step_of_the_record_comes_before_its_cause() -> None:
     steps_wait_for_each_other(EVENTS, LEAST)
     assert {"asked", "permitted", "told", "heard", "denied", "agreed", "device"} <= {event.what for event in EVENTS}
 
@@ -39,6 +39,6 @@ def late(which: Callable[[Event], bool]) -> list[Event]:
     ],
     ids=["permitted", "plugged", "agreed", "unplugged"],
 )
-def test_a_record_in_which_somebody_does_is_found_out(which: Callable[[Event], bool], says: str) -> None:
+def test_a_record_with_a_step_before_its_cause_is_refused(which: Callable[[Event], bool], says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         steps_wait_for_each_other(late(which), LEAST)

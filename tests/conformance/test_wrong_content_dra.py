@@ -237,7 +237,7 @@ def test_requests_of_one_name_are_allocated_one_after_the_other_as_upstream_does
 
 
 @pytest.mark.parametrize("second", [request("r", None), first_of("r", ask(1))])
-def test_requests_of_one_name_that_nobody_could_tell_apart_are_an_error(second: Any) -> None:
+def test_two_requests_of_one_name_are_an_error(second: Any) -> None:
     with pytest.raises(AllocationError, match=r"requests\[0\]\.name is the name of 2 requests"):
         answer(claim(request("r", 1), second), PLENTY)
 
@@ -400,7 +400,7 @@ def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches
         {"devices": {"results": [{"driver": "gpu.io", "pool": "plenty", "device": "d", "consumedCapacity": 5}]}},
     ],
 )
-def test_an_allocation_that_cannot_be_read_is_told_and_the_others_are_answered(allocation: Any) -> None:
+def test_other_claims_are_answered_beside_an_unreadable_allocation(allocation: Any) -> None:
     bad = {**claim(request(), name="bad"), "status": {"allocation": allocation}}
 
     answers, _ = solved(bad, OTHER)
@@ -429,7 +429,7 @@ HALF = json.loads('"m\\ud800"')
 
 
 @pytest.mark.parametrize("part", ["claims", "classes", "slices"])
-def test_half_a_surrogate_pair_is_told_and_never_answered(part: str) -> None:
+def test_half_a_surrogate_pair_is_a_problem_and_never_in_an_answer(part: str) -> None:
     problems = 0
     texts = [i for i, (container, key) in enumerate(places(WORLD[part])) if isinstance(container[key], str)]
     for number in texts:

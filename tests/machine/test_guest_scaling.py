@@ -200,8 +200,8 @@ def follow(host: Host, record: Record, most: int) -> None:
                 record.first("has", permitted, cpus=most).at,
                 record.first("has", permitted, memory=large.memory).at,
             ]
-            told_at = record.first("told", begun, **large.named).at
-            assert begun < asked_at < permitted < min(plugged) < max(plugged) < told_at < heard
+            notified_at = record.first("told", begun, **large.named).at
+            assert begun < asked_at < permitted < min(plugged) < max(plugged) < notified_at < heard
             assert record.last("load", asked_at).more["host_load1"] >= (most - 0.5) * TARGET, "why it was asked for"
             guest.until(f"[ $(cat /sys/devices/system/cpu/online) = 0-{most - 1} ]", seconds=PATIENCE)
             guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {most * 900_000} ]", seconds=PATIENCE)

@@ -272,7 +272,7 @@ def test_more_memory_than_there_can_be_is_refused_before_qemu_is_asked(micro: Im
             assert not settings.run.exists()
 
 
-def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(micro: Image) -> None:
+def test_a_failed_start_reports_the_words_of_qemu_and_leaves_nothing(micro: Image) -> None:
     with short_folder() as place:
         settings = config(micro, place)
         with ended(settings), plugin(settings) as machines:

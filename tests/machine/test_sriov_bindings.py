@@ -187,7 +187,7 @@ def test_vfs_are_made_from_none_without_drivers_and_go_with_their_last_claim(plu
     assert linux.fact(NEAR, "sriov_drivers_autoprobe") == "1"
 
 
-def test_what_the_kernel_refuses_is_told_and_leaves_nothing(plugin: InsidePlugin, linux: Host) -> None:
+def test_a_refusal_of_the_kernel_is_reported_and_leaves_nothing(plugin: InsidePlugin, linux: Host) -> None:
     with pytest.raises(PluginRefused, match="maxTxRate") as refused:
         plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, claim=[{"mac": MAC, "maxTxRate": 4_000_000_000}])])
     assert refused.value.code == "HostRefused"

@@ -49,7 +49,7 @@ def test_a_real_uevent_is_news(source: UdevSource) -> None:
     assert source.wait(LONG)
 
 
-def test_events_of_other_subsystems_do_not_wake_anybody(source: UdevSource) -> None:
+def test_events_of_other_subsystems_wake_no_waiter(source: UdevSource) -> None:
     pci_device()
     source.wait(0)
 

@@ -159,9 +159,7 @@ def test_what_was_added_is_deleted_as_it_was_added_whatever_became_of_the_list_a
     in_a_bed(body)
 
 
-def test_two_plugins_are_never_given_one_address_and_who_comes_too_late_is_told_why(
-    plugins: Path, program: str
-) -> None:
+def test_two_plugins_never_get_one_address_and_the_later_one_gets_a_reason(plugins: Path, program: str) -> None:
     def body() -> None:
         write_list()
         pools = [

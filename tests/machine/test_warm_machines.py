@@ -139,7 +139,7 @@ def test_a_forgotten_machine_that_never_ran_ends_and_one_that_runs_does_not(open
     in_a_bed_that_had_one(open_image, body)
 
 
-def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> None:
+def test_a_machine_that_ended_while_it_waited_is_not_given_out(open_image: Image) -> None:
     def body() -> None:
         before = there_is()
         pool = opened(open_image)
@@ -183,7 +183,7 @@ def test_machines_that_wait_no_more_by_the_next_plugins_config_are_ended_too(ope
     in_a_bed_that_had_one(open_image, body)
 
 
-def test_kill_9_at_any_moment_leaves_no_machine_but_those_that_somebody_has(open_image: Image) -> None:
+def test_kill_9_at_any_moment_leaves_only_machines_with_an_owner(open_image: Image) -> None:
     def body() -> None:
         before = there_is()
         draw = random.Random(7)

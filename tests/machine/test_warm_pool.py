@@ -108,7 +108,7 @@ def test_what_a_setup_was_used_for_is_gone_with_it_and_its_id_never_comes_back()
     in_a_bed(body)
 
 
-def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
+def test_a_setup_is_not_taken_back_while_a_process_uses_it() -> None:
     def body() -> None:
         before = snapshot()
         pool = opened()
@@ -158,7 +158,7 @@ def test_what_its_owner_has_forgotten_is_taken_back_when_its_lease_is_over() -> 
     in_a_bed(body)
 
 
-def test_what_is_somebody_elses_stays_also_where_it_has_a_name_of_the_pools() -> None:
+def test_objects_of_others_stay_even_with_a_name_of_the_pool() -> None:
     def body() -> None:
         network.make_namespace(NAMESPACES / "warm-somebody")
         (NAMESPACES / "warm-plain").touch()
@@ -324,7 +324,7 @@ def test_while_another_file_system_hides_its_folders_nothing_is_given_back_and_t
     in_a_bed(body)
 
 
-def test_where_it_cannot_be_seen_who_lives_in_a_setup_somebody_does() -> None:
+def test_a_setup_whose_processes_cannot_be_seen_is_in_use() -> None:
     def body() -> None:
         pool = opened()
         lived_in, tapped, free = (pool.take(owner).setup for owner in "abc")
@@ -358,7 +358,7 @@ STRIDE = int(os.environ.get("DEVALLOC_WARM_STRIDE", "13"))
 """Every so manieth of all points is tried (`make faults`: each). All ways to fail get their turn, for there are 5."""
 
 
-def test_a_plugin_that_is_killed_at_any_moment_of_filling_leaves_nothing_and_forgets_nobody() -> None:
+def test_kill_9_at_any_moment_of_filling_leaves_nothing_and_forgets_no_owner() -> None:
     """100 are filled, taken and given back, and kill -9 comes at a moment drawn anew each time."""
 
     def body() -> None:

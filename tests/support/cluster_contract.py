@@ -67,7 +67,7 @@ class TestDifferences:
         finally:
             other.close()
 
-    def test_a_kind_that_nobody_asked_for_yet_is_told_as_a_whole(self, store: KubernetesStore) -> None:
+    def test_the_first_watch_of_a_kind_gets_all_its_objects(self, store: KubernetesStore) -> None:
         """What came before the place as well; and what was read singly and has gone is told."""
         store.create(claim())
         store.create(claim("b"))

@@ -454,7 +454,7 @@ class TestWatch:
         store.create(claim())
         assert seen(store, since) == [(EventType.DELETED, "a"), (EventType.ADDED, "a")]
 
-    def test_every_deletion_is_told(self, store: Store) -> None:
+    def test_a_watch_sees_every_deletion(self, store: Store) -> None:
         """Even of an object that came and went between two looks: somebody else may have seen it."""
         store.create(pool())
         since = store.list().resource_version
@@ -472,7 +472,7 @@ class TestWatch:
         store.replace(marked)
         assert seen(store, event.resource_version) == [(EventType.DELETED, "a")]
 
-    def test_waits_for_what_others_do_and_stops_when_told(self, store: Store) -> None:
+    def test_a_watch_waits_for_writes_of_others_until_it_is_stopped(self, store: Store) -> None:
         stop = threading.Event()
         got: list[str] = []
         arrived = threading.Semaphore(0)
@@ -493,7 +493,7 @@ class TestWatch:
         assert not follower.is_alive()
         assert got == ["a", "b", "c"]
 
-    def test_from_the_start_of_an_empty_store_deletions_are_told_too(self, store: Store) -> None:
+    def test_a_watch_from_the_start_of_an_empty_store_sees_deletions(self, store: Store) -> None:
         stop, gone = threading.Event(), threading.Event()
 
         def follow() -> None:
@@ -511,7 +511,7 @@ class TestWatch:
             stop.set()
             follower.join()
 
-    def test_from_a_list_of_an_empty_store_what_came_and_went_since_is_told(self, store: Store) -> None:
+    def test_a_watch_from_a_list_of_an_empty_store_sees_what_came_and_went(self, store: Store) -> None:
         since = store.list([]).resource_version
         store.create(claim("a"))
         store.delete(*A)
@@ -534,7 +534,7 @@ class TestWatch:
         assert list(store.watch(None, store.list().resource_version, timeout=0)) == []
         assert len(seen(store, str(int(store.list().resource_version) - 1))) == 1
 
-    def test_from_any_place_all_deletions_are_told_or_it_is_expired(self, store: Store) -> None:
+    def test_a_watch_from_any_version_sees_all_deletions_or_is_expired(self, store: Store) -> None:
         first, deleted = int(store.list().resource_version) + 1, {}
         for number in range(60):
             last = store.delete(*Key.of(store.create(claim(f"n{number}"))))

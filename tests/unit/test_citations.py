@@ -175,7 +175,7 @@ def test_no_rule_has_the_name_of_a_gpu_that_is_never_one() -> None:
         ("2026-01-31T00:00:00Z, a VT100, I2C, node-S3, T4-4Q", []),
     ],
 )
-def test_citations_are_told_from_other_names(text: str, rules: list[str]) -> None:
+def test_citations_differ_from_other_names(text: str, rules: list[str]) -> None:
     assert [rule for _, rule in cited(text)] == rules
 
 

@@ -191,7 +191,7 @@ def test_links_are_found_outside_code() -> None:
     assert [*links(text)] == [(1, "b.md#c"), (1, "d.png"), (3, "f.md"), (4, "g.svg")]
 
 
-def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_that_lead_nowhere_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.test_doc_links.REPO", tmp_path)
     (tmp_path / "b.md").write_text("# Here\n")
     document = tmp_path / "a.md"

@@ -84,9 +84,9 @@ def _all_desired(content: dict[str, Any]) -> Iterator[CaseVerdict]:
                 case["expected"], amounts_as_table(before.resources, gib="mem_gib" in case["expected"]), "v0.31"
             )
         # Peers tell that metrics are missing before there are any, too: a difference that is listed.
-        told_by_peers = era is ProtocolEra.NEWEST and metrics == (None, None)
+        peers_warn = era is ProtocolEra.NEWEST and metrics == (None, None)
         count = case.get("expected_warning_count", len(got.warnings))
-        if count - len(got.warnings) not in ((0, 1) if told_by_peers else (0,)):
+        if count - len(got.warnings) not in ((0, 1) if peers_warn else (0,)):
             failures.append(Failure(case.get("warning_gist"), list(got.warnings), "warnings"))
         return CaseVerdict(case["name"], failures)
 

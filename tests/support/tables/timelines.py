@@ -226,7 +226,7 @@ def _scenarios(content: dict[str, Any]) -> Iterator[CaseVerdict]:
         for timeline in timelines:
             try:
                 begins = {**default, **timeline, "timing": {**default.get("timing", {}), **timeline.get("timing", {})}}
-                yield _scenario(title, _told_by(more.removesuffix(")"), begins), lines)
+                yield _scenario(title, _from_title(more.removesuffix(")"), begins), lines)
             except Exception as error:
                 yield CaseVerdict(title, [Failure("steps that can be read", f"{type(error).__name__}: {error}")])
 
@@ -255,7 +255,7 @@ _TITLES = {"tick": "plugin_tick", "cooldown": "monitor_denied", "valid": "upscal
 _TITLES |= {"plugin retry": "plugin_retry", "neonvm retry": "machine_retry"}
 
 
-def _told_by(text: str, timeline: dict[str, Any]) -> dict[str, Any]:
+def _from_title(text: str, timeline: dict[str, Any]) -> dict[str, Any]:
     """A timeline begins with what stands in brackets behind its title, such as ``HEAD; min1 max8 cur6, tick 7``."""
     (low, high), timing = timeline.get("bounds", [1, 4]), dict(timeline.get("timing", {}))
     begins: dict[str, Any] = {}

@@ -28,7 +28,7 @@ def _trace(case: dict[str, Any]) -> CaseVerdict:
         where = f"step {index}, {event['type']} at {now} ms"
         try:
             state, refused = after(state, now, event)
-            got = actions_told(next_actions(state, now))
+            got = actions_as_table(next_actions(state, now))
         except Exception as error:
             # Whatever comes after it would only be noise.
             failures.append(Failure(step["actions"], explained(error), where))
@@ -105,7 +105,7 @@ _EVENTS: dict[str, Callable[[ScalingState, int, Event], ScalingState]] = {
 }
 
 
-def actions_told(actions: Actions) -> dict[str, Any]:
+def actions_as_table(actions: Actions) -> dict[str, Any]:
     """Actions as tables have them: what there is none of is absent."""
     content: dict[str, Any] = {}
     if actions.wait is not None:

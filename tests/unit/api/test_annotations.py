@@ -51,7 +51,7 @@ def test_a_slip_is_answered_with_what_was_most_likely_meant() -> None:
     assert message == "'devalloc.io/x' is unknown and has no effect; known names: devalloc.io/tolerated-taints"
 
 
-def test_what_people_write_is_told_apart() -> None:
+def test_annotations_of_users_are_listed_apart() -> None:
     assert key_names("VirtualMachine", "annotations", by_users=True) == (meta.PRIORITY, meta.RESTART)
     assert meta.LEADER in key_names("VirtualMachine", "annotations")
     (publish,) = (each for each in METADATA_KEYS if each.name == module.PUBLISH)

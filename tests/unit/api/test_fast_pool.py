@@ -105,7 +105,7 @@ def test_devices_of_all_sorts(devices: list[dict[str, Any]]) -> None:
     assert_same(_pool(devices))
 
 
-def test_values_that_are_equal_in_python_are_told_apart() -> None:
+def test_values_that_are_equal_in_python_stay_different() -> None:
     """What was remembered of 1 must not serve for True, "1" or 1.0."""
     for value in (1, True, 1.0, "1", 0, False):
         for field in ("stringValue", "intValue", "quantityValue"):

@@ -396,5 +396,5 @@ def test_two_manifests_without_a_line_between_them_are_one_mistake() -> None:
         ("metadata: {name: {{ .Values.x }}}\n", "render a template ({{ ... }}) first, or quote it"),
     ],
 )
-def test_what_the_parser_says_is_told_in_words_of_manifests(text: str, words: str) -> None:
+def test_errors_of_the_parser_are_in_words_of_manifests(text: str, words: str) -> None:
     assert any(words in problem.message for problem in load_text(text).problems)

@@ -53,7 +53,7 @@ def test_a_decision_counts_from_when_it_could_be_known_until_the_guest_hears_wha
     asyncio.run(scenario())
 
 
-def test_a_need_that_nobody_met_before_the_next_counts_too() -> None:
+def test_a_need_that_was_not_met_before_the_next_counts_too() -> None:
     async def scenario() -> None:
         guest = Guest(3)
         await guest.respond(REQUEST)
@@ -66,7 +66,7 @@ def test_a_need_that_nobody_met_before_the_next_counts_too() -> None:
     asyncio.run(scenario())
 
 
-def test_who_needs_again_what_it_has_waits_for_nobody() -> None:
+def test_a_guest_that_needs_again_what_it_has_does_not_wait() -> None:
     async def scenario() -> None:
         guest = Guest(1)
         for units in (3, 1):

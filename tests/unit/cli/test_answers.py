@@ -49,7 +49,7 @@ def test_solve_answers_the_good_documents_beside_the_bad(devalloc: Shell) -> Non
     assert "stdin, document 5" in output.err
 
 
-def test_a_problem_is_told_once(devalloc: Shell) -> None:
+def test_a_problem_is_printed_once(devalloc: Shell) -> None:
     output = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim("wrong", count=-1)))
 
     assert output.err.count("must be more than zero") == 1
@@ -378,7 +378,7 @@ def test_explain_ends_as_solve_does_where_a_manifest_is_wrong(devalloc: Shell) -
     assert codes == [2, 2]
 
 
-def test_of_objects_of_one_name_each_is_told_with_its_document(devalloc: Shell) -> None:
+def test_each_object_of_one_name_is_listed_with_its_document(devalloc: Shell) -> None:
     output = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim()))
 
     lines = [line for line in output.err.splitlines() if "2 claims are named" in line]

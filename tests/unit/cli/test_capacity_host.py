@@ -150,7 +150,7 @@ def test_machines_without_an_object_count_where_the_plugin_can_be_asked(
     assert any("machines of `devalloc vm create` are not counted: " in each for each in gone), gone
 
 
-def test_a_store_that_knows_this_host_by_another_name_is_told(devalloc: Shell, host: FakeSysfs) -> None:
+def test_a_store_with_another_name_for_this_host_is_a_warning(devalloc: Shell, host: FakeSysfs) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
     warning = "the store has machines of node-a but none of node-b; if this host is one of them, name it"
     of_b = [each if each != "node-a" else "node-b" for each in run(devalloc, host)]

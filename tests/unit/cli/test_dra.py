@@ -160,7 +160,7 @@ def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp
     assert "exactly.futureField" in output.err
 
 
-def test_a_device_of_which_nobody_can_tell_how_much_is_held_is_not_given(devalloc: Shell, tmp_path: Path) -> None:
+def test_a_device_with_an_unreadable_usage_is_not_allocated(devalloc: Shell, tmp_path: Path) -> None:
     device = {"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}
     held = claim(request("r", 1, futureField=1), name="held")
     held["status"] = {"allocation": {"devices": {"results": [device | {"shareID": "x", "consumedCapacity": 5}]}}}
@@ -171,7 +171,7 @@ def test_a_device_of_which_nobody_can_tell_how_much_is_held_is_not_given(devallo
     assert [one["device"] for one in output.json[0]["devices"]["results"]] == ["d1"]
 
 
-def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: Path) -> None:
+def test_nodes_with_one_pool_name_are_reported(devalloc: Shell, tmp_path: Path) -> None:
     slices = [
         ("ResourceSlice", slice_(f"s-{node}", devices("d0"), pool="gpus", nodeName=node)) for node in ("n0", "n1")
     ]

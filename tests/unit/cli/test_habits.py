@@ -321,7 +321,7 @@ class TestExplain:
         assert (result.code, result.out) == (code, "")
         assert message in result.err
 
-    def test_manifests_that_are_no_objects_hurt_nobody(self, devalloc: Shell) -> None:
+    def test_manifests_that_are_no_objects_do_no_harm(self, devalloc: Shell) -> None:
         odd = [{**claim(), "metadata": "x"}, {**claim(), "metadata": {"name": "\x1b[31mred"}}]
         result = devalloc("explain", "web", "--no-store", "-f", "-", stdin=text(*odd, claim("wbe")))
 

@@ -68,7 +68,7 @@ def test_a_kubeconfig_that_is_not_there_is_named(devalloc: Shell, verb: str, tmp
     assert f"{tmp_path / 'config'} does not exist; name a kubeconfig" in output.err
 
 
-def test_a_directory_is_told_as_one(devalloc: Shell, tmp_path: Path) -> None:
+def test_a_directory_instead_of_a_kubeconfig_is_reported(devalloc: Shell, tmp_path: Path) -> None:
     output = devalloc("install", "--kubeconfig", str(tmp_path))
     assert output.code == 1
     assert f"{tmp_path} is a directory; name a kubeconfig in it" in output.err
@@ -77,7 +77,7 @@ def test_a_directory_is_told_as_one(devalloc: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["root:x:0:0:root", "a: [", "[]", "\t", "{clusters: 3}", "{current-context: a, contexts: [b]}"]
 )
-def test_a_kubeconfig_that_is_none_is_told(devalloc: Shell, text: str, tmp_path: Path) -> None:
+def test_an_invalid_kubeconfig_is_reported(devalloc: Shell, text: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(text)
     output = devalloc("install", "--kubeconfig", str(tmp_path / "config"))
     assert output.code == 1
@@ -232,7 +232,7 @@ EVERY_OPTION = (
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
-def test_options_are_read_off_what_runs_if_nobody_noted_them(kube: FakeKube, options: InstallOptions) -> None:
+def test_options_are_read_from_running_objects_without_a_record(kube: FakeKube, options: InstallOptions) -> None:
     """As after 0.1.0 or kubectl."""
     client: Any = FakeClient(kube)
     for one in render_manifests(options):
@@ -242,7 +242,7 @@ def test_options_are_read_off_what_runs_if_nobody_noted_them(kube: FakeKube, opt
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"publish": "no"}', '{"permits": "yes"}', '{"kubelet_dir": "a b"}'])
-def test_a_note_that_somebody_has_changed_is_told(devalloc: Shell, kube: FakeKube, text: str) -> None:
+def test_an_edited_record_of_options_is_reported(devalloc: Shell, kube: FakeKube, text: str) -> None:
     devalloc("install")
     path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devalloc-node"
     kube.objects[path]["metadata"]["annotations"][upgrade.OPTIONS_ANNOTATION] = text

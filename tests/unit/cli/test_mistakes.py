@@ -65,7 +65,7 @@ def test_a_misspelled_annotation_is_noticed(devalloc: Shell, verb: str) -> None:
     assert "did you mean devalloc.io/priority?" in result.err
 
 
-def test_a_pin_to_a_node_that_does_not_exist_is_told_as_that(devalloc: Shell) -> None:
+def test_a_pin_to_a_node_that_does_not_exist_has_its_own_message(devalloc: Shell) -> None:
     pinned = claim("a")
     pinned["metadata"]["annotations"] = {"devalloc.io/node": "nodea"}
 
@@ -75,7 +75,7 @@ def test_a_pin_to_a_node_that_does_not_exist_is_told_as_that(devalloc: Shell) ->
     assert "at most 0" not in result.out
 
 
-def test_a_pin_to_a_node_without_such_devices_is_told_as_before(devalloc: Shell) -> None:
+def test_a_pin_to_a_node_without_such_devices_reports_how_many_there_are(devalloc: Shell) -> None:
     pinned = claim("a")
     pinned["metadata"]["annotations"] = {"devalloc.io/node": "node-b"}
     other = pool("nics", node="node-b")
@@ -258,11 +258,11 @@ def test_a_url_is_answered_with_how_to_fetch_it(devalloc: Shell, verb: str) -> N
     assert f"curl -sSL https://example.com/x.yaml | devalloc {verb} -f -" in result.err
 
 
-def test_a_json_array_is_told_how_to_write_several_objects(devalloc: Shell) -> None:
+def test_the_refusal_of_a_json_array_shows_how_to_write_several_objects(devalloc: Shell) -> None:
     assert "separate the objects with ---" in devalloc("apply", "-f", "-", stdin="[{}]").err
 
 
-def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_writes_all_objects_before_it_prints(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads only the first line, as `| head -1` does, must not end it half-way."""
     import click
 

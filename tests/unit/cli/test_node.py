@@ -78,7 +78,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--tap", ":vm*"], "--tap must be a pattern such as"),
     ],
 )
-def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str], message: str) -> None:
+def test_bad_options_are_refused_with_a_message(
+    folder: Path, devalloc: Shell, options: list[str], message: str
+) -> None:
     result = devalloc(*arguments(folder, *options))
     assert (result.code, message in result.err) == (2, True), result.err
 
@@ -98,7 +100,7 @@ def test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster(folder: Path, dev
     assert (result.code, "--publish pools" in result.err) == (2, True), result.err
 
 
-def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) -> None:
+def test_folders_that_machines_lack_are_listed_at_the_start(folder: Path) -> None:
     def start_output(machines: MachineConfig, *shared: Path) -> list[str]:
         lines: list[str] = []
         settings = NodeSettings(
@@ -227,7 +229,7 @@ def test_what_is_shown_to_people_is_at_sockets_of_this_user_unless_a_port_is_ask
     assert shown("--dump-port", "0", "--permits-dump-port", "0") == (None, None)
 
 
-def test_the_server_of_permits_that_is_run_here_wants_a_token_that_nobody_else_has(folder: Path) -> None:
+def test_the_local_permit_server_has_a_secret_token(folder: Path) -> None:
     def token(*words: str) -> str | None:
         scaling = settings_of(folder, "--scaling", *words).scaling
         assert scaling is not None
@@ -290,7 +292,7 @@ def test_users_of_machines_are_a_range_of_which_waiting_ones_have_half(
         settings_of(folder, "--machine-users", "70000-71999")
 
 
-def test_a_token_that_others_can_read_or_nobody_can_send_is_told(folder: Path, devalloc: Shell) -> None:
+def test_a_token_that_is_readable_by_others_or_cannot_be_sent_is_refused(folder: Path, devalloc: Shell) -> None:
     file = folder / "token"
     for content, mode, problem in (
         (b"0123456789abcdef\n", 0o666, "is open to other users (mode 0666), who could ask for permits as this node"),
@@ -338,7 +340,7 @@ def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pyt
     assert other.unit == Resources(500, 2**30)
 
 
-def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc: Shell) -> None:
+def test_an_invalid_configuration_of_agents_is_refused(folder: Path, devalloc: Shell) -> None:
     file = folder / "agent.json"
     for text, problem in {
         "{": "Expecting property name",
@@ -366,7 +368,7 @@ def test_capacity_is_enforced_unless_switched_off_with_the_limits_given(folder: 
     )
 
 
-def test_a_host_whose_capacity_is_not_known_is_told_at_the_start(folder: Path, devalloc: Shell) -> None:
+def test_a_host_of_unknown_capacity_is_refused_at_the_start(folder: Path, devalloc: Shell) -> None:
     shutil.rmtree(folder / "host/sys/devices/system")
     capacity = settings_of(folder).capacity
     assert capacity is not None

@@ -101,7 +101,7 @@ class TestInManifestsOfAFleet:
     @pytest.mark.parametrize(
         "wrong", [{"metadata": {"name": "node-a", "annotations": ["x"]}}, {"spec": ["x"]}, {"spec": {"taints": 3}}]
     )
-    def test_a_node_that_cannot_be_read_holds_up_nobody(self, devalloc: Shell, wrong: Object) -> None:
+    def test_an_unreadable_node_does_not_hold_up_claims(self, devalloc: Shell, wrong: Object) -> None:
         dump = text(pool(), device_class(), claim(), {**node("node-a"), **wrong})
 
         assert devalloc("solve", "--no-store", "-f", "-", stdin=dump).code == 0

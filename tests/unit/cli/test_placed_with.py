@@ -167,7 +167,7 @@ def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devallo
     assert "What to do: " in output.out
 
 
-def test_the_machine_of_another_namespace_is_explained_by_the_command_that_is_told(devalloc: Shell) -> None:
+def test_the_printed_command_explains_the_machine_of_another_namespace(devalloc: Shell) -> None:
     fleet = (gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
     for manifest in fleet:
         if "namespace" in manifest["metadata"]:

@@ -154,7 +154,7 @@ def test_cordoning_again_keeps_the_reason_unless_another_one_is_given(devalloc: 
         devalloc("uncordon", name)
 
 
-def test_devices_of_pods_are_told_to_be_cordoned_otherwise(devalloc: Shell) -> None:
+def test_cordon_of_devices_of_pods_names_the_right_command(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(pool("gpus")))
     with stored(devalloc) as store:
         store.create(slice_of("p", "node-a", []))

@@ -85,7 +85,7 @@ class TestAnnotation:
         assert ("created" in applied.out) == (output.code == 0)
         return output.code, output.err
 
-    def test_every_field_that_cannot_be_is_told_with_its_path(self, devalloc: Shell, tmp_path: Path) -> None:
+    def test_every_invalid_field_is_reported_with_its_path(self, devalloc: Shell, tmp_path: Path) -> None:
         wrong = json.dumps({"loadAverageFractionTarget": 2, "lfcWindowSizeMinutes": "five", "enableLFCMetrics": True})
         code, printed = self.validated(devalloc, tmp_path, wrong)
         assert code == 2
@@ -94,7 +94,7 @@ class TestAnnotation:
         assert f"{PATH}.lfcWindowSizeMinutes: must be a whole number of minutes" in second
         assert "VirtualMachine default/web" in first
 
-    def test_what_is_no_json_is_told(self, devalloc: Shell, tmp_path: Path) -> None:
+    def test_invalid_json_is_reported(self, devalloc: Shell, tmp_path: Path) -> None:
         code, printed = self.validated(devalloc, tmp_path, "{")
         assert code == 2
         assert f"{PATH}: is not valid JSON" in printed

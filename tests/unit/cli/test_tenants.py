@@ -215,7 +215,7 @@ WORDS = (("top", "--once"), ("get", "claims"), ("describe", "dclaim/new"), ("wai
 
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
-def test_a_claim_that_nobody_answers_is_told_so_with_since_when(team: Team, words: tuple[str, ...]) -> None:
+def test_a_claim_without_a_controller_shows_since_when(team: Team, words: tuple[str, ...]) -> None:
     team.is_admin = True
     leads(team.kube, "2026-01-01T00:00:00.000000Z")
     path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
@@ -227,7 +227,7 @@ def test_a_claim_that_nobody_answers_is_told_so_with_since_when(team: Team, word
 
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
-def test_nothing_is_said_where_one_leads_or_nobody_may_see_it(team: Team, words: tuple[str, ...]) -> None:
+def test_no_remark_appears_with_a_leader_or_without_the_right_to_see_leases(team: Team, words: tuple[str, ...]) -> None:
     path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
     team.kube.create(path, gpu_claim("new", 1, "team-a"))
     leads(team.kube, datetime.now(UTC).isoformat().replace("+00:00", "Z"))
@@ -236,6 +236,6 @@ def test_nothing_is_said_where_one_leads_or_nobody_may_see_it(team: Team, words:
         assert "controller" not in output.out + output.err
 
 
-def test_a_cluster_without_a_controller_is_told(team: Team) -> None:
+def test_top_reports_a_cluster_without_a_controller(team: Team) -> None:
     team.is_admin = True
     assert "no controller: none is installed" in team("top", "--once").out

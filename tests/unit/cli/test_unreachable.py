@@ -73,9 +73,7 @@ def served(tls: ssl.SSLContext | None) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_certificate_that_cannot_be_verified_is_told_with_what_to_do(
-    devalloc: Shell, tmp_path: Path, verb: str
-) -> None:
+def test_a_certificate_that_cannot_be_verified_has_a_remedy(devalloc: Shell, tmp_path: Path, verb: str) -> None:
     with served(self_signed(["127.0.0.1"])) as port:
         done = devalloc(*verb.split(), "--kubeconfig", kubeconfig(tmp_path / "k", f"https://127.0.0.1:{port}"))
     assert done.code == 1
@@ -85,7 +83,7 @@ def test_a_certificate_that_cannot_be_verified_is_told_with_what_to_do(
     assert "certificate-authority" in done.err, "what to do"
 
 
-def test_a_server_without_tls_is_told(devalloc: Shell, tmp_path: Path) -> None:
+def test_a_server_without_tls_is_reported(devalloc: Shell, tmp_path: Path) -> None:
     with served(None) as port:
         done = devalloc("get", "claims", "--kubeconfig", kubeconfig(tmp_path / "k", f"https://127.0.0.1:{port}"))
     assert f"no TLS connection to the API server at https://127.0.0.1:{port}: " in done.err

@@ -170,7 +170,7 @@ def test_lines_that_differ_are_not_remembered_while_it_serves(tmp_path: Path) ->
     assert plugin._reported == {"a"}
 
 
-def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_scan_withholds_what_only_the_journal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
     monkeypatch.setattr(StandaloneNode, "_serve", lambda plugin: None)
     bench = EngineBench(tmp_path)

@@ -216,7 +216,7 @@ class TestMachines:
 
 
 class TestRefusals:
-    def test_denied_and_failed_are_told_apart_with_code_and_advice(self, devalloc_vm: Vm, plugin: Served) -> None:
+    def test_denied_and_failed_have_their_own_code_and_advice(self, devalloc_vm: Vm, plugin: Served) -> None:
         devalloc_vm.create()
         refused = devalloc_vm("attach", "web", "nobody")
         assert refused.code == 1
@@ -264,7 +264,7 @@ class TestRefusals:
         assert output.code == 2
         assert words in output.err
 
-    def test_only_machines_are_created_and_wrong_ones_are_told_with_their_path(self, devalloc_vm: Vm) -> None:
+    def test_only_machines_are_created_and_wrong_fields_have_their_path(self, devalloc_vm: Vm) -> None:
         wrong = vm("wrong")
         wrong["spec"]["memory"]["max"] = "1Mi"
         claim = {
@@ -296,7 +296,7 @@ class TestRefusals:
 
 
 class TestSocket:
-    def test_users_find_their_own_plugin_and_else_are_told_that_roots_is_not_for_them(
+    def test_users_find_their_own_plugin_or_learn_that_it_is_roots(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         root, own = tmp_path / "run" / "node.sock", tmp_path / "devalloc" / "node" / "node.sock"
@@ -325,7 +325,9 @@ class TestSocket:
             assert "no node plugin at" in output.err
             assert "devalloc node" in output.err
 
-    def test_a_plugin_that_is_gone_is_told_from_one_that_never_was(self, devalloc: Shell, tmp_path: Path) -> None:
+    def test_a_plugin_that_ended_has_another_message_than_one_that_never_ran(
+        self, devalloc: Shell, tmp_path: Path
+    ) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / "left.sock"))
         output = devalloc("vm", "list", "--socket", tmp_path / "left.sock")

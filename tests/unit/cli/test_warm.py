@@ -86,7 +86,7 @@ def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: ToyPart, deval
         assert (listed["ready"], "taken" in listed) == (1, False)
 
 
-def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
+def test_no_owner_has_a_name_of_the_nodes_machines(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy) as pool, served(tmp_path, pool) as socket:
         refused = devalloc("warm", "take", "machine/default/web", "--socket", socket)
         assert refused.code != 0
@@ -105,7 +105,7 @@ def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: ToyP
         pool.give_back(setup, soon())
 
 
-def test_more_vcpus_than_any_host_has_are_refused_before_anybody_is_asked(devalloc: Shell) -> None:
+def test_more_vcpus_than_any_host_has_are_refused_before_a_call(devalloc: Shell) -> None:
     assert commands.MAX_VCPUS == service.MOST_VCPUS
     for number in (service.MOST_VCPUS + 1, 1 << 31, 1 << 64):
         refused = devalloc("warm", "take", "a", "--vcpus", number, "--socket", "/nowhere")
@@ -113,7 +113,7 @@ def test_more_vcpus_than_any_host_has_are_refused_before_anybody_is_asked(devall
         assert "0<=x<=65536" in refused.err
 
 
-def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
+def test_an_empty_pool_answers_try_again(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy, most=1) as pool, served(tmp_path, pool) as socket:
         assert devalloc("warm", "take", "a", "--socket", socket).code == 0
         refused = devalloc("warm", "take", "b", "--socket", socket)
@@ -238,7 +238,9 @@ def test_options_alone_warn_of_no_setups(tmp_path: Path, toy: ToyPart, capsys: p
     assert capsys.readouterr().err == ""
 
 
-def test_what_says_nothing_about_machines_that_wait_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_without_meaning_for_waiting_machines_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def waiting(**more: object) -> list[str]:
         sizes = {"cpu": {"min": "1", "max": "1"}, "memory": {"min": "64Mi", "max": "64Mi"}}
         spec = {**sizes, "start": {"kernel": "/images/vmlinuz"}, **more}

@@ -52,7 +52,7 @@ def reason(store: Store, name: str) -> str | None:
 
 
 class TestCounts:
-    def test_earlier_claims_get_what_a_quota_allows_and_later_ones_are_told(self, store: SQLiteStore) -> None:
+    def test_earlier_claims_get_what_a_quota_allows_and_later_ones_a_reason(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit("3"))
         fill(store, gpu_claim("a", 2), gpu_claim("b", 2), gpu_claim("c"), gpu_claim("d", namespace="other"))
         DeviceClaimAllocator(store).round()
@@ -110,7 +110,7 @@ class TestCounts:
         allocator.round()
         assert used(store) == {"gpu": "0"}
 
-    def test_who_waits_is_not_told_anew_whenever_somebody_else_gets_or_gives_back(self, store: SQLiteStore) -> None:
+    def test_a_waiting_claim_is_not_written_when_others_get_or_release_devices(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2))
         fill(store, *(gpu_claim(name, 2) for name in "abcdef"))
         allocator = DeviceClaimAllocator(store)
@@ -234,7 +234,7 @@ class TestCounts:
         assert quota.max_devices(read, "gpu", classes) == most
         assert quota.max_devices(read, "watch", classes) == 0, "admin access counts nothing"
 
-    def test_who_asks_for_an_open_number_is_told_to_say_one(self, store: SQLiteStore) -> None:
+    def test_the_refusal_of_an_open_count_asks_for_a_limit(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), limit(8), claim("a", {"deviceClass": "gpu", "requests": {"memory": "1Gi"}}))
         DeviceClaimAllocator(store).round()
         assert annotations(store, "a")["message"] == (

@@ -136,7 +136,7 @@ def test_a_rule_that_adopts_no_more_or_lost_its_finalizer_causes_no_more_rounds(
         assert all(due > world.now for due in world.adoption.due()), change
 
 
-def test_a_policy_that_lets_anything_through_begins_the_wait_anew_and_is_told_on_the_rule() -> None:
+def test_a_policy_that_refuses_nothing_restarts_the_wait_and_is_reported_on_the_rule() -> None:
     world = World(rule())
     world.after(2)
     world.trouble = "the policy does not refuse"

@@ -223,7 +223,7 @@ class TestAnswers:
             "allocated-spec",
         }
 
-    def test_an_invalid_claim_says_so_and_stops_nobody(self, store: SQLiteStore) -> None:
+    def test_an_invalid_claim_has_a_reason_and_stops_no_other(self, store: SQLiteStore) -> None:
         wrong = gpu_claim("wrong")
         wrong["spec"]["claims"][0]["deviceClas"] = "gpu"
         unnamed = {**gpu_claim("undecodable"), "spec": "nonsense"}
@@ -622,7 +622,7 @@ class TestLoop:
 class TestAvailabilityNowAndThen:
     """On a cluster each write of availableDevices is a request: they wait for each other, and never for long."""
 
-    def test_what_was_counted_before_there_were_any_pools_is_not_told(self, store: SQLiteStore) -> None:
+    def test_counts_from_before_the_first_pool_are_not_reported(self, store: SQLiteStore) -> None:
         """As where a round is decided again: "pools 0" was said of a cluster with pools."""
         now = [1000.0]
         allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(availability=10.0), clock=lambda: now[0])

@@ -148,7 +148,7 @@ def test_one_that_never_reached_the_api_server_is_not_ready_at_once(monkeypatch:
         assert "Claims may not be answered: the lease has not been read yet" in cluster.trouble()
 
 
-def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_take_over_that_does_not_end_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     kube = FakeKube()
     record = {"name": "r", "namespace": "devalloc-system", "labels": {"devalloc.io/transaction": "record"}}
     kube.create("/api/v1/namespaces/devalloc-system/configmaps", {"kind": "ConfigMap", "metadata": record})
@@ -193,7 +193,7 @@ def test_claims_do_not_wait_for_neons_machines(fails: str) -> None:
         until(lambda: LEADER in kube.get(f"{MACHINES}/vm1")["metadata"].get("annotations", {}))
 
 
-def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_watches_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     kube = FakeKube()
     client = FakeClient(kube)
     with running(client) as cluster:
@@ -211,7 +211,7 @@ def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         assert "DeviceClaims: no updates from the cluster" in ready(cluster)[1]
 
 
-def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_that_cannot_be_answered_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(FakeKube())
     settings = AllocatorSettings(retry=0.01, resync=0.01)
     with running(client, allocate=settings) as cluster:
@@ -228,7 +228,7 @@ def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch
         assert cluster.trouble() == ""
 
 
-def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_claims_that_cannot_be_answered_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(FakeKube())
     whole = client.list
 

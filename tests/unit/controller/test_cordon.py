@@ -52,7 +52,7 @@ def pool(store: SQLiteStore, name: str = "p") -> Object:
 
 
 class TestAllocation:
-    def test_a_cordoned_device_is_given_to_nobody_and_kept_by_its_owner(self, store: SQLiteStore) -> None:
+    def test_a_cordoned_device_stays_with_its_owner_and_goes_to_no_other(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
         allocator.round()
@@ -67,7 +67,7 @@ class TestAllocation:
         allocator.round()
         assert held(store, "b") == ["p/d1"]
 
-    def test_a_pool_of_anybody_can_be_cordoned(self, store: SQLiteStore) -> None:
+    def test_a_pool_without_a_node_can_be_cordoned(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("network", node=None), gpu_class(), gpu_claim("a"))
         put(store, "pool/network")
         DeviceClaimAllocator(store).round()
@@ -315,7 +315,7 @@ class TestNames:
         assert "0000-51-00-0" not in find_target(store, "0000-51-00-1").devices
         assert find_target(store, str(vf)).devices == (vf,)
 
-    def test_a_name_that_may_be_several_is_told_apart(self, store: SQLiteStore) -> None:
+    def test_an_ambiguous_name_is_refused_with_its_meanings(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("n", node="n"), gpu_pool("p", node="n"))
         with pytest.raises(TargetNotFound, match="node n or pool n"):
             find_target(store, "n")

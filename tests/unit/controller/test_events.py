@@ -29,7 +29,7 @@ def events_of(before: Object, after: Object) -> list[tuple[str, str, str]]:
     return [(each.type, each.reason, each.note) for each in events_of_write(before, after)]
 
 
-class TestWhatIsTold:
+class TestEventsOfWrites:
     def test_of_a_claim_that_got_and_gave_back(self) -> None:
         has = claim(held("d0", "d1"), allocated_node="n")
         assert events_of(claim(), has) == [("Normal", "Allocated", "2 devices on node n: p/d0, p/d1")]
@@ -38,7 +38,7 @@ class TestWhatIsTold:
         assert event.regarding["uid"] == "u1"
         assert event.regarding["namespace"] == "team"
 
-    def test_a_reason_is_told_when_it_is_another_one(self) -> None:
+    def test_a_new_reason_is_an_event(self) -> None:
         refused = claim(reason="DevicesInUse", message="1 is used by x")
         assert events_of(claim(), refused) == [("Warning", "DevicesInUse", "1 is used by x")]
         assert events_of(refused, claim(reason="DevicesInUse", message="2 are used")) == [], "only its numbers changed"
@@ -72,7 +72,7 @@ class TestWhatIsTold:
         assert events_of(placed, grown) == [("Warning", "NoRoom", "NoRoom!")]
         assert events_of(placed, new) == [("Normal", "Released", "node n1 no longer reserves anything for it")]
 
-    def test_what_nobody_waits_for_is_not_told(self) -> None:
+    def test_a_write_to_a_pool_is_no_event(self) -> None:
         pool = {"apiVersion": "v1", "kind": "DevicePool", "metadata": {"name": "p"}}
         assert events_of_write(pool, {**pool, "status": {"availableDevices": 1}}) == []
 
@@ -141,7 +141,7 @@ def test_an_event_has_what_the_api_wants() -> None:
     assert "series" not in event
 
 
-def test_what_is_told_again_is_counted() -> None:
+def test_a_repeated_event_is_counted() -> None:
     server, clock = Server(), Clock()
     recorder = EventRecorder(server, "i", now=clock)
     recorder.record([make_event(), make_event(note="later"), make_event(reason="Other")])
@@ -157,7 +157,7 @@ def test_what_is_told_again_is_counted() -> None:
     assert len(server.events) == 3, "long after, it is another event"
 
 
-def test_one_whose_event_is_gone_is_told_anew() -> None:
+def test_an_event_that_was_deleted_is_created_again() -> None:
     server = Server()
     recorder = EventRecorder(server, "i", now=Clock())
     recorder.record([make_event()])
@@ -169,7 +169,7 @@ def test_one_whose_event_is_gone_is_told_anew() -> None:
     assert recorder.dropped == 0
 
 
-def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
+def test_recording_does_not_wait_for_a_silent_server() -> None:
     server = Server()
     server.gate.clear()
     recorder = EventRecorder(server, "i", now=Clock(), most_waiting=10)

@@ -53,7 +53,7 @@ class TestWhatIsAllocatedStays:
         assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 0}
 
     @pytest.mark.parametrize("amount", ["-5", "junk"])
-    def test_an_amount_that_cannot_be_is_told_and_frees_nothing(self, store: SQLiteStore, amount: str) -> None:
+    def test_an_invalid_amount_has_a_reason_and_frees_nothing(self, store: SQLiteStore, amount: str) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
         allocator.round()
@@ -105,7 +105,7 @@ class TestWhatIsAllocatedStays:
         assert held(store, "looks") == [], "it is a claim like others now"
 
     @pytest.mark.parametrize("nonsense", ['{"claims":[{"deviceClass":["gpu"]}]}', "[1,", '"gpu"', "null"])
-    def test_whatever_is_written_over_its_notes_stops_nobody(self, store: SQLiteStore, nonsense: str) -> None:
+    def test_junk_in_its_annotations_stops_no_other_claim(self, store: SQLiteStore, nonsense: str) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
         allocator.round()
@@ -172,7 +172,7 @@ class TestRelease:
         allocator.round()
         assert (held(store, "a"), held(store, "b")) == ([], ["p/d0"])
 
-    def test_refuses_while_somebody_uses_it(self, store: SQLiteStore) -> None:
+    def test_release_is_refused_while_a_pod_uses_it(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
         DeviceClaimAllocator(store).round()
         obj = store.get("DeviceClaim", "default", "a")

@@ -127,7 +127,7 @@ def test_what_is_not_there_and_what_is_not_looking_is_refused() -> None:
         assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_an_api_server_that_is_away_lets_nobody_in_and_is_asked_again() -> None:
+def test_no_caller_gets_in_until_the_api_server_answers_again() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     cluster.is_away = True
     with served(ClusterAuthorizer(cluster.post)) as url:
@@ -230,7 +230,7 @@ def written(kind: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("review", [{}, {"status": None}, {"status": {"authenticated": "yes"}}, {"status": []}])
-def test_an_answer_that_says_nothing_lets_nobody_in(review: dict[str, Any]) -> None:
+def test_no_caller_gets_in_by_an_empty_review(review: dict[str, Any]) -> None:
     post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: review  # noqa: E731
     assert ClusterAuthorizer(post).status("good", "/metrics") == 401
 

@@ -115,7 +115,7 @@ def test_one_that_stood_still_while_it_asked_counts_from_when_it_asked(store: Sl
     assert not first.is_valid
 
 
-def test_whoever_waits_counts_from_when_it_saw_and_not_from_when_it_asked(store: Slow) -> None:
+def test_a_waiter_counts_from_the_answer_and_not_from_its_request(store: Slow) -> None:
     """A holder that renews while the answer is on its way has all its time."""
     holders, waiters = Clock(), Clock()
     first, second = lease(store, "first", holders), lease(store, "second", waiters)
@@ -149,7 +149,7 @@ def test_a_renewal_whose_answer_was_lost_is_made_again(store: Slow) -> None:
     assert not second.take()
 
 
-def test_one_whose_taking_was_answered_by_nobody_is_taken_again(store: Slow) -> None:
+def test_a_lease_whose_answer_was_lost_is_taken_again(store: Slow) -> None:
     clock = Clock()
     first = lease(store, "first", clock)
     store.loses_answers = True
@@ -161,7 +161,7 @@ def test_one_whose_taking_was_answered_by_nobody_is_taken_again(store: Slow) -> 
     assert first.transitions == 0, "it did not change hands"
 
 
-def test_a_label_on_it_takes_it_from_nobody(store: Slow) -> None:
+def test_a_label_on_the_lease_does_not_end_it(store: Slow) -> None:
     first = lease(store, "first", Clock())
     assert first.take()
     current = store.store.get("Lease", NAMESPACE, "devalloc-controller")

@@ -121,7 +121,7 @@ class Objects:
         return Listing([each for each in self.objects if each["kind"] == kind], "1")
 
 
-def test_an_alarm_is_told_once_until_it_changes() -> None:
+def test_an_alarm_is_one_event_until_it_changes() -> None:
     store, events = Objects(), Recorded()
 
     def look() -> CachedOverview:
@@ -145,7 +145,7 @@ def test_an_alarm_is_told_once_until_it_changes() -> None:
     assert events.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
 
 
-def test_an_alarm_that_could_not_be_told_is_told_at_the_next_look() -> None:
+def test_an_alarm_that_could_not_be_recorded_is_recorded_at_the_next_look() -> None:
     store, events = Objects(), Recorded()
     store.objects = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
     seen = CachedOverview("1", build_overview(store.objects), NOW)
@@ -162,7 +162,7 @@ def test_an_alarm_that_could_not_be_told_is_told_at_the_next_look() -> None:
     assert events.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
 
 
-def test_an_alarm_that_cannot_be_told_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alarm_that_cannot_be_recorded_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     store = Objects()
 
     def look() -> CachedOverview:

@@ -170,7 +170,7 @@ def test_what_a_machine_is_kept_is_its_own(store: SQLiteStore) -> None:
     assert all(each.name in written for each in holders if each.kind == "DeviceClaim")
 
 
-def test_what_nobody_can_read_is_told_and_the_rest_is_shown() -> None:
+def test_unreadable_parts_are_marked_and_the_rest_is_shown() -> None:
     bad_pool = gpu_pool("bad")
     bad_pool["spec"]["devices"] = [{"name": "x"}, {"name": "x"}]
     claim = {**gpu_claim("odd"), "status": {"allocations": [7]}}

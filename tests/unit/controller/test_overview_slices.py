@@ -261,7 +261,7 @@ def test_a_cluster_of_slices_alone_is_shown() -> None:
     assert (seen.overview.counts.devices, seen.overview.notes, seen.trouble) == (1, (NO_KINDS_MESSAGE,), "")
 
 
-def test_events_are_read_for_those_only_who_are_told_nowhere_else() -> None:
+def test_events_are_read_only_for_claims_without_another_reason() -> None:
     cluster = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
     OverviewCache(Cluster(), cluster).latest()  # type: ignore[arg-type]
     assert "Event" not in cluster.listed_kinds

@@ -213,7 +213,7 @@ class Clock:
         return self.now
 
 
-def test_who_guesses_is_slowed_down_and_nobody_else() -> None:
+def test_only_an_address_that_guesses_is_slowed_down() -> None:
     clock, tokens = Clock(), Tokens(good=200, barred=403, away=503)
     guard = authorization.RateLimitedAuthorizer(tokens, "/devalloc/", clock=clock)
     assert [guard.status("good", "1.2.3.4") for _ in range(20)] == [200] * 20
@@ -285,7 +285,7 @@ def test_forms_are_taken_from_this_page_only(headers: dict[str, str], is_own: bo
 # -- what is answered ------------------------------------------------------------------------------------------------
 
 
-def test_nobody_sees_anything_without_a_token(store: SQLiteStore) -> None:
+def test_the_page_shows_nothing_without_a_token(store: SQLiteStore) -> None:
     fill(store, gpu_pool("secret-pool"))
     with served(store) as url:
         for path, wrong in (("", {}), ("?open=node:n", {}), ("", {"Cookie": "devalloc-1=x"})):
@@ -327,7 +327,7 @@ def test_with_tls_the_cookie_goes_nowhere_else(store: SQLiteStore) -> None:
         assert ask(url, "view", Cookie=cookie)[0] == 200
 
 
-def test_who_may_not_see_it_is_told_what_is_missing(store: SQLiteStore) -> None:
+def test_a_refused_user_reads_what_is_missing(store: SQLiteStore) -> None:
     with served(store, Tokens(barred=403, away=503)) as url:
         status, _, body = ask(url, Authorization="Bearer barred")
         assert (status, b"no permission to see this page" in body) == (403, True)
@@ -372,7 +372,7 @@ def test_each_answer_has_its_policy(store: SQLiteStore) -> None:
         assert ask(root, "elsewhere")[0] == 404
 
 
-def test_who_sends_forms_slowly_keeps_nobody_else_out(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_forms_keep_no_other_user_out(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are connections."""
     monkeypatch.setattr(pages, "FORM_SECONDS", 60.0)
     with served(store) as url, ExitStack() as opened:
@@ -386,7 +386,7 @@ def test_who_sends_forms_slowly_keeps_nobody_else_out(store: SQLiteStore, monkey
         assert ask(url, "login", method="POST", body=f"token={TOKEN}")[0] == 429
 
 
-def test_while_nobody_can_tell_who_somebody_is_others_are_answered(store: SQLiteStore) -> None:
+def test_health_is_answered_while_reviews_of_tokens_hang(store: SQLiteStore) -> None:
     """Health, that is: the API server hangs, and all who ask for the page wait for it."""
     event = threading.Event()
 
@@ -429,7 +429,7 @@ class Sometimes:
         return self.store.watch(kinds, since, timeout=timeout)
 
 
-def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> None:
+def test_a_store_is_read_for_a_view_and_at_most_every_few_seconds(store: SQLiteStore) -> None:
     clock, sometimes = Clock(), Sometimes(store)
     sight = OverviewCache(sometimes, clock=clock)  # type: ignore[arg-type]  all that it needs
     first = sight.latest()
@@ -467,7 +467,7 @@ def test_a_store_that_a_backup_replaced_is_read_anew(store: SQLiteStore, tmp_pat
     assert names == {f"then-{number}" for number in range(4)}
 
 
-def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
+def test_a_store_that_was_never_read_is_answered_503(store: SQLiteStore) -> None:
     sometimes = Sometimes(store)
     sometimes.is_away = True
     with served(sometimes) as url:  # type: ignore[arg-type]
@@ -475,7 +475,7 @@ def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
         assert (status, b"the API server does not answer" in body) == (503, True)
 
 
-def test_that_nobody_answers_claims_is_a_warning(store: SQLiteStore) -> None:
+def test_claims_without_a_controller_are_a_warning(store: SQLiteStore) -> None:
     remarks = ["Claims may not be answered: <why>"]
     with served(store, remarks=lambda: remarks[-1]) as url:
         body = ask(url, **BEARER)[2].decode()
@@ -485,7 +485,7 @@ def test_that_nobody_answers_claims_is_a_warning(store: SQLiteStore) -> None:
         assert "may not be answered" not in ask(url, **BEARER)[2].decode()
 
 
-def test_a_device_with_two_owners_is_told_in_red() -> None:
+def test_a_device_with_two_owners_is_a_red_alarm() -> None:
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     claims = [gpu_claim(name) | {"status": held} for name in ("a", "b")]
     html = str(render_overview(build_overview([gpu_pool(), gpu_class(), *claims]), PageQuery()))

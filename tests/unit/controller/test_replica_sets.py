@@ -482,7 +482,7 @@ def test_names_and_labels_that_machines_could_not_have_are_refused() -> None:
     assert kind.kind == KIND
 
 
-def test_the_loop_hears_what_changes_and_ends_when_it_is_told_to(world: World) -> None:
+def test_the_loop_sees_changes_and_ends_when_it_is_stopped(world: World) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=ReplicaSets(world.store, collects=True).run, args=(stop,))
     thread.start()

@@ -297,7 +297,7 @@ class Played:
         return by_claim
 
 
-def test_the_answer_follows_what_is_told() -> None:
+def test_the_answer_follows_the_updates() -> None:
     one = Played(node("n"), a_slice("s", pool="n.devalloc"), a_slice("open", pool="n"), claim("x"), pod("p", "x"))
     assert one.answers() == {"x": "n/d0"}
     one.tell(a_rule("broken", {"device": "d0"}))
@@ -654,7 +654,7 @@ class TestSettling:
         with pytest.raises(Forbidden):
             take_over(client, "1 a")
 
-    def test_a_claim_that_takes_nothing_keeps_nobody_waiting(self) -> None:
+    def test_a_claim_that_takes_nothing_delays_no_other(self) -> None:
         before, after = self.settled(False, ("annotations", "labels"))
         assert before == after
 
@@ -817,7 +817,7 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
 
 
 @pytest.mark.parametrize("bound", ["steps", "time"])
-def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its selectors cost more than they may: it is told so, once, and the next claim has its device. The
     time suffices without any bound in steps."""
     if bound == "time":

@@ -291,7 +291,7 @@ def test_a_round_looks_first_at_claims_of_namespaces_for_which_the_last_ones_did
     assert all(annotations(loop.store, name, namespace)["reason"] for namespace, name in names)
 
 
-def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_at(
+def test_no_claim_goes_before_one_of_higher_priority_that_a_round_left_out(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resting, "MAX_NEW", 2)

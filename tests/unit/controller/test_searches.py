@@ -249,7 +249,7 @@ def test_all_is_answered_at_once_without_a_thread(background: BackgroundSearch) 
     assert background.began == []
 
 
-def test_a_search_that_fails_is_an_answer_and_nobody_waits_for_it(background: BackgroundSearch) -> None:
+def test_a_search_that_fails_is_an_answer_and_holds_up_no_round(background: BackgroundSearch) -> None:
     fleet, now = FakeFleet(), [0.0]
     searches = BackgroundSearches(background.search, clock=lambda: now[0])
     background.error = RuntimeError("out of luck")

@@ -138,7 +138,7 @@ def test_a_round_reads_what_has_changed(store: Store, monkeypatch: pytest.Monkey
     assert len(read) == 1, "of the pool alone that it got a device of"
 
 
-def test_nobody_changes_what_is_kept(store: Store) -> None:
+def test_rounds_do_not_change_the_cached_objects(store: Store) -> None:
     fill(store, gpu_class(), gpu_pool("p"), gpu_claim("a"), gpu_claim("b", release="now"))
     allocator = DeviceClaimAllocator(store)
     for _ in range(4):
@@ -154,7 +154,7 @@ def _noting(method: Any, note: Any) -> Any:
     return noting
 
 
-def test_who_loses_in_a_batch_is_told_once_who_has_it() -> None:
+def test_a_loser_of_a_batch_is_written_once_with_the_owner() -> None:
     kube = FakeKube()
     client = FakeClient(kube)
     with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_who_loses_in_a_batch_is_told_once_who_has_it() -> None:
         assert {annotations(store, f"c{number}").get("reason") for number in range(6)} == {None, "DevicesInUse"}
 
 
-def test_who_loses_is_told_who_has_it_also_where_a_round_could_not_write(
+def test_a_loser_gets_its_reason_also_after_a_round_that_could_not_write(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, gpu_class(), gpu_pool(devices=1), gpu_claim("a"), gpu_claim("b"))

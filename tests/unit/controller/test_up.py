@@ -161,7 +161,7 @@ def test_a_host_that_was_renamed_does_not_start_while_its_devices_are_in_use(sto
         until(lambda: pools(store) == {"new"})
 
 
-def test_no_claim_gets_a_device_that_went_while_nobody_looked(store: SQLiteStore) -> None:
+def test_no_claim_gets_a_device_that_vanished_while_up_was_stopped(store: SQLiteStore) -> None:
     with running(store, Host(gpu_pool("gone"))):
         until(lambda: pools(store) == {"gone"})
     store.create(gpu_class())
@@ -197,7 +197,7 @@ def test_a_host_that_cannot_be_read_is_not_a_host_without_devices(store: SQLiteS
         until(lambda: pools(store) == set())
 
 
-def test_a_pool_that_somebody_deletes_or_edits_is_published_again(store: SQLiteStore) -> None:
+def test_a_deleted_or_edited_pool_is_published_again(store: SQLiteStore) -> None:
     with running(store, Host(gpu_pool("p"))):
         until(lambda: pools(store) == {"p"})
         store.delete("DevicePool", None, "p")

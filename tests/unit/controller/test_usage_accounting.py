@@ -434,7 +434,7 @@ def test_a_failed_write_loses_nothing() -> None:
     assert world.counted() == world.expected()
 
 
-def test_a_clock_that_was_ahead_is_told_once_and_what_it_wrote_can_be_deleted(
+def test_a_clock_that_was_ahead_is_logged_once_and_its_records_can_be_deleted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()

@@ -143,7 +143,7 @@ class TestWhere:
         rounds(store)
         assert node_by_machine(store) == {"web": "b"}
 
-    def test_a_node_that_does_not_say_what_it_has_admits_what_it_is_told(self, store: SQLiteStore) -> None:
+    def test_a_node_without_a_host_pool_admits_machines_with_its_name(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), gpu_pool("p", node="old"), host("new"), gpu_claim("gpu"))
         fill(store, machine("web", "1", "1Gi", "gpu", nodeName="old"))
         rounds(store)
@@ -200,7 +200,7 @@ class TestHowMuch:
         assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "NoRoom"}
         assert len(node_by_machine(store)) == 50
 
-    def test_what_is_too_large_for_any_node_is_told_so(self, store: SQLiteStore) -> None:
+    def test_a_machine_too_large_for_any_node_has_a_reason(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4, memory=4), host("b", cpus=2, memory=64), machine("web", "5", "8Gi"))
         rounds(store)
         assert status(store, "web")["reason"] == "NodesTooSmall"
@@ -260,7 +260,7 @@ class TestHowMuch:
         assert reserved_for(store, "web") == {"numa0": {"cpu": "8", "memory": "8Gi"}}
 
     @pytest.mark.parametrize("more", [{"cpus": "3"}, {"cpus": "1", "kept": {"cpus": "3", "memory": "1Gi"}}])
-    def test_what_a_machine_is_permitted_above_its_least_is_nobody_elses(
+    def test_amounts_permitted_above_the_minimum_go_to_no_other_machine(
         self, store: SQLiteStore, more: dict[str, Any]
     ) -> None:
         fill(store, host("a", cpus=4, numa=1), machine("web", "1", "1Gi"))
@@ -270,7 +270,7 @@ class TestHowMuch:
         rounds(store)
         assert node_by_machine(store) == {"web": "a", "small": "a"}
 
-    def test_less_capacity_ends_nobody_and_admits_nobody(self, store: SQLiteStore) -> None:
+    def test_less_capacity_ends_no_machine_and_admits_none(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("x", "2"), machine("y", "2"))
         rounds(store)
         store.replace({**host("a", cpus=2), "metadata": store.get("DevicePool", None, "a-host")["metadata"]})
@@ -371,7 +371,7 @@ class TestOtherAmounts:
         assert reserved_for(store, "web") == {"numa0": expect} | io
         assert self.conditions(store) == {"Placed": "True"}
 
-    def test_where_there_is_no_room_all_stays_as_it_was_and_it_is_told_why(self, store: SQLiteStore) -> None:
+    def test_without_room_all_stays_as_it_was_with_a_reason(self, store: SQLiteStore) -> None:
         self.start(store, machine("other", "2", "1Gi"))
         edit(store, "web", cpu={"min": "1", "max": "8", "use": "3"}, memory={"min": "2Gi", "max": "8Gi"})
         rounds(store)
@@ -393,7 +393,7 @@ class TestOtherAmounts:
         assert sum(int(amounts["cpu"]) for amounts in reserved_for(store, "web").values()) == 3
         assert self.conditions(store) == {"Placed": "True"}
 
-    def test_who_takes_it_back_is_told_nothing_any_more(self, store: SQLiteStore) -> None:
+    def test_the_condition_goes_when_the_change_is_taken_back(self, store: SQLiteStore) -> None:
         self.start(store)
         edit(store, "web", cpu={"min": "1", "max": "8", "use": "8"})
         rounds(store)
@@ -434,9 +434,7 @@ class TestOtherAmounts:
         assert sum(int(amounts["cpu"]) for amounts in reserved_for(store, "web").values()) == 3
         assert self.conditions(store) == {"Placed": "True"}
 
-    def test_what_it_is_told_to_have_beyond_the_numa_node_it_is_kept_on_is_not_free_on_the_other(
-        self, store: SQLiteStore
-    ) -> None:
+    def test_an_amount_beyond_its_numa_node_is_not_free_on_the_other(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=8, numa=2), machine("web", "2", "1Gi"))
         rounds(store)
         amounts = {"cpus": "7", "memory": "1Gi"}
@@ -476,7 +474,7 @@ class TestGivenBack:
         rounds(store)
         assert node_by_machine(store) == {"x": "a"}
 
-    def test_one_that_nobody_began_is_free_when_it_is_not_to_run_any_more(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_never_began_is_released_when_it_is_stopped(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
         rounds(store)
         edit(store, "x", running=False)

@@ -23,7 +23,7 @@ def test_what_was_decided_and_not_written_is_free() -> None:
         assert [a["name"] for a in answer["claims"] if a["allocated"]] == waiting[:1]
 
 
-def test_the_fleet_is_kept_and_told_only_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_fleet_gets_only_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     updates: list[str] = []
     monkeypatch.setattr(Fleet, "update", _noting(Fleet.update, updates))
     monkeypatch.setattr(Fleet, "delete", _noting(Fleet.delete, updates))

@@ -69,7 +69,7 @@ class TestLayers:
         (tmp_path / "second/a/one").write_text("another")
         assert packed(tmp_path / "second", tmp_path / "third.tar").read_bytes() != first.read_bytes()
 
-    def test_nobody_gets_rights_by_a_file(self, tmp_path: Path) -> None:
+    def test_no_file_of_an_image_gives_rights(self, tmp_path: Path) -> None:
         with tarfile.open(packed(filled(tmp_path / "root", other=True), tmp_path / "layer.tar")) as tar:
             modes = {member.name: member.mode for member in tar if not member.issym()}
             assert {(member.uid, member.gid, member.uname, member.mtime) for member in tar} == {(0, 0, "", 0)}
@@ -174,7 +174,7 @@ class TestContents:
         (line,) = re.findall(r"^FROM .*debian.*$", dockerfile.FILE.read_text(), re.MULTILINE)
         assert re.fullmatch(r"FROM --platform=\$BUILDPLATFORM debian:bookworm@sha256:[0-9a-f]{64} AS builder", line)
 
-    def test_nobody_gets_what_the_other_one_is_for(self) -> None:
+    def test_no_image_has_the_packages_of_the_other(self) -> None:
         node, controller = (set(wheels.locked(CONTENTS.images[key].lock)) for key in ("node", "controller"))
         assert not node & {"ortools", "numpy", "pandas", "cel-expr-python", "google-re2"}
         assert not controller & {"grpcio", "pyroute2", "pyudev", "qemu-qmp"}

@@ -47,7 +47,7 @@ class TestReadme:
             == f"![a]({HOME}/raw/v1/docs/a.svg) [b]({HOME}/blob/v1/docs/b.md#c) [d]({HOME}/blob/v1/README.md#e) [f](https://g)"
         )
 
-    def test_without_a_repository_links_lead_to_a_domain_that_nobody_can_own(self) -> None:
+    def test_without_a_repository_links_lead_to_a_reserved_domain(self) -> None:
         assert re.match(r"https://[\w.]+\.example/", REPOSITORY)
         assert {*urls(HOME, "1")} >= {"Source", "Documentation", "Changelog", "Issues", "Security"}
 

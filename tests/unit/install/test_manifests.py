@@ -46,7 +46,7 @@ def test_a_node_that_publishes_slices_needs_neither_crds_nor_a_controller() -> N
     assert list(pods(InstallOptions(publish="slices"))) == ["devalloc-node"]
 
 
-def test_where_pools_are_published_nobody_may_publish_slices() -> None:
+def test_no_role_may_publish_slices_if_pools_are_published() -> None:
     rules = [rule for one in render_manifests(InstallOptions(publish="pools")) for rule in one.get("rules", ())]
     verbs = {verb for rule in rules if "resourceslices" in rule.get("resources", ()) for verb in rule["verbs"]}
     assert verbs == {"list", "delete"}, "what was published before is taken back"
@@ -140,7 +140,7 @@ def test_the_images_of_the_files_are_of_this_version() -> None:
     assert {each["image"].partition(":")[2] for each in containers} == {VERSION}, "write them anew with: make chart"
 
 
-def test_another_kubelet_folder_is_told_to_the_plugin_and_mounted() -> None:
+def test_another_kubelet_folder_is_an_option_of_the_plugin_and_mounted() -> None:
     by_name = pods(InstallOptions(kubelet_dir="/var/lib/k0s/kubelet/"))
     pod = by_name["devalloc-node"]
     assert "--kubelet-dir=/var/lib/k0s/kubelet" in pod["containers"][0]["args"]
@@ -284,7 +284,7 @@ def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
 # -- rights ------------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_given_everything() -> None:
+def test_no_role_has_a_wildcard() -> None:
     """Wildcards grant what nobody has thought of yet."""
     for one in render_manifests(InstallOptions(), ["rbac"]):
         for rule in one.get("rules", ()):
@@ -292,7 +292,7 @@ def test_nobody_is_given_everything() -> None:
             assert "*" not in granted, object_path(one)
 
 
-def test_nobody_of_ours_reads_secrets_or_changes_rights() -> None:
+def test_no_role_of_ours_reads_secrets_or_changes_rights() -> None:
     for one in render_manifests(InstallOptions(), ["rbac"]):
         resources = {resource for rule in one.get("rules", ()) for resource in rule.get("resources", ())}
         assert not resources & {"secrets", "pods/exec", "serviceaccounts/token", "clusterroles", "roles"}, object_path(

@@ -95,7 +95,7 @@ def test_a_bar_never_counts_with_less_than_it_has(tmp_path: Path) -> None:
         assert largest_bar_sizes(with_config(tmp_path / str(number), odd)) == BarSizes(258 * MIB, 0)
 
 
-def test_bridges_are_given_to_nobody(tmp_path: Path) -> None:
+def test_bars_of_bridges_do_not_count(tmp_path: Path) -> None:
     assert (
         largest_bar_sizes(host(tmp_path, pci_cards.bridge("0000:00:01.0", files=resource((0, 64 * GIB, WIDE)))))
         == NO_BARS
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_counts_as_nothing(tmp_path: Path) -> None:
     assert largest_bar_sizes(Tree(tmp_path / "none")) == NO_BARS
 
 
-def test_prefetchable_memory_of_32_bits_is_told_apart(tmp_path: Path) -> None:
+def test_prefetchable_memory_of_32_bits_counts_apart(tmp_path: Path) -> None:
     files = resource((0, 16 * MIB, 0x42208), (2, 16384, PLAIN), (6, 65536, 0x46200))
     tree = host(tmp_path, pci_cards.gpu(files=files))
     assert largest_bar_sizes(tree) == BarSizes(0, 16 * MIB + 16384 + 65536, 16 * MIB)

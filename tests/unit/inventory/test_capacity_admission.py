@@ -165,7 +165,7 @@ def test_a_machine_that_grows_asks_for_what_it_is_to_have_in_all() -> None:
         admission.validate(Request(cpu=8000), "a")
 
 
-def test_what_cannot_be_told_admits_nobody_and_keeps_nothing() -> None:
+def test_an_unknown_usage_admits_no_request_and_reserves_nothing() -> None:
     def broken() -> list[MachineUsage]:
         raise OSError("the journal is locked")
 

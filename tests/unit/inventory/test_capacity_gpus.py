@@ -201,7 +201,7 @@ def test_a_card_whose_profiles_are_gone_hides_no_other_and_is_not_given_away_who
     assert [(device.name, device.available) for device in gpus.devices] == [("0000-08-00-0", False)]
 
 
-def test_a_function_that_cannot_be_read_is_taken_and_nobody_knows_what_is_left_beside_it(host: FakeSysfs) -> None:
+def test_an_unreadable_function_counts_as_used_and_its_card_has_nothing_left(host: FakeSysfs) -> None:
     card = l40s(host, vfs=2)
     host.spoil(host.path(host.vf_addresses(card)[0], "nvidia/current_vgpu_type"), "garbage")
     gpus = status(host)
@@ -224,7 +224,7 @@ def test_gpus_never_fail_the_status_of_a_host() -> None:
 
 
 class TestAdmission:
-    def test_the_last_slot_is_for_whoever_reserves_it_first(self, host: FakeSysfs) -> None:
+    def test_the_first_reservation_gets_the_last_slot(self, host: FakeSysfs) -> None:
         a2(host, vfs=1)
         gpus = status(host)
         admission = Admission(capacity(), tuple, gpus=lambda: gpus)

@@ -139,7 +139,7 @@ def test_machines_get_no_cpus_and_memory_that_this_process_may_not_use(host: Hos
 
 
 @pytest.mark.parametrize("layout", ["v1", "v2"])
-def test_limits_of_the_own_cgroup_and_those_above_are_told_and_not_counted(host: Host, layout: str) -> None:
+def test_limits_of_the_own_cgroup_and_its_parents_are_reported_and_not_counted(host: Host, layout: str) -> None:
     if layout == "v1":
         host.write("proc/self/cgroup", "4:memory:/pod\n2:cpu,cpuacct:/pod/app\n")
         host.write("sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us", "150000\n")
@@ -159,7 +159,7 @@ def test_limits_of_the_own_cgroup_and_those_above_are_told_and_not_counted(host:
     assert (capacity.cpu.capacity, capacity.memory.capacity) == (32_000, 96 * GIB)
 
 
-def test_a_recording_without_proc_is_told_by_its_nodes(tmp_path: Path) -> None:
+def test_capacity_of_a_recording_without_proc_comes_from_its_numa_nodes(tmp_path: Path) -> None:
     host = Host(tmp_path).numa(["0-3", "4-7"], [2, 2])
     (tmp_path / "proc/cpuinfo").unlink()
     (tmp_path / "proc/meminfo").unlink()

@@ -197,7 +197,7 @@ class TestLiveVgpus:
         assert not after.fits(device, "0000-08-00-4")
         assert after.most([device, profile(VFS[1], "8Q"), profile(VFS[2], "8Q")]) == 2
 
-    def test_claimed_and_foreign_ones_are_told_apart(self, host: FakeSysfs) -> None:
+    def test_claimed_vgpus_do_not_count_as_foreign(self, host: FakeSysfs) -> None:
         a2(host)
         own = profile(VFS[0], "8Q")
         host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
@@ -362,7 +362,7 @@ class TestPreparedVgpus:
         ]
 
 
-def test_a_vf_whose_vgpu_cannot_be_told_is_not_free(host: FakeSysfs) -> None:
+def test_a_vf_with_an_unknown_vgpu_is_not_free(host: FakeSysfs) -> None:
     host.add(pci_cards.l40s_vgpu_card(vfs=2, vgpu=Vgpu("vfio", 49152, pci_cards.L40S_TYPES[:3])))
     host.write(host.path("0000:26:00.4", "nvidia/current_vgpu_type"), "N/A")
     inventory = DiscoveredPools.on(host.root)

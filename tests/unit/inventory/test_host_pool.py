@@ -66,7 +66,9 @@ def test_a_host_that_does_not_say_what_its_numa_nodes_have_is_one(nodes: tuple[N
     assert not [a for device in pool.spec.devices for a in device.attributes if a.name == "numa"]
 
 
-def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_becomes_unreadable_keeps_its_last_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     capacities = [capacity(cpus=2), capacity(cpus=4)]
 
     def discover(*_: object) -> object:

@@ -88,7 +88,7 @@ def test_a_vf_that_exists(host: FakeHost) -> None:
     assert (device.vf.index, device.vf.function.driver) == (6, "mlx5_core")
 
 
-def test_a_vf_that_exists_is_told_by_its_own_folder(host: FakeHost) -> None:
+def test_an_existing_vf_is_recognised_by_its_own_folder(host: FakeHost) -> None:
     """Of all functions there are, those that the whole card's look tells as VFs, and no others."""
     tree = Tree(host.root)
     functions = scan_functions(tree)

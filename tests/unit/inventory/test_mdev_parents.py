@@ -121,7 +121,7 @@ def test_every_published_name_is_located(host: FakeHost, device: str, profile: s
         ("node-a-mdev-0000-08-00", "0000-08-00-0", DeviceUnknown),
     ],
 )
-def test_what_is_not_there_is_told_apart_from_what_is_gone(
+def test_an_unknown_device_has_another_error_than_a_vanished_one(
     host: FakeHost, pool: str, device: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -82,12 +82,12 @@ def test_what_is_unknown_is_absent() -> None:
 
 
 @pytest.mark.parametrize(("subsystem", "name"), [(0x157E, "A2"), (0x14A9, "A16"), (0, "A2 / A16")])
-def test_products_that_share_an_id_are_told_apart_by_their_subsystem(subsystem: int, name: str) -> None:
+def test_products_that_share_an_id_differ_by_their_subsystem(subsystem: int, name: str) -> None:
     both = device_models([(0x10DE, 0x25B6)])
 
-    told_apart = both | board_models(both, [((0x10DE, 0x25B6), (0x10DE, subsystem))])
+    with_boards = both | board_models(both, [((0x10DE, 0x25B6), (0x10DE, subsystem))])
 
-    assert told_apart == {(0x10DE, 0x25B6): DeviceModel(name, "GA107GL [A2 / A16]")}
+    assert with_boards == {(0x10DE, 0x25B6): DeviceModel(name, "GA107GL [A2 / A16]")}
 
 
 class TestHostDatabase:

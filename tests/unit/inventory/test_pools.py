@@ -289,7 +289,7 @@ class TestVirtualFunctions:
             host.spoil(host.path("0000:41:00.0", name), "missing")
         assert DiscoveredPools.on(host.root).names(state="creatable") == []
 
-    def test_one_without_routing_facts_is_told_as_a_problem(self, host: FakeSysfs) -> None:
+    def test_a_port_without_its_vf_layout_is_a_problem(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nic())
         for name in ("sriov_offset", "sriov_stride"):
             host.spoil(host.path("0000:41:00.0", name), "missing")
@@ -362,7 +362,7 @@ def test_a_host_without_pci_has_no_pools(host: FakeSysfs) -> None:
     assert discover(host.root, node_name="n").pools == []
 
 
-def test_what_all_devices_have_alike_is_told_once_at_the_pool(host: FakeSysfs) -> None:
+def test_attributes_that_all_devices_share_are_once_at_the_pool(host: FakeSysfs) -> None:
     host.add(pci_cards.nic(vfs=2))
     host.add(pci_cards.gpu())
     inventory = DiscoveredPools.on(host.root)

@@ -84,7 +84,7 @@ def test_whatever_fits_can_be_prepared(tmp_path: Path, plug: Callable[[FakeSysfs
 
 
 @pytest.mark.parametrize("plug", [a2, l40s, l40s_of_one_size, t4])
-def test_so_it_is_beside_vgpus_that_nobody_claimed(tmp_path: Path, plug: Callable[[FakeSysfs], str]) -> None:
+def test_so_it_is_beside_vgpus_without_a_claim(tmp_path: Path, plug: Callable[[FakeSysfs], str]) -> None:
     host, random = FakeSysfs(tmp_path), Random(plug.__name__)
     card = plug(host)
     first = DiscoveredPools.on(host.root)

@@ -116,7 +116,7 @@ def test_bytes_that_are_no_text_are_text_all_the_same(sys: Path) -> None:
     assert folder(sys).text("file") == "\ufffd\ufffdA"
 
 
-def test_one_fault_is_told_once(sys: Path) -> None:
+def test_one_fault_is_recorded_once(sys: Path) -> None:
     (sys / "file").mkdir()
     place = folder(sys)
     place.text("file")

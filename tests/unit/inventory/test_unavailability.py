@@ -537,7 +537,7 @@ def test_what_the_node_plugin_may_not_take_is_withheld(host: FakeSysfs) -> None:
     assert inventory.fits(*inventory.names(function="vf", kind="nic")), "what is withheld takes nothing from the others"
 
 
-def test_all_reasons_are_told(host: FakeSysfs) -> None:
+def test_all_reasons_are_listed(host: FakeSysfs) -> None:
     host.add(pci_cards.plain_nic(iommu_group=None))
     host.default_route("eth9")
     assert (reason(host, NIC_DEVICE) or "").startswith("reserved: default route; no IOMMU group")

@@ -101,7 +101,7 @@ def test_intel_gpus_whose_driver_shares_them(host: FakeSysfs, driver: str, proof
     assert states(host) == (None, {None})
 
 
-def test_intel_gpus_whose_driver_was_told_not_to(host: FakeSysfs) -> None:
+def test_intel_gpus_whose_driver_parameter_forbids_vfs(host: FakeSysfs) -> None:
     host.add(BATTLEMAGE)
     host.write("module/xe/parameters/max_vfs", "0")
     assert None not in states(host)[1]

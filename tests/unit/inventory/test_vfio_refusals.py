@@ -83,7 +83,7 @@ def test_a_card_that_sleeps_is_not_asked(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize("vfs", [0, 2])
-def test_models_that_vfio_refuses_are_withheld_unless_it_is_told_to_take_them(host: FakeHost, vfs: int) -> None:
+def test_models_on_the_vfio_denylist_are_withheld_unless_it_is_disabled(host: FakeHost, vfs: int) -> None:
     host.add(Function(**{**QAT.__dict__, "vfs": vfs}))
     assert reason(host, QAT_VF) is None, "a kernel without such a list"
     set_denylist(host, "N")

@@ -197,7 +197,7 @@ class TestResyncAndRescan:
         world.run(until=30)
         assert world.discoveries == [0, 20, 21, 22]
 
-    def test_a_rescan_publishes_only_changes_unless_told_to(self, world: World) -> None:
+    def test_a_rescan_publishes_only_changes_unless_it_republishes(self, world: World) -> None:
         world.at(20, world.watcher.rescan, news=False)
         world.at(25, lambda: world.watcher.rescan(republish=True), news=False)
         world.run(until=30)

@@ -38,7 +38,7 @@ def renew(account: Path, token: str) -> None:
     (account / "..first" / "token").write_text(token)
 
 
-def test_a_service_finds_what_it_needs_and_nobody_else_does(pod_access: ClusterCredentials) -> None:
+def test_only_its_own_user_can_read_what_a_service_needs(pod_access: ClusterCredentials) -> None:
     pod_access.folder.mkdir(mode=0o755)
     assert pod_access.write() == ["ca.crt", "token", "kubeconfig", "environment"]
     assert stat.S_IMODE(pod_access.folder.stat().st_mode) == 0o700

@@ -80,7 +80,7 @@ def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() ->
     run(scenario())
 
 
-def test_the_address_that_an_informant_is_told_is_the_one_on_the_way_to_it() -> None:
+def test_the_address_for_an_informant_is_the_local_one_on_the_route_to_it() -> None:
     assert local_address_to("127.0.0.7") == HOST
     with pytest.raises(OSError, match=r".*"):
         local_address_to("no address")

@@ -109,7 +109,9 @@ def test_a_request_is_as_the_newest_version_has_it() -> None:
         ),
     ],
 )
-def test_what_is_no_permit_is_told_apart(handler: Handler, kind: type[NodeError], code: str, words: str) -> None:
+def test_each_answer_that_is_no_permit_has_its_code(
+    handler: Handler, kind: type[NodeError], code: str, words: str
+) -> None:
     with pytest.raises(kind) as error:
         run(_ask_permit(handler))
     assert error.value.code == code
@@ -138,7 +140,7 @@ def test_who_listens_and_is_not_the_one_meant_is_asked_nothing() -> None:
     assert (failed.value.code, failed.value.retryable, seen) == ("Unreachable", True, [])
 
 
-def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
+def test_a_closed_port_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
     async def ask_closed_port() -> None:
         async with answering(_says()) as port:
             pass

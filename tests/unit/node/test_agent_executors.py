@@ -56,7 +56,7 @@ def test_what_is_done_comes_back_and_what_fails_is_raised(executors: MachineExec
 
 
 @pytest.mark.parametrize("result", [None, ZeroDivisionError("it failed")])
-def test_a_change_that_nobody_waits_for_has_the_next_one_wait(executors: MachineExecutors, result: object) -> None:
+def test_the_next_change_waits_for_one_whose_caller_gave_up(executors: MachineExecutors, result: object) -> None:
     gate, order = Gate(result), list[str]()
 
     async def main() -> None:

@@ -160,7 +160,7 @@ def test_a_monitor_that_closes_at_once_is_tried_every_five_seconds_and_no_sooner
     run(main())
 
 
-def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds(ends: list[str]) -> None:
+def test_a_closed_port_is_reported_and_tried_again_every_five_seconds(ends: list[str]) -> None:
     async def main() -> None:
         async with raw_server(lambda reader, writer: asyncio.sleep(0)) as port:
             pass  # closed again

@@ -134,7 +134,7 @@ async def unknown_types(write: Callable[[bytes], None]) -> None:
     write(frame(1, b'{"type":"Hint","id":3}') * 1_000)
 
 
-async def replies_nobody_asked_for(write: Callable[[bytes], None]) -> None:
+async def unrequested_replies(write: Callable[[bytes], None]) -> None:
     write(frame(1, b'{"type":"DownscaleResult","id":4000,"Ok":true,"Status":""}') * 1_000)
 
 
@@ -146,7 +146,7 @@ async def fat_messages(write: Callable[[bytes], None]) -> None:
     write(frame(1, b'{"type":"InvalidMessage","id":3,"error":"' + b"x" * 30_000 + b'"}') * 5)
 
 
-FLOODS = [pings, empty_fragments, unknown_types, replies_nobody_asked_for, requests_for_more, fat_messages]
+FLOODS = [pings, empty_fragments, unknown_types, unrequested_replies, requests_for_more, fat_messages]
 
 
 @pytest.mark.parametrize("flood", FLOODS)

@@ -117,7 +117,7 @@ class TestMetrics:
 
         shown.after(30, look)
 
-    def test_how_long_decisions_took_is_told_in_seconds(self) -> None:
+    def test_the_metrics_show_seconds_of_decisions(self) -> None:
         around = ScalerFakes(UNIT, load=1)
         shown = Shown(a=around)
 
@@ -187,7 +187,7 @@ class TestDump:
 
         shown.after(30, look, sockets=True)
 
-    def test_a_port_that_somebody_else_has_holds_nobody_up_and_is_taken_when_it_is_free(
+    def test_a_dump_port_in_use_holds_up_no_machine_and_opens_when_it_is_free(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         shown = Shown(a=ScalerFakes(UNIT, load=3))

@@ -176,7 +176,7 @@ def test_more_than_what_fell_short_is_news() -> None:
     assert run(main(), sockets=False) == ["PermitShort", "PermitPending", "PermitShort"]
 
 
-def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> None:
+def test_a_change_that_fell_short_is_reported_and_tried_again_later() -> None:
     around = ScalerFakes(load=4)
     around.falls_short = lambda target: Resources(target.cpu, target.memory - UNIT.memory)
     report = run(_after(around, 14.0), sockets=False)
@@ -221,7 +221,7 @@ def test_a_machine_that_has_more_than_it_could_may_have_more_again() -> None:
     assert report.reason is None
 
 
-def test_why_it_fell_short_is_told_and_it_is_tried_ever_more_seldom() -> None:
+def test_a_change_that_fell_short_has_its_cause_and_ever_longer_pauses() -> None:
     around = ScalerFakes(load=4)
     around.refuses = lambda target: ChangeRefused(UNIT, "GuestRefused", "its guest keeps it")
     report = run(_after(around, 300.0), sockets=False)
@@ -361,14 +361,14 @@ def test_another_run_of_a_machine_is_begun_with_nothing_known() -> None:
     assert report.applied == second.has == UNIT * 2
 
 
-def test_a_machine_that_refuses_a_change_is_told_with_its_words() -> None:
+def test_the_refusal_of_a_machine_is_reported_in_its_words() -> None:
     around = _failing("change", Denied("GuestRefused", "the guest keeps its memory", retryable=True))
     report = run(_after(around, 20.0), sockets=False)
     assert report.reason is not None
     assert (report.reason.code, report.reason.message) == ("MachineFailed", "the guest keeps its memory")
 
 
-def test_it_is_told_how_long_a_decision_took() -> None:
+def test_the_agent_reports_how_long_a_decision_took() -> None:
     around, took = ScalerFakes(load=1), []
 
     async def main() -> None:
@@ -430,7 +430,7 @@ def test_an_agent_that_begins_with_a_machine_that_runs_asks_for_what_it_has_and_
     assert not [what for what in around.did if what.startswith("change")]
 
 
-def test_a_monitor_that_comes_is_told_what_its_machine_has() -> None:
+def test_a_monitor_that_connects_hears_what_its_machine_has() -> None:
     """It may have grown while the monitor was not there; and one that knows it already learns nothing new."""
 
     class Notifying(ScalerFakes):
@@ -461,7 +461,7 @@ def test_a_monitor_that_comes_is_told_what_its_machine_has() -> None:
     run(course(), sockets=False)
 
 
-def test_it_takes_only_what_its_guest_agrees_to_also_when_no_load_is_told_at_once() -> None:
+def test_it_takes_only_what_its_guest_agrees_to_before_the_first_load() -> None:
     around = RecordingAround(UNIT * 6, load=1)
     around.agrees = False
     report = run(_after(around, 60.0), sockets=False)
@@ -470,7 +470,7 @@ def test_it_takes_only_what_its_guest_agrees_to_also_when_no_load_is_told_at_onc
     assert set(around.requested) == {UNIT * 6}
 
 
-def test_all_that_is_known_is_told_as_json() -> None:
+def test_the_dump_shows_the_whole_state_as_json() -> None:
     around, unseen = _full(), ScalerFakes()
     unseen.failing["look"] = NO
 
@@ -504,13 +504,13 @@ class TestGuestObserved:
         around.guest = GuestReport(cpus, memory)
         return around
 
-    def test_what_the_guest_says_is_told(self) -> None:
+    def test_the_report_has_what_the_guest_says(self) -> None:
         around = self.lagging(2, 6 * 2**30 - 2**27)
         report = run(_after(around, 300.0), sockets=False)
         assert (report.guest, report.reason) == (GuestReport(2, 6 * 2**30 - 2**27), None)
 
     @pytest.mark.parametrize(("cpus", "memory"), [(1, 6 * 2**30), (2, 5 * 2**30)])
-    def test_a_guest_has_its_time_to_bring_online_what_it_got_and_then_it_is_told(self, cpus: int, memory: int) -> None:
+    def test_a_guest_that_brings_nothing_online_in_time_is_behind(self, cpus: int, memory: int) -> None:
         assert run(_after(self.lagging(cpus, memory), 55.0), sockets=False).reason is None
         reason = run(_after(self.lagging(cpus, memory), 75.0), sockets=False).reason
         assert reason is not None
@@ -537,7 +537,7 @@ class TestGuestObserved:
 
         assert run(main(), sockets=False) == [None, None, "GuestBehind"]
 
-    def test_what_it_has_not_said_lately_is_not_told(self) -> None:
+    def test_an_old_report_of_a_guest_is_left_out(self) -> None:
         around = self.lagging()
 
         async def main() -> ScalingReport | None:
@@ -567,7 +567,7 @@ class TestGuestObserved:
         ),
     ],
 )
-def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], ScalerFakes], message: str) -> None:
+def test_a_silent_guest_has_its_cause_in_the_report(around: Callable[[], ScalerFakes], message: str) -> None:
     report = run(_after(around(), 30.0), sockets=False)
     assert [reason.message for reason in report.stuck] == [message]
 
@@ -575,7 +575,7 @@ def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], ScalerFakes], 
 @pytest.mark.parametrize(
     ("call", "which"), [("measure", "metrics of the guest"), ("cache", "metrics of the guest's cache")]
 )
-def test_metrics_that_are_there_again_are_told_where_their_loss_was(
+def test_metrics_that_return_are_logged_like_their_loss(
     call: str, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     around, config = _failing(call, NO), replace(CONFIG, enable_lfc_metrics=True)

@@ -82,7 +82,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(monkeypatch, {"ns/vm run-1": ScalerFakes(UNIT, load=3), "ns/vm run-2": ScalerFakes(UNIT, load=2)})
 
 
-def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -> None:
+def test_listed_machines_are_scaled_and_each_change_is_reported(served: Served) -> None:
     async def then(scalers: AgentThread) -> None:
         scalers.keep(scaled())
         await asyncio.sleep(30)
@@ -109,7 +109,7 @@ def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -
 
 
 @pytest.mark.parametrize("again", [scaled(run="run-2"), scaled(run="run-2", uid="another")])
-def test_of_another_run_nothing_is_told_before_it_was_seen(served: Served, again: ScaledMachine) -> None:
+def test_another_run_has_no_report_before_it_was_seen(served: Served, again: ScaledMachine) -> None:
     """Be it the same machine or another of its name."""
     served.arounds["ns/vm run-2"].failing["look"] = Failed("ItBroke", "not yet")
 
@@ -151,7 +151,7 @@ def test_a_machine_that_nothing_can_be_made_for_ends_neither_the_agent_nor_other
     assert "ns/bad: the scaler ended; it restarts" in caplog.text
 
 
-def test_whoever_fails_to_hear_the_news_does_not_end_it(
+def test_a_listener_that_fails_does_not_end_the_reports(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(key: str) -> None:
@@ -188,7 +188,7 @@ class Clinging(ScalerFakes):
             self.did.append("has let go")
 
 
-def test_guests_that_do_not_let_go_hold_up_nobody_but_the_next_run_of_their_own_machine() -> None:
+def test_guests_that_do_not_let_go_hold_up_only_the_next_run_of_their_machine() -> None:
     clinging, others = [Clinging(UNIT, load=2) for _ in range(50)], [ScalerFakes(UNIT, load=2) for _ in range(50)]
     again = ScalerFakes(UNIT, load=3)
 

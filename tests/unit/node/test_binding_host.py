@@ -85,7 +85,7 @@ class TestAKernelThatDoesNotAnswer:
         monkeypatch.setattr(linux.os, "write", slow)
         return event
 
-    def test_the_caller_goes_on_and_nobody_asks_twice(self, host: LinuxHost, stuck: threading.Event) -> None:
+    def test_the_caller_goes_on_and_no_second_write_begins(self, host: LinuxHost, stuck: threading.Event) -> None:
         unbind = "bus/pci/drivers/igb/unbind"
         with pytest.raises(Unknown, match="does not complete a write"):
             host.write(unbind, NIC, Brief(0))

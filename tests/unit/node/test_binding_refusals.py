@@ -186,7 +186,7 @@ class TestWhatTheHostNeeds:
         host.blind()
         assert refusal(host, "0000-00-02-0", **settings) == "InUseUnknown"
 
-    def test_what_cannot_be_told_is_not_taken(self, host: FakeHost) -> None:
+    def test_a_device_of_unknown_use_is_refused(self, host: FakeHost) -> None:
         host.add(pci_cards.plain_nic())
         host.add(pci_cards.nvme())
         settings = {"allowed": ALL, "erase_policy": True}
@@ -215,12 +215,14 @@ class TestWhatIsInUse:
         reason = DiscoveredPools.on(gpu.root).unavailable(GPU_DEVICE)
         assert caught.value.message == f"{GPU} is {reason}"
 
-    def test_on_vfio_already_by_somebody_elses_machine(self, gpu: FakeHost) -> None:
+    def test_on_vfio_already_with_another_machine(self, gpu: FakeHost) -> None:
         hand = BindingRunner.on(gpu)
         gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
         assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
 
-    def test_udev_is_waited_for_and_nobody_else(self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_check_waits_for_udev_and_for_no_other_process(
+        self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It opens a node that has just appeared, also when the driver is bound for a claim."""
         pauses: list[float] = []
 
@@ -300,7 +302,7 @@ class TestWhatIsInUse:
         host.process(812, "fio", opens=("/dev/ng0n1",))
         assert refusal(host, DISK_DEVICE, allowed=ALL, erase_policy=True) == "DeviceInUse"
 
-    def test_what_vfio_lets_somebody_use_without_an_iommu_is_not_taken(self, gpu: FakeHost) -> None:
+    def test_a_device_that_vfio_serves_without_an_iommu_is_refused(self, gpu: FakeHost) -> None:
         """Its group is none, and its node has another name (T5)."""
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
@@ -308,7 +310,7 @@ class TestWhatIsInUse:
         gpu.process(812, "dpdk-testpmd", opens=("/dev/vfio/noiommu-7",))
         assert refusal(gpu, GPU_DEVICE) == "NoIommuGroup"
 
-    def test_when_nobody_can_tell_it_counts_as_in_use(self, gpu: FakeHost) -> None:
+    def test_unknown_use_counts_as_in_use(self, gpu: FakeHost) -> None:
         gpu.blind()
         assert refusal(gpu, GPU_DEVICE) == "InUseUnknown"
 

@@ -91,7 +91,7 @@ class TestCreation:
         assert host.snapshot() == before
         assert host.driver_of(VF0_ADDRESS) == "igbvf"
 
-    def test_a_vf_that_somebody_removed_is_no_obstacle_for_the_others(self, host: FakeHost) -> None:
+    def test_a_removed_vf_does_not_hinder_the_others(self, host: FakeHost) -> None:
         """By its own `remove`, which leaves the number of the PF's VFs as it was."""
         host.set_numvfs(PF, 3)
         hand = BindingRunner.on(host)
@@ -143,7 +143,7 @@ class TestTheCount:
         assert (caught.value.code, len(host.functions[PF].vfs)) == ("VfCountFixed", 3)
 
     @pytest.mark.parametrize("user", ["a process", "the host"])
-    def test_vfs_that_somebody_took_meanwhile_stay(self, host: FakeHost, user: str) -> None:
+    def test_vfs_that_were_taken_meanwhile_stay(self, host: FakeHost, user: str) -> None:
         hand = BindingRunner.on(host)
         hand.prepare(VF0, POOL)
         other = host.functions[PF].vfs[3]
@@ -254,7 +254,7 @@ class TestSettings:
                  "claim_configs": (config("VfConfig", minTxRate=200),)}  # fmt: skip
         assert refusal(host, grant=grant) == "ConfigInvalid"
 
-    def test_what_the_kernel_refuses_is_told_and_all_is_taken_back(self, host: FakeHost) -> None:
+    def test_a_refusal_of_the_kernel_is_reported_and_all_is_undone(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
         before = host.snapshot()
         spec = config("VfConfig", mac=MAC, vlan=7, maxTxRate=5000, trust=True)  # of 1000 Mbit/s

@@ -195,7 +195,7 @@ class TestVariants:
         assert caught.value.code == "DriverMissing"
         assert aliased.driver_of(GPU) == "nvidia"
 
-    def test_without_the_list_of_modules_nobody_knows(self, aliased: FakeHost) -> None:
+    def test_without_the_list_of_modules_the_driver_is_unknown(self, aliased: FakeHost) -> None:
         """As in a container without the host's /lib/modules. A kernel that has all built in needs no list."""
         shutil.rmtree(aliased.root / "lib")
         aliased.write("module/vfio_pci/initstate", "live")
@@ -286,7 +286,7 @@ class TestReset:
         assert (caught.value.code, host.snapshot()) == ("NoReset", before)
 
     @pytest.mark.parametrize("how", ["refused", "impossible", "silent"])
-    def test_a_device_that_cannot_be_reset_is_told_so(self, gpu: FakeHost, how: str) -> None:
+    def test_a_device_that_cannot_be_reset_is_refused_with_its_code(self, gpu: FakeHost, how: str) -> None:
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         match how:
@@ -332,7 +332,7 @@ class TestResetOfTheSlot:
         assert host.resets == [GPU, AUDIO]
         assert (host.driver_of(GPU), host.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
 
-    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
+    def test_no_reset_while_another_driver_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
         host.unbind("vfio-pci", AUDIO)
         host.set_override(AUDIO, "")
@@ -372,7 +372,7 @@ class TestResetByVfio:
         assert host.resets == [GPU, AUDIO]
         assert (host.driver_of(GPU), host.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
 
-    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
+    def test_no_reset_while_another_driver_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
         host.unbind("vfio-pci", AUDIO)
         with pytest.raises(Failed, match=f"{AUDIO} has no driver, not a VFIO driver"):

@@ -71,7 +71,7 @@ def refusal(
 class TestMediatedDevices:
     """Must show 7, the A2: three vGPUs of 4 GiB live there without a claim, so there is room for one more."""
 
-    def test_a_4_gb_profile_is_made_told_and_taken_back(self, a2: FakeHost) -> None:
+    def test_a_4_gb_profile_is_created_reported_and_removed(self, a2: FakeHost) -> None:
         before = a2.snapshot()
         hand = BindingRunner.on(a2)
         prepared = hand.prepare(A2_4Q, A2_POOL)
@@ -177,7 +177,7 @@ class TestMediatedDevices:
 class TestVendorLayout:
     """Must show 7, the L40S."""
 
-    def test_a_2q_profile_is_made_told_and_taken_back(self, l40s: FakeHost) -> None:
+    def test_a_2q_profile_is_created_reported_and_removed(self, l40s: FakeHost) -> None:
         before = l40s.snapshot()
         hand = BindingRunner.on(l40s)
         prepared = hand.prepare(L40S_2Q, L40S_POOL)
@@ -220,7 +220,7 @@ class TestVendorLayout:
         l40s.vgpu.set_type(L40S_VF, "1147")
         assert BindingRunner.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
 
-    def test_somebody_takes_the_room_at_the_last_moment(self, l40s: FakeHost) -> None:
+    def test_room_that_is_taken_at_the_last_moment_is_a_refusal(self, l40s: FakeHost) -> None:
         """Between the look and the write: refused by the driver's list, not by a write that fails."""
         hand = BindingRunner.on(l40s)
         granted_vf = hand.prepare(L40S_2Q, L40S_POOL)
@@ -260,7 +260,7 @@ class TestTakingBack:
         hand.unprepare(A2_4Q)
 
     @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
-    def test_nor_where_nobody_can_tell(self, plain: FakeHost, device: str, pool: str) -> None:
+    def test_nor_where_its_use_cannot_be_seen(self, plain: FakeHost, device: str, pool: str) -> None:
         plain.add(pci_cards.l40s_vgpu_card(vfs=2))
         hand = BindingRunner.on(plain)
         hand.prepare(device, pool)
@@ -362,7 +362,7 @@ class TestParentsThatAreNoCards:
         host.vgpu.add_parent("mtty", pci_cards.MTTY)
         return host
 
-    def test_one_is_made_told_and_taken_back(self, mtty: FakeHost) -> None:
+    def test_one_is_created_reported_and_removed(self, mtty: FakeHost) -> None:
         before = mtty.snapshot()
         hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
         prepared = hand.prepare("mtty-mtty-2", self.POOL)

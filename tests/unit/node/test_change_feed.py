@@ -15,7 +15,7 @@ from devalloc_node.operations.change_feed import (
 )
 
 
-def test_what_changes_often_is_told_once_as_it_is_last() -> None:
+def test_a_value_that_changes_often_is_one_event_with_its_last_state() -> None:
     state, notifier = {"a": 1, "b": 1}, ChangeNotifier()
     events = watch_changes(lambda: state, notifier, lambda: True, interval=0)
     assert [next(events) for _ in range(3)] == [
@@ -31,7 +31,7 @@ def test_what_changes_often_is_told_once_as_it_is_last() -> None:
     assert next(events) == (ChangeKind.IS, "b", 2)
 
 
-def test_what_came_and_went_unseen_is_not_told_and_what_was_told_goes_with_its_last_value() -> None:
+def test_an_unseen_value_is_no_event_and_a_seen_one_goes_with_its_last_value() -> None:
     state, notifier = {"a": 1}, ChangeNotifier()
     events = watch_changes(lambda: state, notifier, lambda: True, interval=0)
     assert [next(events)[0] for _ in range(2)] == [ChangeKind.IS, ChangeKind.SYNCED]

@@ -107,7 +107,7 @@ class TestPrepare:
         assert (refused.value.code, refused.value.retryable) == ("DeviceInUse", False)
         assert bench.is_initial()
 
-    def test_admin_access_binds_nothing_and_excludes_nobody(self, bench: EngineBench) -> None:
+    def test_admin_access_binds_nothing_and_excludes_no_claim(self, bench: EngineBench) -> None:
         owner = bench.add("a/slot-0")
         admin = bench.add(GrantedDevice(("0",), "a", "slot-0", admin=True))
         bench.claims.prepare(owner)
@@ -279,7 +279,7 @@ class TestFailure:
         assert bench.claims.withheld() == {}
         assert bench.is_initial()
 
-    def test_what_nobody_knows_is_undone_and_then_it_is_known(self, bench: EngineBench) -> None:
+    def test_a_step_without_an_answer_is_undone_and_then_certain(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
 
         def silent(target: str, value: Value) -> None:
@@ -490,7 +490,7 @@ def test_a_host_that_says_yes_and_does_nothing_is_not_believed(bench: EngineBenc
     assert bench.is_initial()
 
 
-def test_what_nobody_thought_of_is_an_error_of_that_claim_which_does_not_count_as_held(
+def test_an_unexpected_exception_is_an_error_of_that_claim_and_holds_nothing(
     bench: EngineBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench.binding, "keys", lambda *arguments: 1 // 0)

@@ -92,7 +92,7 @@ def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: E
     assert bench.claims.prepare(ref)
 
 
-def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: EngineBench) -> None:
+def test_a_removed_folder_of_locks_is_created_again(bench: EngineBench) -> None:
     (bench.folder / "locks").rmdir()
     ref = bench.add("a/slot-0")
     bench.claims.prepare(ref)
@@ -101,7 +101,7 @@ def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: EngineBench
     assert bench.is_initial()
 
 
-def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: EngineBench) -> None:
+def test_a_vanished_device_is_reported_at_once_under_a_machines_lock(bench: EngineBench) -> None:
     """Somebody else's lock, and one's own around it, does not look like a card that is being changed."""
 
     def gone(target: str, value: Value) -> None:

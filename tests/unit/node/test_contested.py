@@ -59,7 +59,7 @@ class TestDrivers:
             assert [event for event in host.events if event.action == "unbind"] == []
             assert unclaimed(plugin)
 
-    def test_a_device_that_somebody_unbound_is_reset_all_the_same_before_it_goes_back(self) -> None:
+    def test_a_device_that_was_unbound_by_hand_is_still_reset_before_it_goes_back(self) -> None:
         with on("whole-nic") as (host, plugin, faults):
             before = host.snapshot()
             plugin.prepare(faults.uid)
@@ -69,7 +69,7 @@ class TestDrivers:
             assert host.resets == [PF]
             assert host.snapshot() == before
 
-    def test_a_driver_that_somebody_chose_since_stays(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_driver_that_was_chosen_since_stays(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "devalloc.audit")
         with on("whole-nic") as (host, plugin, faults):
             plugin.prepare(faults.uid)
@@ -84,9 +84,7 @@ class TestDrivers:
             assert [event["kind"] for event in events if event["event"] == "left"] == ["driver"]
 
     @pytest.mark.parametrize("scenario", ["whole-nic", "vfio-with-audio", "vf-that-was-there", "vf-to-be-created"])
-    def test_whoever_probes_all_devices_at_any_time_takes_none_in_between(
-        self, scenario: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_probe_of_all_devices_takes_none_in_between(self, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with on(scenario) as (host, plugin, faults):
             before, unbind = host.snapshot(), host.unbind
 
@@ -102,7 +100,7 @@ class TestDrivers:
 
 
 class TestVfs:
-    def test_vfs_that_somebody_removed_are_not_made_anew(self) -> None:
+    def test_removed_vfs_are_not_created_again(self) -> None:
         with on("vf-that-was-there") as (host, plugin, faults):
             plugin.prepare(faults.uid)
             host.set_numvfs(PF, 0)
@@ -110,7 +108,7 @@ class TestVfs:
             assert host.functions[PF].vfs == []
             assert unclaimed(plugin)
 
-    def test_vfs_that_somebody_else_made_since_stay(self) -> None:
+    def test_vfs_that_others_created_since_stay(self) -> None:
         with on("vf-to-be-created") as (host, plugin, faults):
             plugin.prepare(faults.uid)
             host.set_numvfs(PF, 0)
@@ -226,7 +224,7 @@ class TestVfs:
 
 
 class TestVgpus:
-    def test_a_vgpu_that_somebody_made_just_before_is_not_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_vgpu_that_others_created_just_before_is_not_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with on("vgpu") as (host, plugin, faults):
             store = host.store
             theirs: list[str] = []
@@ -289,7 +287,7 @@ class TestCardsOfVfs:
             plugin.reconciler.reconcile()
             assert self.why_not(host, plugin) is None
 
-    def test_the_vfs_stay_because_somebody_uses_one(self) -> None:
+    def test_the_vfs_stay_because_one_is_in_use(self) -> None:
         with on("vf-to-be-created") as (host, plugin, faults):
             plugin.prepare(faults.uid)
             other = host.functions[PF].vfs[1]

@@ -227,7 +227,7 @@ class TestRaces:
             assert add_finalizer(between, "n", which)["status"]["allocations"]  # type: ignore[arg-type]
             assert (held(store, "a"), ClaimView(claim(store)).is_held) == (["p/d0"], True)
 
-    def test_a_mark_while_somebody_releases(self, store: SQLiteStore, method: str) -> None:
+    def test_a_finalizer_during_a_release(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
         between = Interrupted(store, method, lambda: add_finalizer(store, "n", which))
         if method in ("commit", "get"):

@@ -72,7 +72,7 @@ def test_a_cpu_that_is_plugged_later_is_brought_online(tmp_path: Path) -> None:
     assert (system.present_cpus(guest), system.online_cpus(guest)) == ([0, 5], [0, 5])
 
 
-def test_a_cpu_that_the_kernel_refuses_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_cpu_that_the_kernel_refuses_is_reported_and_the_others_go_online(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4)
     guest.refuses["sys/devices/system/cpu/cpu1/online"] = errno.EIO
     (failure,) = system.scale_cpus(guest, None)
@@ -92,7 +92,7 @@ def test_blocks_of_memory_go_where_the_policy_says(tmp_path: Path) -> None:
         assert len(guest.written) == 2, "what is online is left alone"
 
 
-def test_a_block_that_cannot_go_online_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_block_that_cannot_go_online_is_reported_and_the_others_do(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path)
     for number in (8, 9):
         guest.plug_block(number)
@@ -113,7 +113,7 @@ def test_a_block_that_is_unplugged_while_it_is_brought_online_is_no_failure(tmp_
     assert memory.bring_online(guest, "movable") == []
 
 
-def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> None:
+def test_the_kernel_gets_a_policy_for_memory_to_come(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path)
     automatic = "sys/devices/system/memory/auto_online_blocks"
     parameters = "sys/module/memory_hotplug/parameters"
@@ -168,7 +168,7 @@ def test_the_name_of_a_cgroup_never_leads_elsewhere(tmp_path: Path, group: str) 
         cgroup_file(guest, group)
 
 
-def test_a_cgroup_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_a_missing_cgroup_is_reported_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no cgroup 'work'.*sys/fs/cgroup/unified/work/memory.stat"):
         memory_measure(GuestTree(tmp_path), "cgroup:work")
 

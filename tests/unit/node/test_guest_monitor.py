@@ -494,7 +494,7 @@ def test_settings_tell_every_mistake() -> None:
 
 
 @pytest.mark.parametrize("program", ["/nope", "bin/true", "/etc/passwd", "/bin"])
-def test_a_cache_program_that_cannot_be_started_is_told_at_once(program: str) -> None:
+def test_a_cache_program_that_cannot_start_is_refused_at_once(program: str) -> None:
     with pytest.raises(ValueError, match=r"--cache-program: not an executable file: "):
         settings_from({"cache_program": program})
 

@@ -78,7 +78,7 @@ class Ward:
 
 
 class TestWatching:
-    def test_what_changes_is_told_once_and_kept_with_its_time(self) -> None:
+    def test_a_change_of_health_is_reported_once_and_recorded_with_its_time(self) -> None:
         ward = Ward(WELL, SICK)
         ward.watch.look()
         assert ward.states_reported() == [("d0", "healthy"), ("d1", "unhealthy")]
@@ -109,7 +109,7 @@ class TestWatching:
         ward.watch.look()
         assert ward.watch.snapshot().version > before
 
-    def test_what_goes_is_told_and_forgotten(self) -> None:
+    def test_a_device_that_goes_is_reported_unknown_and_forgotten(self) -> None:
         ward = Ward(WELL, SICK)
         ward.watch.look()
         ward.states_reported()
@@ -225,7 +225,7 @@ class TestDevicesOfAHost:
         host.probe(VF)
         assert node.unhealthy() == {}
 
-    def test_one_that_vanishes_is_unwell_though_nobody_publishes_it_any_more(self, host: FakeHost) -> None:
+    def test_a_vanished_device_is_unhealthy_though_no_pool_has_it(self, host: FakeHost) -> None:
         node = Node(host, bound(host))
         host.unbind("vfio-pci", VF)
         host.set_numvfs(NIC, 0)

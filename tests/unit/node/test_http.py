@@ -198,7 +198,7 @@ def test_who_may_not_connect_takes_nothing_of_what_others_may_ask() -> None:
         ("attacker.example:1", 421), ("127.0.0.1.attacker.example", 421), ("localhost.example", 421), ("x", 421),
     ],
 )  # fmt: skip
-def test_what_is_for_people_of_this_host_is_not_told_to_a_page_that_their_browser_shows(host: str, status: int) -> None:
+def test_a_server_for_people_of_this_host_refuses_other_host_headers(host: str, status: int) -> None:
     async def use(port: int) -> None:
         answer = await raw(port, f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
@@ -241,7 +241,7 @@ async def against(answer: bytes | None, limits: HttpLimits, seconds: float) -> H
         ),
     ],
 )
-def test_a_server_that_does_not_reply_is_told_apart(answer: bytes | None, error: type[NodeError], code: str) -> None:
+def test_each_missing_reply_has_its_code(answer: bytes | None, error: type[NodeError], code: str) -> None:
     with pytest.raises(error) as raised:
         run(against(answer, HttpLimits(head=1000, body=10), 0.2 if answer is None else 5))
     assert raised.value.code == code
@@ -253,7 +253,7 @@ def test_informational_replies_are_passed_over() -> None:
     assert (response.status, response.text) == (404, "a b")
 
 
-def test_nobody_at_the_port() -> None:
+def test_a_closed_port_is_unreachable() -> None:
     async def ask() -> None:
         server = HttpServer(echo)
         _, port = await server.listen(HOST)

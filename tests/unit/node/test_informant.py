@@ -524,7 +524,7 @@ def test_when_the_next_server_begins() -> None:
     assert next_start(0, 100, RestartDelay.LATER, 5000) == 5100
 
 
-def test_nobody_but_the_guest_is_heard() -> None:
+def test_only_the_guest_is_heard() -> None:
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
         port = int(script.agent["agentServeAddr"].rpartition(":")[2])
         reader, writer = await asyncio.open_connection(HOST, port, local_addr=("127.0.0.2", 0))

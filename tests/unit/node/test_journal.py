@@ -208,7 +208,7 @@ TestJournalMachine = JournalMachine.TestCase
 
 
 class TestFile:
-    def test_folder_and_files_are_nobody_elses(self, folder: Path, journal: SQLiteJournal) -> None:
+    def test_only_its_own_user_can_read_folder_and_files(self, folder: Path, journal: SQLiteJournal) -> None:
         journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
@@ -410,7 +410,7 @@ class TestRecords:
         assert journal.record("machines", "vm-1") is None
         assert journal.records("other") == {"vm-1": {"x": [None]}}
 
-    def test_nobody_changes_what_the_next_one_reads_of_all_records(self, journal: SQLiteJournal) -> None:
+    def test_a_reader_cannot_change_what_the_next_one_reads(self, journal: SQLiteJournal) -> None:
         content = {"spec": {"disks": [{"path": "/a"}]}, "state": "running"}
         journal.put("machines", "vm-1", content)
         record: Any = journal.records("machines")["vm-1"]
@@ -493,9 +493,7 @@ class TestContent:
 
 
 @pytest.mark.parametrize("gone", ["journal.db", "journal.db-wal"])
-def test_nothing_is_written_into_a_file_that_nobody_will_find_again(
-    journal: SQLiteJournal, folder: Path, gone: str
-) -> None:
+def test_nothing_is_written_into_a_file_that_was_removed(journal: SQLiteJournal, folder: Path, gone: str) -> None:
     journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
     (folder / gone).unlink()
     with pytest.raises(Failed) as failed:

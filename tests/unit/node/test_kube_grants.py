@@ -49,7 +49,7 @@ def test_parameters_need_no_name(more: dict[str, Any]) -> None:
         ({"vlan": 7}, "kind"),
     ],
 )
-def test_parameters_that_nobody_understands_are_not_passed_over(parameters: dict[str, Any], message: str) -> None:
+def test_unknown_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     """They may be what keeps the device in its network."""
     with pytest.raises(Denied, match=message) as caught:
         granted(**parameters)

@@ -184,7 +184,7 @@ class TestWhoHoldsIt:
     @pytest.mark.parametrize(
         "content", [b"", b"{", b"[]", b'{"work": "x", "since": 1e999, "pid": 1}', b"\xff"], ids=repr
     )
-    def test_what_cannot_be_read_is_told_as_the_kernel_knows_it(self, tmp_path: Path, content: bytes) -> None:
+    def test_the_holder_of_an_unreadable_lock_comes_from_the_kernel(self, tmp_path: Path, content: bytes) -> None:
         """A plugin of an earlier version writes nothing, and a full disk takes nothing."""
         with holding(LockFolder(tmp_path), "m"):
             (tmp_path / "m").write_bytes(content)

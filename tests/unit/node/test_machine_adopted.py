@@ -201,7 +201,7 @@ def test_a_machine_outside_its_bounds_is_not_adopted(
     assert (denied.value.code, machines.list()) == ("OutOfBounds", [])
 
 
-def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
+def test_the_refusal_of_a_disk_in_use_names_the_other_machine(
     config: MachineConfig, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     image = tmp_path / "image"
@@ -468,7 +468,7 @@ def test_cpus_leave_an_emulated_machine_whose_qemu_cannot_keep_that(machines: Ma
         machines.scale(KEY, "vcpus", 3, soon())
 
 
-def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: MachineLifecycle, qemu: FakeQemu) -> None:
+def test_a_refusal_of_the_guest_leaves_the_amounts_it_reached(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     qemu.stuck_at = 256 * MIB
     with pytest.raises(Denied):
@@ -483,7 +483,7 @@ def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: MachineLifecy
     assert (seen.applied.memory_bytes, seen.applied.vcpus) == (768 * MIB, 3)
 
 
-def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_could_be_noted(
+def test_a_request_to_the_guest_counts_though_the_plugin_ended_before_the_record(
     machines: MachineLifecycle, qemu: FakeQemu, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what it is about to take would be given back, and permitted to somebody else."""
@@ -557,7 +557,7 @@ def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
     assert failed.value.code == "MonitorUnreadable"
 
 
-def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
+def test_junk_from_one_qemu_hides_no_other_machine(
     machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no message of ours can carry would end the whole list."""
@@ -615,7 +615,7 @@ def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.
     until(lambda: seen.at(records[0]).observed.vcpus == 1, "what the one that is well says")
 
 
-def test_what_was_seen_while_a_machine_was_changed_is_not_told_afterwards() -> None:
+def test_a_look_during_a_change_is_not_shown_afterwards() -> None:
     """Else one that is deleted and created anew is said not to answer, because its last run did not."""
     record = MachineRecord(virtual_machine("web").to_manifest(), "running", "run")
 
@@ -773,7 +773,7 @@ def test_a_machine_that_ended_a_moment_ago_has_ended(machines: MachineLifecycle)
     assert (seen.phase, seen.reason) == ("Stopped", "MachineEnded"), "a machine that never restarts must not"
 
 
-def test_a_machine_whose_life_file_somebody_removed_lives(
+def test_a_machine_with_a_removed_life_file_lives(
     machines: MachineLifecycle, config: MachineConfig, tmp_path: Path
 ) -> None:
     """Else a second QEMU of it is started, beside the one that has its devices."""
@@ -815,9 +815,7 @@ def test_it_lives_also_where_it_closes_another_file_while_it_is_looked_for(
     assert living.pid == qemu.pid
 
 
-def test_a_lost_machine_that_cannot_be_told_of_hides_no_other(
-    machines: MachineLifecycle, config: MachineConfig
-) -> None:
+def test_an_unreadable_lost_machine_hides_no_other(machines: MachineLifecycle, config: MachineConfig) -> None:
     put(machines)
     config.life("stray").parent.mkdir(parents=True, exist_ok=True)
     config.life("stray").symlink_to("elsewhere")
@@ -973,9 +971,7 @@ def test_a_machine_that_is_to_stop_stays_stopped_though_its_guest_has_finished(
     assert machines.to_restart() == []
 
 
-def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
-    machines: MachineLifecycle, config: MachineConfig
-) -> None:
+def test_leftovers_in_its_folder_do_not_hinder_a_start(machines: MachineLifecycle, config: MachineConfig) -> None:
     folder = config.folder(put(machines).spec.id)
     (folder / "qmp" / "deep").mkdir(parents=True)
     machines.recover()
@@ -984,7 +980,7 @@ def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
     assert machines.list() == []
 
 
-def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: MachineLifecycle) -> None:
+def test_a_failed_restart_is_tried_again_until_the_machine_is_stopped(machines: MachineLifecycle) -> None:
     put(machines, state="starting")
     machines.undo_start(KEY, soon())
     assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
@@ -992,9 +988,7 @@ def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(
     assert machines.to_restart() == []
 
 
-def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
-    config: MachineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_stay_short_without_a_look_at_the_machine(config: MachineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LOG_SECONDS", 0.01)
     machines, stop = MachineLifecycle(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
     log = config.folder(put(machines).spec.id) / "console.log"
@@ -1125,7 +1119,7 @@ def test_force_ends_no_machine_that_was_not_even_asked(
     assert ended == [KEY]
 
 
-def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
+def test_a_device_whose_node_qemu_still_holds_is_not_free(
     machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     """Unbinding it now would block in the kernel."""
@@ -1157,7 +1151,7 @@ def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
     assert machines.records.records(PLUGS) == {}
 
 
-def test_a_machine_whose_memory_is_being_locked_is_told_as_busy_and_not_as_hung(
+def test_a_machine_whose_memory_is_being_locked_is_busy_and_not_hung(
     machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())

@@ -99,7 +99,7 @@ def test_every_port_has_a_place_of_its_own_eight_to_a_device() -> None:
     assert [port.get("multifunction", False) for port in firsts] == [True, True, False]
 
 
-def test_no_two_cards_have_the_same_address_though_nobody_said_one() -> None:
+def test_no_two_cards_have_the_same_default_address() -> None:
     machines = (SPEC, replace(SPEC, uid="another"), replace(SPEC, uid=""), replace(SPEC, uid="", node="other"))
 
     def macs(spec: MachineSpec) -> list[str]:
@@ -327,7 +327,7 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     assert denied.value.code == "PathNotAllowed"
 
 
-def test_of_what_is_outside_it_is_not_told_whether_it_exists(images: Path) -> None:
+def test_the_refusal_of_a_path_outside_does_not_show_whether_it_exists(images: Path) -> None:
     """It is refused for good: waiting for it to appear would be in vain."""
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
@@ -719,7 +719,7 @@ def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path)
     assert list(seen) == sorted(seen), "what lies in another one comes after it"
 
 
-def test_users_of_machines_are_nobody_elses(tmp_path: Path) -> None:
+def test_users_of_machines_belong_to_no_other_account(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\nbroken\nann:x:2146435080:1::/:/bin/sh\n")
     (tmp_path / "subuid").write_text("bob:100000:65536\n1000:2146436000:10\n\n")
 

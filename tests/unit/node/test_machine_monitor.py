@@ -256,7 +256,7 @@ def test_a_command_without_time_left_is_not_sent_and_the_line_stays_open(qemu: F
     assert qemu.connections == 1
 
 
-def test_events_that_nobody_waits_for_are_not_kept(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_events_without_a_waiter_are_dropped(qemu: FakeQemu, line: QmpMonitor) -> None:
     with line.expect("DEVICE_DELETED") as events:
         line.execute("query-status", deadline=soon())
         for _ in range(50):

@@ -145,7 +145,7 @@ def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
     assert json.loads(line).items() >= {"machine": KEY, "done": "ended", "reason": "MachineEnded"}.items()
 
 
-def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_comes_back(world: World) -> None:
+def test_a_device_that_the_guest_let_go_unasked_is_missing_and_comes_back(world: World) -> None:
     world.adopted()
     ref = world.bench.add("a/slot-0")
     world.operations.attach(ref, KEY, due())
@@ -220,7 +220,7 @@ def test_of_a_claim_with_a_device_that_finds_no_window_none_goes_in(world: World
     assert [one.ref for one in world.bench.claims.prepared()] == [ref], "it was prepared before, and stays so"
 
 
-def test_a_guest_that_gives_no_addresses_is_waited_for_and_told_apart_from_one_without_a_window(
+def test_a_guest_without_addresses_has_another_code_than_one_without_a_window(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_operations, "UNDO_SECONDS", 0.5)
@@ -273,7 +273,7 @@ def test_what_was_plugged_in_as_the_plugin_was_killed_is_judged_anew_by_the_next
         assert world.qemu.devices == {}
 
 
-def test_a_machine_that_runs_as_something_else_is_not_told_to_be_what_was_asked_for(world: World) -> None:
+def test_create_is_refused_for_a_machine_that_runs_with_another_spec(world: World) -> None:
     world.adopted()
     world.adopted()  # again is success
     others = [
@@ -314,7 +314,7 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
         assert world.machines.list() == []
 
 
-def test_a_machine_that_the_journal_lost_is_listed_and_not_told_to_be_gone(world: World) -> None:
+def test_a_machine_that_the_journal_lost_is_listed_and_not_gone(world: World) -> None:
     config = world.machines.config
     with living(config) as lives:
         assert world.operations.all_machines() == [], "nobody knows what it is called"
@@ -522,9 +522,7 @@ def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(
     assert (unlimited, record.state, record.reason, record.tap_limits) == (["tap1"], "failed", "DeviceNotThere", ())
 
 
-def test_a_machine_that_could_not_be_ended_runs_on_and_is_told_to(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_could_not_be_ended_runs_on_in_the_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object) -> str:
         raise Failed("HostUnreadable", "out of descriptors")
 
@@ -572,7 +570,7 @@ def test_that_a_guest_sleeps_is_no_obstacle_for_its_machine(world: World) -> Non
 
 
 @pytest.mark.parametrize(("status", "code"), [("io-error", "DiskFailed"), ("internal-error", "CpusStopped")])
-def test_a_machine_whose_cpus_stand_still_is_told_so_and_goes_on_when_it_is_created_again(
+def test_a_machine_with_halted_cpus_has_a_reason_and_goes_on_when_created_again(
     world: World, status: str, code: str
 ) -> None:
     """QEMU stops them by itself: where the host's disk is full, and where KVM fails."""

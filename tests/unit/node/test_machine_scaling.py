@@ -91,9 +91,7 @@ def test_events_of_other_devices_do_not_put_the_deadline_off() -> None:
     assert denied.value.code == "GuestRefused"
 
 
-def test_a_device_goes_to_the_first_free_port_and_is_told_done_when_qemu_shows_it(
-    qemu: FakeQemu, line: QmpMonitor
-) -> None:
+def test_a_device_goes_to_the_first_free_port_and_is_done_when_qemu_shows_it(qemu: FakeQemu, line: QmpMonitor) -> None:
     assert hotplug.plug_device(line, KEY, card("a"), soon()) == "port0"
     assert hotplug.plug_device(line, KEY, card("b"), soon()) == "port1"
     assert qemu.devices["b.f0"]["host"] == "0000:41:00.0"
@@ -290,7 +288,9 @@ def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("guest", ["refuses", "silent"])
-def test_a_guest_that_keeps_a_cpu_is_told_with_how_many_there_are(qemu: FakeQemu, line: QmpMonitor, guest: str) -> None:
+def test_the_refusal_of_a_guest_that_keeps_a_cpu_shows_how_many_there_are(
+    qemu: FakeQemu, line: QmpMonitor, guest: str
+) -> None:
     vcpu.scale(line, KEY, 4, soon())
     qemu.guest = guest  # type: ignore[assignment]
     with pytest.raises(Denied, match="it has 4 instead of 2") as denied:
@@ -348,7 +348,7 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
 
 
 @pytest.mark.parametrize(("dimm", "room"), [(None, 2 * GIB), (512 * MIB, 0)])
-def test_memory_that_somebody_else_plugged_in_counts_and_stays(tmp_path: Path, dimm: int | None, room: int) -> None:
+def test_memory_that_others_plugged_in_counts_and_stays(tmp_path: Path, dimm: int | None, room: int) -> None:
     machine = FakeQemu(tmp_path / "adopted", room=room)
     line = QmpMonitor(KEY, str(machine.path))
     machine.backends["theirs"] = str(512 * MIB)
@@ -365,7 +365,7 @@ def test_memory_that_somebody_else_plugged_in_counts_and_stays(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("goal", [2 * GIB, 768 * MIB])
-def test_a_machine_without_virtio_mem_keeps_the_memory_that_it_has_also_of_somebody_elses_dimms(
+def test_a_machine_without_virtio_mem_keeps_its_memory_with_dimms_of_others(
     qemu: FakeQemu, line: QmpMonitor, goal: int
 ) -> None:
     qemu.room = 0
@@ -392,7 +392,9 @@ def test_a_dimm_that_was_cut_off_half_way_is_taken_up_again(qemu: FakeQemu, line
 
 
 @pytest.mark.parametrize("guest", ["refuses", "silent"])
-def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(qemu: FakeQemu, line: QmpMonitor, guest: str) -> None:
+def test_the_refusal_of_a_guest_that_keeps_a_dimm_shows_its_memory(
+    qemu: FakeQemu, line: QmpMonitor, guest: str
+) -> None:
     qemu.room = 0
     memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB)
     qemu.guest = guest  # type: ignore[assignment]

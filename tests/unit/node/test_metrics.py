@@ -53,7 +53,7 @@ def test_how_things_stand_is_read_for_each_scrape() -> None:
     assert sample(metrics, "journal_quarantined") == 1
 
 
-def test_each_machine_is_told_with_its_process_what_it_was_given_and_what_it_uses() -> None:
+def test_the_metrics_of_a_machine_show_its_process_allocation_and_usage() -> None:
     web = MachineUsage("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
     metrics = NodeMetrics(lambda: NodeState(utilisation=[web, MachineUsage("default/hung", 4712)]))
     assert sample(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
@@ -216,6 +216,6 @@ def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
         ("nowhere.example:9180", "invalid address for metrics"),
     ],
 )
-def test_nobody_from_elsewhere_is_served(address: str, words: str) -> None:
+def test_metrics_are_served_on_local_addresses_only(address: str, words: str) -> None:
     with pytest.raises(ValueError, match=words), metrics_served(NodeMetrics(), address):
         pytest.fail("it was served")

@@ -292,7 +292,7 @@ class TestClaims:
         assert (reply.result.outcome, reply.result.code) == (DENIED, code)
         assert plugin.bench.host.state == {}
 
-    def test_unprepare_of_what_nobody_knows_succeeds(self, plugin: Served) -> None:
+    def test_unprepare_of_an_unknown_claim_succeeds(self, plugin: Served) -> None:
         for requested in (claim("nobody"), claim("nobody", "no-such-uid")):
             reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=requested))
             assert (reply.result.outcome, reply.found) == (DONE, False)
@@ -457,7 +457,7 @@ class TestMachines:
             assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineOfStore")
             assert "devalloc apply" in reply.result.message
 
-    def test_each_amount_is_scaled_and_told_on_its_own(self, plugin: Served) -> None:
+    def test_each_amount_is_scaled_and_answered_on_its_own(self, plugin: Served) -> None:
         plugin.node.CreateMachine(creation())
         reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=4, memory_bytes=2 << 30))
         assert reply.result.outcome == reply.vcpus.outcome == reply.memory.outcome == DONE
@@ -484,7 +484,7 @@ class TestMachines:
         assert (reply.vcpus.outcome, reply.result.code) == (UNKNOWN, "MonitorSilent")
         assert not reply.HasField("observed")
 
-    def test_a_machine_is_told_as_what_it_was_created_and_can_be_created_so_again(self, plugin: Served) -> None:
+    def test_a_machine_shows_the_spec_it_was_created_with(self, plugin: Served) -> None:
         spec = pb.MachineSpec(
             cpu=pb.CpuBounds(min_milli=500, use_milli=1500, max_milli=4000),
             memory=pb.MemoryBounds(
@@ -523,7 +523,7 @@ class TestMachines:
             assert (reply.machine.spec, spec) == (spec, reply.machine.spec)
             spec = reply.machine.spec
 
-    def test_an_adopted_machine_is_told_with_its_bounds(self, plugin: Served) -> None:
+    def test_an_adopted_machine_shows_its_bounds(self, plugin: Served) -> None:
         request = pb.AdoptMachineRequest(
             machine=web(),
             qmp_socket="/run/vms/web.qmp",
@@ -538,7 +538,7 @@ class TestMachines:
         assert (spec.cpu, spec.memory) == (request.cpu, request.memory)
         assert not spec.HasField("start")
 
-    def test_many_guests_that_take_their_time_hold_up_nobody_else(self, plugin: Served) -> None:
+    def test_many_slow_guests_hold_up_no_other_call(self, plugin: Served) -> None:
         over, waiting = threading.Event(), threading.Semaphore(0)
         plugin.machines.stopping = lambda: (waiting.release(), over.wait(60))
         names = [f"m{number}" for number in range(24)]
@@ -624,7 +624,7 @@ class TestPlug:
             (lambda: plug(nic=pb.Nic(mac="01:00:5e:00:00:01")), "nic.mac: "),
         ],
     )
-    def test_what_makes_no_sense_is_told_with_its_field(self, plugin: Served, request_of: Any, words: str) -> None:
+    def test_an_invalid_request_names_its_field(self, plugin: Served, request_of: Any, words: str) -> None:
         plugin.node.CreateMachine(creation())
         with pytest.raises(grpc.RpcError) as refused:
             plugin.node.PlugDevice(request_of())
@@ -818,13 +818,13 @@ class TestWatch:
         for stream in streams:
             stream.cancel()
 
-        def is_told() -> bool:
+        def is_synced() -> bool:
             try:
                 return next(plugin.node.WatchMachines(pb.WatchMachinesRequest())).change == pb.CHANGE_SYNCED
             except grpc.RpcError:
                 return False
 
-        until(is_told, "the places of those who left are free again")
+        until(is_synced, "the places of those who left are free again")
 
 
 class TestCallers:
@@ -841,7 +841,7 @@ class TestCallers:
         (prepared,) = [record for record in records if record["event"] == "prepared"]
         assert f"pid {os.getpid()}" in prepared["caller"]
 
-    def test_nobody_else_can_open_the_socket(self, plugin: Served) -> None:
+    def test_only_its_own_user_can_open_the_socket(self, plugin: Served) -> None:
         assert stat.S_IMODE(plugin.socket.stat().st_mode) == 0o600
 
     def test_the_socket_goes_with_the_service(self, tmp_path: Path) -> None:

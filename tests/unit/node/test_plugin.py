@@ -111,7 +111,7 @@ def test_two_instances_of_a_rolling_update_serve_side_by_side(folder: Path) -> N
         assert names(folder) == ["d.io-old-1-reg.sock", "dra-old-1.sock"]
 
 
-def test_without_pod_uids_the_second_instance_is_told_of_the_first(folder: Path) -> None:
+def test_without_pod_uids_the_second_instance_is_refused_with_a_remedy(folder: Path) -> None:
     with instance(folder), pytest.raises(Denied, match="--pod-uid"), instance(folder):
         pass
 

@@ -190,7 +190,7 @@ def test_a_slice_that_may_not_be_removed_holds_up_no_other_pool(
     assert {each["spec"]["pool"]["name"] for each in server.slices.values()} == {each.metadata.name for each in pools}
 
 
-def test_each_attempt_that_failed_is_told(
+def test_each_failed_attempt_is_reported(
     server: Server, pools: list[DevicePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "RETRY_SECONDS", 0.01)
@@ -209,7 +209,7 @@ def test_each_attempt_that_failed_is_told(
     assert failures == [None, None]
 
 
-def test_a_server_that_wants_counters_beside_their_devices_is_told_none(
+def test_a_server_that_wants_counters_beside_their_devices_gets_none(
     server: Server, one: SlicePublisher, pools: list[DevicePool]
 ) -> None:
     server.apart = False

@@ -146,7 +146,7 @@ class TestRecovery:
         bench.restart()
         assert bench.is_initial()
 
-    def test_a_claim_that_somebody_works_on_is_left_to_them(self, bench: EngineBench) -> None:
+    def test_a_claim_under_another_lock_is_left_alone(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.journal.begin(ref, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {"slot/a/0": "a/slot-0"})
         with bench.claims.locks.claim(ref.uid, Deadline.after(1), "prepare"):
@@ -197,7 +197,7 @@ def with_files(tmp_path: Path, spec: Path) -> EngineBench:
 
 
 class TestFiles:
-    def test_what_somebody_removed_is_written_again(self, with_files: EngineBench, spec: Path) -> None:
+    def test_removed_files_are_written_again(self, with_files: EngineBench, spec: Path) -> None:
         """Container runtimes would not find the devices of a pod that is to start again: ``/run/cdi`` was emptied."""
         ref = with_files.add("a/slot-0")
         with_files.claims.prepare(ref)
@@ -230,7 +230,7 @@ class TestFiles:
         with_files.claims.unprepare(ref)
         assert not spec.exists()
 
-    def test_what_cannot_be_written_is_told(self, with_files: EngineBench, spec: Path) -> None:
+    def test_a_file_that_cannot_be_written_is_reported(self, with_files: EngineBench, spec: Path) -> None:
         ref = with_files.add("a/slot-0")
         with_files.claims.prepare(ref)
         spec.unlink()
@@ -295,7 +295,9 @@ class TestDoubts:
         assert aside.read_bytes().startswith(b"garbage")
         return aside
 
-    def test_after_a_journal_was_lost_nothing_is_touched_and_what_may_be_ours_is_told(self, bench: EngineBench) -> None:
+    def test_after_a_lost_journal_nothing_is_touched_and_possible_leftovers_are_listed(
+        self, bench: EngineBench
+    ) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         host = dict(bench.host.state)

@@ -475,7 +475,7 @@ def test_a_guest_that_runs_again_is_given_its_time_anew(monkeypatch: pytest.Monk
         migration.await_sent(None, "default/m", Deadline.after(3600), report)  # type: ignore[arg-type]
 
 
-def test_a_target_at_which_nobody_listens_cannot_be_reached() -> None:
+def test_a_target_without_a_listener_is_unreachable() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     with raises(Failed, "TargetUnreachable", f"port {port}: "):

@@ -169,7 +169,7 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
     until(lambda: world.machines.views["default/a"].runs, "and so is the first one")
 
 
-def test_one_that_somebody_else_changes_is_left_to_them_in_silence(world: World) -> None:
+def test_a_machine_that_another_caller_changes_is_left_alone_in_silence(world: World) -> None:
     """Else each try has devices looked at and published anew, and calls for the next try, while a machine starts."""
     notifier, beats = ChangeNotifier(), 0
     operations = platform_of(world.bench, world.machines, notifier)

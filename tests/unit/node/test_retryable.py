@@ -57,7 +57,7 @@ DIFFERENT = {
         "test_vms_scaling::test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it",
     ),
     ("warm/builder.py", "_failed", "SetupFailed", "retryable"): (
-        "test_warm_pool::test_why_a_machine_cannot_wait_is_told_in_its_words",
+        "test_warm_pool::test_a_machine_that_cannot_wait_is_refused_in_its_words",
     ),
 }
 """The places that differ from their code (module, function, code, expression), and a test that provokes each."""

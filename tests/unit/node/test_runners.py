@@ -112,7 +112,7 @@ class TestObjects:
         assert "127.8.0.1 is in none of the networks" in world.status()["message"]
         assert "(127.7.0.0/24)" in world.status()["message"]
 
-    def test_why_it_does_not_listen_is_told(self, world: World) -> None:
+    def test_a_runner_that_cannot_listen_is_the_reason(self, world: World) -> None:
         world.runners.problems[KEY] = "its runner cannot listen at 127.7.0.1 port 25183: Address already in use"
         world.round()
         assert world.status()["reason"] == "RunnerFailed"
@@ -134,7 +134,7 @@ class TestObjects:
 
 
 class TestShare:
-    def test_what_was_set_is_told_also_where_its_cpus_cannot_use_it(self, world: World) -> None:
+    def test_the_share_shows_what_was_set_even_if_its_cpus_cannot_use_it(self, world: World) -> None:
         share = MachineCpuShare(world.operations, world.at())
         share.set(1500)
         assert share.get() == 1500
@@ -182,16 +182,16 @@ def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_tak
         stop, port = threading.Event(), free_ports(1)[0]
         runners = RunnerServers(world.operations, NETWORKS, changed=news.append)
 
-        async def is_told(problem: bool) -> bool:
+        async def has_problem(problem: bool) -> bool:
             return (runners.problem(KEY) is not None) is problem
 
         serving = asyncio.create_task(runners.serve(stop))
         await asyncio.sleep(0.05)
         with socket.create_server((HERE, port)):
             runners.keep(world.at(port))
-            await until_async(lambda: is_told(True))
+            await until_async(lambda: has_problem(True))
             assert f"{HERE} port {port}" in str(runners.problem(KEY))
-        await until_async(lambda: is_told(False))
+        await until_async(lambda: has_problem(False))
         assert news == [KEY, KEY]
         changed = await send(port, 1250)
         assert (changed.status, changed.body) == (200, b"")
@@ -221,7 +221,7 @@ def test_only_those_in_its_networks_and_the_host_itself_are_heard(world: World) 
     assert heard == {"10.3.0.9": True, "fd00::9": True, "127.0.0.1": True, "10.4.0.1": False, "fd01::1": False}
 
 
-def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
+def test_a_listener_that_fails_does_not_end_the_other_runners(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("devalloc_node.agent.cpu_time_server.LOOK_SECONDS", 0.05)
@@ -235,12 +235,12 @@ def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
         serving = asyncio.create_task(runners.serve(stop))
         await asyncio.sleep(0.05)
 
-        async def is_told() -> bool:
+        async def has_problem() -> bool:
             return runners.problem(KEY) is not None
 
         with socket.create_server((HERE, port)):
             runners.keep(world.at(port))
-            await until_async(is_told)
+            await until_async(has_problem)
         await until_async(lambda: obeys(port))
         stop.set()
         await serving

@@ -126,7 +126,7 @@ def test_another_users_socket_is_left_alone(folder: Path) -> None:
     assert path.is_socket()
 
 
-def test_stopping_leaves_the_socket_of_whoever_took_the_place(folder: Path) -> None:
+def test_stopping_leaves_the_socket_of_a_successor(folder: Path) -> None:
     path = folder / "node.sock"
     first = serve(path, [])
     path.unlink()
@@ -139,7 +139,7 @@ def test_stopping_leaves_the_socket_of_whoever_took_the_place(folder: Path) -> N
     assert not path.exists()
 
 
-def test_the_longest_path_works_and_one_byte_more_is_told(folder: Path) -> None:
+def test_the_longest_path_works_and_one_byte_more_is_refused(folder: Path) -> None:
     room = MAX_PATH_BYTES - len(os.fsencode(folder)) - 1
     path = folder / ("ä" * (room // 2) + "x" * (room % 2))
     assert len(os.fsencode(path)) == MAX_PATH_BYTES
@@ -232,7 +232,7 @@ def test_nothing_is_put_where_a_group_of_others_may_write(folder: Path) -> None:
     check_path(folder / "node.sock")
 
 
-def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
+def test_the_holder_of_the_folders_lock_is_named_after_a_bounded_wait(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("devalloc_node.net.unix_sockets._LOCK_SECONDS", 0.05)
@@ -264,7 +264,7 @@ def test_reflection_lists_what_is_served(folder: Path) -> None:
     assert names == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
-def test_streams_of_the_standard_services_hold_nobody_else_up(folder: Path) -> None:
+def test_streams_of_the_standard_services_hold_up_no_other_call(folder: Path) -> None:
     path, over = folder / "node.sock", threading.Event()
 
     def nothing() -> Iterator[reflection_pb2.ServerReflectionRequest]:

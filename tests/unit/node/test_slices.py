@@ -104,7 +104,7 @@ def hosts(host: FakeSysfs, kind: str) -> None:
 
 @pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize("kind", ["nic", "two ports", "vgpu", "gpu"])
-def test_cards_are_told_whole(tmp_path: Path, kind: str, groups: bool) -> None:
+def test_slices_describe_cards_completely(tmp_path: Path, kind: str, groups: bool) -> None:
     hosts(host := FakeSysfs(tmp_path), kind)
     discovered = DiscoveredPools.on(host.root)
     answer = slices_of_pool(discovered.pools[0], SliceFeatures(groups=groups))
@@ -214,7 +214,7 @@ def grouped() -> DevicePool:
     return pool(devices, {"memory": 16})
 
 
-def test_groups_are_told_where_the_cluster_knows_them() -> None:
+def test_slices_have_groups_if_the_cluster_supports_them() -> None:
     slices = slices_of_pool(grouped(), ALL_ON).slices
     assert fits(slices, ["d0", "d3", "d4"])
     assert fits(slices, ["d1", "d2"])

@@ -248,7 +248,7 @@ def test_a_store_that_does_not_answer_says_nothing(store: SQLiteStore, monkeypat
             ask()
 
 
-def test_a_store_is_told_from_another_at_the_same_place(tmp_path: Path) -> None:
+def test_another_store_at_the_same_path_has_another_identity(tmp_path: Path) -> None:
     path = tmp_path / "devalloc.db"
     with closing(SQLiteStore(path)) as store:
         identity = StoreGrants(store, NODE).identity()

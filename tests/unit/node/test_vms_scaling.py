@@ -93,7 +93,7 @@ def report(wanted: Resources, reason: StuckReason | None = None) -> ScalingRepor
     return ScalingReport(wanted, Resources(2000, GIB), Resources(2000, GIB), None, reason)
 
 
-def test_who_scales_is_told_between_which_bounds_and_where_the_guest_is(world: World) -> None:
+def test_the_scaler_gets_the_bounds_and_the_address_of_the_guest(world: World) -> None:
     scaled = world.scalers.by_key[KEY]
     assert scaled.bounds == ScalingBounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
     assert (scaled.address, scaled.monitor_port, scaled.metrics_port) == ("10.0.0.5", 10301, 9100)
@@ -160,7 +160,7 @@ def test_all_parameters_of_goals_are_its_own_by_its_spec_or_its_annotation(world
         (None, {"lfcWindowSizeMinutes": 6}, "at least lfcWindowSizeMinutes, which is 6, not 5"),
     ],
 )
-def test_a_machine_that_nobody_could_compute_a_goal_for_stays_as_it_is_and_says_why(
+def test_a_machine_with_an_invalid_scaling_config_stays_as_it_is_with_a_reason(
     world: World, annotation: str | None, scaling: dict[str, Any], words: str
 ) -> None:
     rescaled(world, annotation, **scaling)
@@ -184,7 +184,7 @@ def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World)
     assert world.scalers.by_key[KEY].config.load_average_fraction_target == 0.5
 
 
-def test_what_the_guest_speaks_and_where_is_told_and_another_way_begins_anew(world: World) -> None:
+def test_the_scaler_gets_protocol_and_ports_and_begins_anew_with_others(world: World) -> None:
     before = world.scalers.by_key[KEY]
     assert (before.protocol, before.lfc_port) == ("monitor", 9499)
     rescaled(world, protocol="informant", monitorPort=10302, lfcMetricsPort=9500)
@@ -354,7 +354,7 @@ def test_it_is_left_as_soon_as_it_is_not_to_be_scaled(world: World, how: str) ->
     assert not world.scalers.by_key
 
 
-def test_nobody_is_sent_to_an_address_that_no_guest_can_have(world: World) -> None:
+def test_no_scaler_connects_to_an_address_that_no_guest_can_have(world: World) -> None:
     world.scalers.settings = replace(ScalingSettings(), guests=(ip_network("192.168.7.0/24"),))
     world.round()
     assert not world.scalers.by_key
@@ -438,7 +438,7 @@ def _permit(world: World, cpus: str, memory: str) -> None:
     world.store.replace_status({**old, "status": {**old["status"], "permitted": permit}})
 
 
-def test_where_nobody_scales_any_more_it_gets_no_more_than_it_was_permitted(world: World) -> None:
+def test_without_a_scaler_it_gets_no_more_than_its_last_permit(world: World) -> None:
     world.loop = world.new_loop()
     _permit(world, "3", "1Gi")
     world.apply(cpu={"min": 1, "max": 4, "use": 4}, memory={"min": "512Mi", "max": "2Gi", "use": "2Gi"})
@@ -469,7 +469,7 @@ def test_cpu_time_beyond_what_its_cpus_can_use_is_nothing_that_it_was_given(worl
     assert world.status()["applied"]["cpus"] == "2"
 
 
-def test_where_nobody_scales_it_has_what_its_spec_says_and_tells_why(world: World) -> None:
+def test_without_a_scaler_it_has_what_its_spec_says_with_a_reason(world: World) -> None:
     world.loop = world.new_loop()
     world.apply(cpu={"min": 1, "max": 4, "use": 3})
     world.round()
@@ -540,7 +540,7 @@ class TestBody:
             asyncio.run(body.change(Resources(3000, 2 * GIB)))
         assert world.machines.calls.count("scale default/web") == 1
 
-    def test_nobody_waits_and_no_further_step_is_begun(self, world: World) -> None:
+    def test_a_look_does_not_wait_and_no_further_step_begins(self, world: World) -> None:
         body, scale = self.body(world), world.machines.scale
         going, go_on = threading.Event(), threading.Event()
 
@@ -596,7 +596,7 @@ class TestBody:
             ("memory", "GuestRefused", True, None),
         ],
     )
-    def test_why_it_came_no_further_is_told_and_whether_that_stays_so(
+    def test_a_change_that_fell_short_has_its_cause_and_whether_it_is_permanent(
         self,
         world: World,
         monkeypatch: pytest.MonkeyPatch,
@@ -622,7 +622,7 @@ class TestBody:
         assert (came.code, came.why, came.max_cpu) == (code, "there is a cause", most_cpu)
         assert caplog.text.count("there is a cause") == 1
 
-    def test_what_could_not_be_done_is_told(self, world: World) -> None:
+    def test_a_change_that_failed_raises(self, world: World) -> None:
         world.machines.fail.add("scale")
         with pytest.raises(Failed, match="cannot scale"):
             self.change(world, Resources(3000, GIB))

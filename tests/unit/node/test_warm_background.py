@@ -18,7 +18,7 @@ def toy() -> ToyPart:
     return ToyPart()
 
 
-def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_break(
+def test_a_setup_without_processes_for_long_enough_is_taken_back(
     tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0

@@ -59,7 +59,7 @@ def plugin(tmp_path: Path) -> Iterator[Plugin]:
         made.pool.close(soon())
 
 
-def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(plugin: Plugin) -> None:
+def test_as_many_wait_as_the_host_has_room_for_and_no_other_is_admitted_then(plugin: Plugin) -> None:
     assert plugin.admits()
     with pytest.raises(NotEnoughSetups, match=r"does not fit on this host now: insufficient memory") as short:
         plugin.pool.fill(9)  # four at a time

@@ -86,7 +86,7 @@ def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path,
         pool.take("a")
 
 
-def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: ToyPart) -> None:
+def test_no_worker_begins_another_setup_after_the_first_error(tmp_path: Path, toy: ToyPart) -> None:
     turns = iter(range(1000))
 
     def first_fails(setup: Setup) -> None:
@@ -102,7 +102,7 @@ def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: To
         assert pool.status().making == 0
 
 
-def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: ToyPart) -> None:
+def test_a_machine_that_cannot_wait_is_refused_in_its_words(tmp_path: Path, toy: ToyPart) -> None:
     def nowhere(setup: Setup) -> None:
         raise Denied("PathNotAllowed", "kernel /nope is not below a folder")
 
@@ -114,7 +114,7 @@ def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: Toy
         assert (pool.status().total, toy.there) == (0, [])
 
 
-def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: Path, toy: ToyPart) -> None:
+def test_the_first_error_of_filling_is_reported_and_ready_setups_stay(tmp_path: Path, toy: ToyPart) -> None:
     def third_fails(setup: Setup) -> None:
         if len(toy.there) == 2:
             broken(setup)
@@ -159,7 +159,7 @@ def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: P
         assert pool.take("b").setup.id != name
 
 
-def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: Path, toy: ToyPart) -> None:
+def test_only_a_repeated_request_gets_the_same_setup(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         first = pool.take("a", "r1")
         assert pool.take("a", "r1") == first
@@ -182,7 +182,7 @@ def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path,
         assert toy.there == [first.setup.id]
 
 
-def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: ToyPart) -> None:
+def test_a_setup_that_was_removed_is_not_given_out(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, workers=1) as pool:
         pool.fill(3)
         gone, intact, gone_too = list(toy.there)
@@ -402,7 +402,7 @@ def test_of_another_boot_nothing_is_taken_any_more(tmp_path: Path, toy: ToyPart)
     assert len(toy.there) == 1, "what a reboot has ended is not ended again"
 
 
-def test_a_record_that_nobody_can_read_is_left_with_all_it_may_tell_of(tmp_path: Path, toy: ToyPart) -> None:
+def test_an_unreadable_record_stays_with_its_setup(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
     record = tmp_path / "run" / "records" / f"{name}.json"
@@ -490,7 +490,7 @@ def kill(pool: Pool) -> None:
     pool._lock.close()
 
 
-def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_path: Path, toy: ToyPart) -> None:
+def test_answers_of_take_and_return_hold_while_the_pool_closes(tmp_path: Path, toy: ToyPart) -> None:
     """Ten times: four threads, each of which knows what it has, and a pool that ends in the middle of it."""
     guard = threading.Lock()
     for round_ in range(10):

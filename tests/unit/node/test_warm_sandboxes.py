@@ -108,7 +108,7 @@ def test_a_node_without_setups_says_so() -> None:
     assert (refused.value.code, refused.value.retryable) == ("PoolMissing", False)
 
 
-def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy: ToyPart) -> None:
+def test_a_setup_that_its_owner_changes_cannot_be_given_back(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
         with pool._pool_state.changing(name), pytest.raises(Denied) as refused:
@@ -117,7 +117,7 @@ def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy:
         pool.give_back(name, soon())
 
 
-def test_nobody_is_told_of_a_setup_that_is_given_back_just_then(tmp_path: Path, toy: ToyPart) -> None:
+def test_a_setup_that_is_being_given_back_is_not_an_answer(tmp_path: Path, toy: ToyPart) -> None:
     answers: list[str] = []
 
     def ask_again(record: SetupRecord, due: Deadline) -> None:
@@ -134,7 +134,7 @@ def test_nobody_is_told_of_a_setup_that_is_given_back_just_then(tmp_path: Path, 
         assert pool.take("a", "request").setup.id != name
 
 
-def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_path: Path) -> None:
+def test_a_setup_made_for_a_machine_and_not_given_goes_to_no_other(tmp_path: Path) -> None:
     waits = ToyPart(name="machine")  # as the machine that is to wait in each setup
     folder = ToyPart(name="folder")
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")

@@ -59,7 +59,7 @@ def test_each_setting_is_read_into_its_own_place() -> None:
         assert getattr(read.config, setting.attribute) == meant
 
 
-def test_wrong_values_are_all_told_by_their_paths() -> None:
+def test_all_wrong_values_are_listed_by_their_paths() -> None:
     wrong: dict[str, list[object]] = {
         "seconds": [0, -1, "5", True, float("nan"), 10**9, 1e-9],
         "port": [0, 65_536, 80.0, "80", True],
@@ -83,7 +83,7 @@ def test_wrong_values_are_all_told_by_their_paths() -> None:
     ]
 
 
-def test_what_is_not_known_is_told_and_what_is_of_other_parts_is_not() -> None:
+def test_unknown_settings_are_warnings_and_those_of_other_parts_are_not() -> None:
     content = _with("monitor.serverPrt", 1)
     content |= {"billing": {"x": 1}, "refereshStateIntervalSeconds": 5}
     read = read_agent_config(content, ProtocolEra.V0_31)
@@ -102,7 +102,7 @@ def test_waits_and_limits_come_from_it() -> None:
     assert (config.limits.silence, config.limits.window, config.limits.plugin_failures) == (20_000, 120_000, 5)
 
 
-def test_waits_that_nobody_says_are_those_that_are_shipped() -> None:
+def test_default_waits_are_those_of_the_shipped_configuration() -> None:
     assert ScalingTiming() == default_agent_config().timing
     assert HealthLimits() == default_agent_config().limits
 

@@ -27,7 +27,7 @@ def test_bounds_are_quantities() -> None:
     assert (read.bounds, read.problems) == (ScalingBounds(Resources(250, GIB), Resources(4000, 16 * GIB)), [])
 
 
-def test_all_that_is_wrong_is_told_with_its_path() -> None:
+def test_all_wrong_values_are_listed_with_their_paths() -> None:
     by_path = problems({"min": {"cpu": "-1", "mem": "1.5Gi"}, "max": {"cpu": "much", "mem": 0}})
     assert by_path == {
         "bounds.min.cpu": "must not be negative: '-1'",
@@ -47,7 +47,7 @@ def test_more_slots_than_a_peer_can_count_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 4000, '{"min":1}', "{} {}", "x" * 5000, '{"min":NaN}'])
-def test_what_is_no_bounds_at_all_is_told_too(text: str) -> None:
+def test_a_value_that_is_no_bounds_is_a_problem(text: str) -> None:
     assert list(problems(text)) == ["bounds"]
 
 

@@ -76,7 +76,7 @@ REFUSED: dict[str, list[object]] = {
 }
 
 
-def test_every_value_that_is_refused_is_told_by_its_path_and_all_at_once() -> None:
+def test_all_refused_values_are_listed_at_once_by_their_paths() -> None:
     for name, values in REFUSED.items():
         for value in values:
             read = read_overrides({name: value}, path="annotation")

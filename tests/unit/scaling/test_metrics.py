@@ -135,7 +135,7 @@ def test_gauge_that_is_not_one_good_sample_fails_the_whole(text: str, message: s
         read_system_metrics(_system(host_load1=text))
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_wrong_values_are_listed_at_once() -> None:
     with pytest.raises(MetricsError) as error:
         read_system_metrics(_system(host_load1="", host_load5=_gauge("host_load5", "-1")))
     assert "host_load1 is missing" in str(error.value)

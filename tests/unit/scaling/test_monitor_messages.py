@@ -100,7 +100,7 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_read_is_told_in_a_sentence() -> None:
+def test_an_unreadable_message_is_refused_in_a_sentence() -> None:
     for text in DAMAGED:
         for decode in (wire.decode_to_agent, wire.decode_to_monitor):
             with pytest.raises(Undecodable) as raised:

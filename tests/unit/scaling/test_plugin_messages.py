@@ -118,14 +118,14 @@ def test_many_slots_are_still_a_number() -> None:
         (6, UNIT, GIB, None, UNIT),
     ],
 )
-def test_agents_that_send_no_unit_are_told_the_smallest_multiple_that_they_can_keep_to(
+def test_agents_that_send_no_unit_get_the_smallest_multiple_that_they_can_use(
     version: int, unit: Resources, slot_size: int, sent: WireResources | None, step: Resources
 ) -> None:
     assert demand_in_bytes(read(message(version)), slot_size, unit).step == step
     assert decode_reply(encode_reply(PluginVersion(version), UNIT, slot_size, unit)).compute_unit == sent
 
 
-def test_nobody_is_told_more_than_he_has() -> None:
+def test_no_reply_permits_more_than_the_permit() -> None:
     permit = Resources(1500, 2 * GIB + 5)
     assert decode_reply(encode_reply(PluginVersion(2), permit, GIB, UNIT)).permit == WireResources(1000, 2)
     assert decode_reply(encode_reply(PluginVersion(5), permit, GIB, UNIT)).permit == WireResources(1500, 2)
@@ -211,7 +211,7 @@ def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
     assert read(twice).resources == WireResources(500, 3 * GIB)
 
 
-def test_a_number_beyond_all_bounds_is_fine_where_nobody_wants_it() -> None:
+def test_a_huge_number_is_fine_in_an_unused_field() -> None:
     body = json.dumps(message(7)).encode()
     assert read(body[:-1] + b',"unknown":[-' + HUGE + b"," + HUGE + b"]}") == read(body)
 
@@ -222,7 +222,7 @@ def test_missing_fields_are_zero() -> None:
     assert (request.last_permit, request.metrics) == (None, None)
 
 
-def test_names_that_nobody_could_write_are_repaired() -> None:
+def test_names_with_invalid_characters_are_repaired() -> None:
     assert read(b'{"protoVersion":2,"pod":{"name":"\\ud800\xff"}}').pod.name == "\ufffd\ufffd"
 
 

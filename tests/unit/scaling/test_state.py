@@ -60,7 +60,7 @@ def test_changes_that_failed_one_after_the_other_leave_all_in_doubt_that_they_co
     assert (state.lower_bound, state.upper_bound) == (UNIT * 2, UNIT * 5)
 
 
-def test_what_a_guest_was_perhaps_told_counts_until_it_is_told_or_asked_again() -> None:
+def test_an_upscale_that_a_guest_may_have_heard_counts_until_the_next_answer() -> None:
     connected = replace(agent.monitor_connected(BEGIN), using=UNIT * 5)
     perhaps = agent.upscale_failed(agent.upscale_started(connected, UNIT * 5), 0)
     assert (perhaps.monitor.approved, perhaps.monitor.counted) == (UNIT * 3, UNIT * 5)
@@ -89,7 +89,7 @@ def test_cache_metrics_go_when_they_are_not_wanted_any_more() -> None:
     assert agent.bounds_changed(measured, BEGIN.bounds, ScalingConfig()).lfc is None
 
 
-def test_a_machine_that_is_being_changed_is_told_of_by_the_change_only() -> None:
+def test_only_the_change_sets_the_amounts_of_a_machine_being_changed() -> None:
     changing = agent.machine_started(BEGIN, UNIT * 5)
     assert agent.machine_observed(changing, UNIT * 4) == changing
     assert agent.machine_observed(BEGIN, UNIT * 4).using == UNIT * 4

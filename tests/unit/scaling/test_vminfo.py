@@ -100,7 +100,7 @@ def test_use_outside_of_the_bounds_is_a_warning() -> None:
     ]
 
 
-def test_every_problem_is_told_wherever_it_is() -> None:
+def test_every_problem_is_listed_wherever_it_is() -> None:
     guest = {
         "cpus": {"min": "-1", "max": 4},
         "memorySlots": {"min": 0, "max": 65536, "use": 1.5},
@@ -129,7 +129,7 @@ def test_every_problem_is_told_wherever_it_is() -> None:
         from_pod(pod(labels={"vm.neon.tech/name": ""})),
     ],
 )
-def test_what_is_no_machine_is_told(read: ReadVmInfo) -> None:
+def test_an_object_that_is_no_machine_is_a_problem(read: ReadVmInfo) -> None:
     assert read.info is None
     assert all(problem.is_error for problem in read.problems)
     assert read.problems

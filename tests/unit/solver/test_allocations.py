@@ -109,7 +109,7 @@ def test_a_status_that_names_no_device_holds_none() -> None:
     assert by_name["new"]["allocated"]
 
 
-def test_an_invalid_claim_is_told_what_it_lost() -> None:
+def test_an_invalid_claim_shows_what_it_lost() -> None:
     odd = allocated(claim("odd", {"colour": "red"}), [entry("p", "gone", mem=2)], node="n1")
     answer = solve_manifests([POOL, odd])
     assert [p["message"] for p in answer["problems"] if p["path"] == "status.allocations"] == [
@@ -151,7 +151,7 @@ def test_the_check_finds_that_by_itself(twice: bool) -> None:
 
 
 @pytest.mark.parametrize("documents", [["text", POOL, [1], None], [None, POOL, [1], "text"]], ids=["first", "second"])
-def test_what_is_no_object_is_told_by_how_it_begins(documents: list[Any]) -> None:
+def test_a_document_that_is_no_object_is_named_by_its_beginning(documents: list[Any]) -> None:
     """Not by its number: the same documents in another order get the same answer (D5)."""
     for problems in (
         solve_manifests(documents)["problems"],

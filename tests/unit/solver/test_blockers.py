@@ -36,14 +36,14 @@ def gpus(count: int, node: str = "n1", **attributes: Any) -> Manifest:
 # -- kinds -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_count_that_would_fit_is_told() -> None:
+def test_a_blocker_shows_the_count_that_would_fit() -> None:
     assert blockers(GPU, gpus(3), gpus(4, "n2"), claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})) == [
         {"kind": "amount", "request": "0", "resource": "count", "path": "spec.claims[0].requests.count"}
         | {"requested": "9", "most": "4"}
     ]
 
 
-def test_the_amount_that_would_fit_is_told_to_the_block() -> None:
+def test_a_blocker_shows_the_amount_that_would_fit_to_the_block() -> None:
     card = pool("card", devices=[device(f"g{i}", resources={"memory": "10Gi/4Gi"}) for i in range(2)])
     (blocker,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "17Gi"}}))
     assert (blocker["requested"], blocker["most"]) == ("17Gi", "16Gi")
@@ -66,7 +66,7 @@ def test_only_the_attribute_that_differs_is_named() -> None:
     ]
 
 
-def test_a_match_of_the_spec_is_told_from_one_of_a_detail() -> None:
+def test_a_match_of_the_spec_has_its_own_path() -> None:
     fleet = pool("p", devices=[device(f"g{i}", attributes={"numa": i}) for i in range(2)])
     wanted = claim("c", {"deviceClass": "gpu"}, {"deviceClass": "gpu"}, match=["numa"])
     assert blockers(GPU, fleet, wanted) == [
@@ -245,7 +245,7 @@ def test_an_attribute_that_a_match_names_wrongly() -> None:
     assert refusal["blockers"][0]["didYouMean"] == "numa"
 
 
-def test_a_slip_in_the_class_is_told_with_the_class() -> None:
+def test_a_misspelt_attribute_of_the_class_is_named() -> None:
     broken = device_class("gpu", driver="gpu", constraints="device.modle == 'L4'")
     refusal = answer("c", broken, gpus(2, model="L4"), claim("c", {"deviceClass": "gpu"}))
     assert "`modle` exists on 0 of 2 devices; did you mean `model`?" in refusal["message"]

@@ -81,7 +81,7 @@ def test_who_asks_for_little_is_answered_whatever_others_cost(
     assert "".join(claim for claim, one in zip(steps, results, strict=True) if one == "answered") == answered
 
 
-def test_a_claim_without_time_is_told_so_and_others_are_answered() -> None:
+def test_a_claim_without_time_has_that_reason_and_others_are_answered() -> None:
     allowance = Allowance(ends=time.monotonic() + 0.2)
 
     def act(claim: str) -> str:

@@ -432,6 +432,6 @@ class TestAdmin:
         wrong = answer("a", *self.ALL, "other/n0", details="0 0 0 1")
         assert_refused(judge(self.FLEET, mixed, wrong, classes=self.CLASSES), "other/n0 lacks the attribute root")
 
-    def test_they_take_nothing_from_anybody(self) -> None:
+    def test_they_take_nothing_from_other_claims(self) -> None:
         mixed = claim("a", {"deviceClass": "watch"}, {"requests": {"count": 1}})
         assert judge(self.FLEET, mixed, answer("a", *self.ALL, "p/g0", details="0 0 0 1"), classes=self.CLASSES) == []

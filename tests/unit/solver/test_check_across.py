@@ -415,7 +415,7 @@ class TestGroups:
         assert_refused(violations, "not on one node")
         assert self.judge(self.A, pinned, answer("a", "net/d0", node="n2"), answer("b", "q/h0", node="n2")) == []
 
-    def test_a_member_that_is_being_deleted_is_waited_for_by_nobody(self) -> None:
+    def test_a_group_does_not_wait_for_a_member_that_is_being_deleted(self) -> None:
         leaving = claim("b", group="vm", deletionTimestamp=LEFT)
         assert self.judge(self.A, leaving, answer("a", "p/g0"), unallocated("b")) == []
 

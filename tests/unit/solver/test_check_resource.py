@@ -257,9 +257,7 @@ def _answered() -> list[tuple[Instance, Results]]:
         (["memory"], False),
     ],
 )
-def test_a_share_of_which_nobody_can_tell_how_much_it_takes_holds_all_of_the_device(
-    capacity: object, is_share: bool
-) -> None:
+def test_a_share_of_unknown_size_holds_all_of_the_device(capacity: object, is_share: bool) -> None:
     device = ("d.io", "p", "g0")
     entry = {"driver": "d.io", "pool": "p", "device": "g0", "shareID": "s1", "consumedCapacity": capacity}
     held = PriorUsage({}, [{"status": {"allocation": {"devices": {"results": [entry]}}}}])

@@ -100,7 +100,7 @@ def test_a_large_scattered_fleet_is_proven() -> None:
     assert sum(batch.satisfied) < 500, "there is something to decide"
 
 
-def test_devices_of_the_smaller_node_are_the_ones_that_are_told() -> None:
+def test_merged_nodes_show_the_devices_of_the_smaller_one() -> None:
     """One GPU each of two roots is no pair of one root, whatever the larger node has."""
     large = [pool(f"a{g}", "n1", devices=[device("g", attributes={"root": f"r{g // 2}"})]) for g in range(4)]
     small = [pool(f"b{g}", "n2", devices=[device("g", attributes={"root": f"s{g}"})]) for g in range(2)]

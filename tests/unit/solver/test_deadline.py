@@ -136,7 +136,7 @@ def test_what_was_found_is_filled_up_with_what_has_room_besides(monkeypatch: pyt
         assert [value for value, _ in counts(cut_after(looks, documents))] == [1, 3]
 
 
-def test_a_bound_for_as_many_of_a_higher_priority_is_not_told_of_an_answer_that_has_fewer(
+def test_an_answer_with_fewer_of_a_higher_priority_has_no_bound_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The search found nobody of 9, all of 5, and that then none of 0 fits: the first fit has what shows otherwise."""

@@ -151,7 +151,7 @@ def test_too_little_capacity() -> None:
     assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
 
-def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None:
+def test_losing_to_a_higher_priority_and_to_an_equal_have_different_reasons() -> None:
     high = claim("high", {"deviceClass": "gpu"}, annotations={"devalloc.io/priority": "5"})
     early = claim("early", {"deviceClass": "gpu"}, creationTimestamp="2026-01-01T00:00:00Z")
     late = claim("late", {"deviceClass": "gpu"}, creationTimestamp="2026-01-02T00:00:00Z")

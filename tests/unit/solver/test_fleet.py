@@ -325,7 +325,7 @@ def test_forgetting_what_no_node_is_like_changes_nothing(monkeypatch: pytest.Mon
     assert rounds[0] == rounds[1]
 
 
-def test_invalid_objects_are_told_and_left_out() -> None:
+def test_invalid_objects_are_problems_and_left_out() -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     (problem,) = fleet.update(pool("broken", "n0", "gpu", devices=[device("a"), device("a")]))
     assert problem["kind"] == "DevicePool"
@@ -337,7 +337,7 @@ def test_invalid_objects_are_told_and_left_out() -> None:
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_raise() -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     with pytest.raises(ValueError, match="placement must be one of pack, spread"):
         Fleet.from_manifests([], placement="tight")
@@ -485,7 +485,7 @@ def test_an_echo_looks_at_the_pools_of_its_claim_only(monkeypatch: pytest.Monkey
     assert max(seen) == 1
 
 
-def test_several_claims_of_one_name_are_told_so() -> None:
+def test_several_claims_of_one_name_are_a_warning() -> None:
     held = {**wants("a"), "status": {"allocations": [entry("p0", "g0")]}}
     fleet = Fleet.from_manifests([*fleet_of(1), wants("a"), held])
     answer = fleet.allocate(wants("a"))
@@ -531,7 +531,7 @@ def test_churn_leaves_nothing_behind() -> None:
     assert sum(len(uses) for record in index.records.values() for uses in record.uses) == 4
 
 
-def test_a_class_with_a_broken_expression_is_told_when_it_comes() -> None:
+def test_a_class_with_a_broken_expression_is_a_problem_when_it_comes() -> None:
     warm = Fleet.from_manifests([])
     broken = device_class("gpu", constraints="device.(")
     assert [problem["path"] for problem in warm.update(broken)] == ["spec.constraints"]

@@ -108,7 +108,7 @@ def test_what_all_alternatives_say_is_plain(expression: str, expected: dict[str,
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=300))
-def test_the_first_claims_are_told_in_order(changes: list[tuple[bool, int]]) -> None:
+def test_the_first_claims_are_in_order(changes: list[tuple[bool, int]]) -> None:
     claims, expected = EqualClaims(), set()
     for number, (comes, key) in enumerate(changes):
         if comes:

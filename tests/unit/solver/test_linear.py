@@ -37,9 +37,7 @@ def feasible(amounts: list[int], bound: int, fixed: tuple[int, ...], *, least: b
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(AMOUNTS, st.integers(0, 3)), min_size=1, max_size=4), st.integers(-2, 2), st.booleans())
-def test_a_bound_next_to_the_sum_is_told_apart_to_the_last_nano(
-    terms: list[tuple[int, int]], off: int, least: bool
-) -> None:
+def test_a_bound_next_to_the_sum_is_exact_to_the_last_nano(terms: list[tuple[int, int]], off: int, least: bool) -> None:
     amounts, fixed = [a for a, _ in terms], tuple(v for _, v in terms)
     total = sum(a * v for a, v in terms)
     bound = total + off

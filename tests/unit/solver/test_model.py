@@ -43,7 +43,7 @@ def test_pools_that_differ_in_which_resource_has_how_much_are_not_alike() -> Non
     assert answers(short, roomy, want())["c"]["node"] == "n2"
 
 
-def test_nodes_are_told_apart_by_what_is_held_beside_the_candidates() -> None:
+def test_nodes_differ_by_allocations_beside_the_candidates() -> None:
     def card(number: int) -> dict[str, Any]:
         parts = [device(f"s{i}", attributes={"size": "small"}, requests={"m": "1"}) for i in range(4)]
         whole = device("big", attributes={"size": "big"}, requests={"m": "4"})

@@ -147,7 +147,7 @@ def test_who_may_hold_another_device_is_no_alarm() -> None:
     assert any("does not name its node" in each["message"] for each in answer["problems"])
 
 
-def test_a_device_with_two_owners_is_given_to_nobody_else() -> None:
+def test_a_device_with_two_owners_goes_to_no_third() -> None:
     documents = [gpu_pool(devices=1), gpu_class(), holder("a", "p/d0"), holder("b", "p/d0"), gpu_claim("c")]
     answers = {each["name"]: each["allocated"] for each in solve_manifests(documents)["claims"]}
     assert answers == {"a": True, "b": True, "c": False}

@@ -45,7 +45,7 @@ def test_a_claim_over_its_quota_gets_nothing() -> None:
     assert answer["problems"] == []
 
 
-def test_a_quota_of_another_namespace_counts_for_nobody_here() -> None:
+def test_a_quota_of_another_namespace_does_not_count_here() -> None:
     other = {**QUOTA, "metadata": {"name": "few", "namespace": "team-a"}}
 
     assert reasons(solve_manifests([pool(), device_class(), claim("a"), claim("b"), other])) == {"a": None, "b": None}
@@ -489,8 +489,8 @@ def test_what_a_claim_holds_counts_whatever_else_of_it_cannot_be_read(entry: str
     answer = ENTRIES[entry]([pool(), device_class(), held, claim("a"), QUOTA])
 
     assert reasons(answer) == {"holds": None, "a": "QuotaExceeded"}
-    (told_of,) = (one for one in answer["claims"] if one["name"] == "holds")
-    assert "ClaimInvalid" in told_of["warnings"][0]
+    (holder,) = (one for one in answer["claims"] if one["name"] == "holds")
+    assert "ClaimInvalid" in holder["warnings"][0]
 
 
 def test_what_names_no_device_holds_nothing() -> None:
@@ -520,7 +520,7 @@ def test_a_class_with_a_null_still_needs_its_namespace_to_be_for_admin_access() 
 
 
 @pytest.mark.parametrize("namespace", [3, ["default"]])
-def test_a_quota_of_no_namespace_bounds_nobody(namespace: Any) -> None:
+def test_a_quota_of_no_namespace_bounds_no_claim(namespace: Any) -> None:
     wrong = {**QUOTA, "metadata": {"name": "few", "namespace": namespace}}
 
     assert quota.copies_allowed([pool(), device_class(), wrong], claim("a")) is None
@@ -540,7 +540,7 @@ def test_a_quota_of_a_namespace_that_no_claim_can_have_is_named(namespace: str) 
 
 
 @pytest.mark.parametrize("metadata", [{"namespace": "default"}, {"name": 3}, None, [], ...])
-def test_a_quota_of_no_name_bounds_nobody(metadata: Any) -> None:
+def test_a_quota_of_no_name_bounds_no_claim(metadata: Any) -> None:
     wrong = {**QUOTA, "metadata": metadata}
     if metadata is ...:
         del wrong["metadata"]
@@ -553,7 +553,7 @@ def test_a_quota_of_no_name_bounds_nobody(metadata: Any) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("others", [["c"], ["0"], ["z", "y"]])
-def test_a_group_with_a_name_that_nothing_can_write_costs_nobody_else_the_quota(entry: str, others: list[str]) -> None:
+def test_a_group_with_an_invalid_name_costs_no_other_claim_the_quota(entry: str, others: list[str]) -> None:
     group = [claim("a"), claim("b\ud800")]
     for member in group:
         member["metadata"]["annotations"] = {"devalloc.io/group": "g"}

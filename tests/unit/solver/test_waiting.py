@@ -147,7 +147,7 @@ def test_namespaces_take_turns_and_the_rest_is_left_to_the_next_call(waiting: Wa
     assert waiting.book.is_behind
 
 
-def test_an_old_refusal_is_found_anew_once_for_all_its_equals_and_told_where_it_differs(waiting: Waiting) -> None:
+def test_an_old_refusal_is_solved_again_once_for_all_its_equals(waiting: Waiting) -> None:
     waiting.rest(*(gpu_claim(f"w{number}") for number in range(5)))
     waiting.seconds += REFRESH_SECONDS
     assert waiting.book.outdated(10) == [], "nothing has changed meanwhile"

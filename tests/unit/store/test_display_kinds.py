@@ -18,7 +18,7 @@ def test_all_that_is_shown_beside_has_a_place() -> None:
     assert {*OPTIONAL_KINDS, "Event"} - {"ResourceQuota", "Node"} == BY_KIND.keys()
 
 
-def test_what_anybody_can_make_large_is_not_kept() -> None:
+def test_fields_that_any_user_can_make_large_are_dropped() -> None:
     claim = resource_claim("c", "p/d", pods=("w",), node="n")
     large = {**claim, "metadata": {**claim["metadata"], "annotations": {"a": "x" * 9999}, "managedFields": [HUGE]}}
     large["spec"] = {

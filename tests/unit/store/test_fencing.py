@@ -63,7 +63,7 @@ def test_a_grant_that_was_decided_before_is_refused_after(store: SQLiteStore) ->
     assert isinstance(store.commit_each([[grant]])[0], Conflict)
 
 
-def test_what_somebody_changes_meanwhile_is_read_again(store: SQLiteStore) -> None:
+def test_an_object_that_changes_meanwhile_is_read_again(store: SQLiteStore) -> None:
     fill(store, *(gpu_claim(f"c{number}") for number in range(3)))
     read, left = store.list, [2]
 
@@ -119,7 +119,7 @@ class TestWhatRefusesTheStamp:
         ],
         ids=["Invalid", "etcd", "grpc"],
     )
-    def test_what_takes_no_label_either_keeps_nobody_waiting(self, answer: ApiError) -> None:
+    def test_an_object_that_takes_no_label_either_delays_no_other(self, answer: ApiError) -> None:
         client = FakeClient(FakeKube())
         with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
             store.create(claim("full"))

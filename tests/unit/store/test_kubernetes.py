@@ -86,7 +86,7 @@ def test_a_grant_of_which_the_answer_is_lost_keeps_its_annotations_when_its_node
         assert (there["status"]["allocations"], there["metadata"]["annotations"]) == (given["allocations"], noted)
 
 
-def test_one_who_is_told_late_that_a_name_was_another_objects_loses_nothing() -> None:
+def test_a_late_deletion_of_the_previous_object_of_a_name_changes_nothing() -> None:
     kube, mirror = FakeKube(), InformerCache(5)
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
         first = store.create(claim("a"))
@@ -118,7 +118,7 @@ def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.Monkey
         mirror.events(frozenset({"DeviceClaim"}), int(places[0]), deletions=True)
 
 
-def test_a_kind_of_which_nothing_changed_is_not_told_of_what_others_forgot() -> None:
+def test_a_watch_of_an_unchanged_kind_does_not_expire_with_other_kinds() -> None:
     mirror = InformerCache(1)
     with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
         made, stays = [store.create(claim(f"n{number}")) for number in range(3)], store.create(pool())

@@ -635,15 +635,15 @@ class TestRestore:
             assert len(former.list().objects) == 3
             assert former.check() == []
 
-    @pytest.mark.parametrize("are_told", [True, False])
-    def test_a_watch_that_nobody_has_written_for_sees_the_next_write(
-        self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, are_told: bool
+    @pytest.mark.parametrize("kernel_reports", [True, False])
+    def test_an_idle_watch_sees_the_next_write(
+        self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, kernel_reports: bool
     ) -> None:
         """Also if the kernel tells of no write to the log, as beyond the user's number of watches."""
         monkeypatch.setattr(sqlite_store, "ACTIVE_SECONDS", 0.0)
         waited: list[float] = []
         wait = FileWatch.wait
-        monkeypatch.setattr(FileWatch, "is_supported", property(lambda writes: are_told))
+        monkeypatch.setattr(FileWatch, "is_supported", property(lambda writes: kernel_reports))
         monkeypatch.setattr(
             FileWatch, "wait", lambda writes, seconds: (waited.append(seconds), wait(writes, seconds))[1]
         )
@@ -656,15 +656,15 @@ class TestRestore:
 
         thread = threading.Thread(target=watch)
         thread.start()
-        if are_told:
+        if kernel_reports:
             until(lambda: len(waited) > 2, "it waits for the kernel", 30)
         with closing(SQLiteStore(path)) as another:
             another.create(claim("last"))
         thread.join(60)
         assert seen.is_set()
-        assert (not waited) == (not are_told)
+        assert (not waited) == (not kernel_reports)
 
-    def test_what_is_written_to_a_file_is_told_once(self, tmp_path: Path) -> None:
+    def test_a_write_to_a_file_wakes_a_waiter_once(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.touch()
         with closing(FileWatch(file)) as writes, closing(FileWatch(tmp_path / "none")) as none:
@@ -709,7 +709,7 @@ class TestRestore:
         assert self.names(path) == ["kept"]
         assert self.names(tmp_path / "away.db") == ["kept", "last", "later"], "the former one is whole where it is now"
 
-    def test_nothing_is_written_to_a_log_that_nobody_finds(self, store: SQLiteStore, path: Path) -> None:
+    def test_nothing_is_written_to_a_log_that_was_removed(self, store: SQLiteStore, path: Path) -> None:
         store.create(claim("kept"))
         path.with_name("devalloc.db-wal").unlink()
         with pytest.raises(Unavailable, match=r"devalloc.db-wal was removed"):
@@ -779,7 +779,7 @@ class TestRestore:
 
 
 class TestLease:
-    def test_a_second_holder_is_told_who_holds_it(self, path: Path, store: SQLiteStore) -> None:
+    def test_a_second_holder_gets_the_name_of_the_first(self, path: Path, store: SQLiteStore) -> None:
         script = """
 import sys, pathlib
 from devalloc.store.paths import hold_store

@@ -170,7 +170,7 @@ def test_an_answer_that_is_lost_is_found_out(at: int, is_done: bool) -> None:
 @pytest.mark.parametrize("gone", [False, True], ids=["changed", "deleted"])
 @pytest.mark.parametrize("victim", range(3))
 @pytest.mark.parametrize("at", range(1, POINT + 1))
-def test_somebody_else_writes_one_of_them_meanwhile(at: int, victim: int, gone: bool) -> None:
+def test_another_writer_changes_one_of_them_meanwhile(at: int, victim: int, gone: bool) -> None:
     """Before the point from which on it counts that ends it, unless all of that object was written already; what he
     wrote stays."""
     kube = FakeKube()
@@ -302,7 +302,7 @@ def test_nothing_is_decided_on_what_is_half_written() -> None:
         assert records(kube) == []
 
 
-def test_what_somebody_is_at_is_not_written_by_others_but_may_be_sealed() -> None:
+def test_objects_of_a_running_transaction_are_not_written_by_others_but_may_be_sealed() -> None:
     kube = FakeKube()
     store, client = opened(kube)
     other, _ = opened(kube)
@@ -395,7 +395,7 @@ def test_what_is_too_large_for_a_record_is_refused_before_anything_is_written() 
         assert client.writes == []
 
 
-def test_what_somebody_wrote_before_a_mark_went_does_not_look_like_a_write_of_this() -> None:
+def test_a_foreign_write_before_a_mark_went_does_not_count_as_own() -> None:
     """It is known by its resourceVersion, which the write that took the mark away must not give as its own."""
     kube = FakeKube()
     store, client = opened(kube)

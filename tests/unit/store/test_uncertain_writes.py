@@ -110,7 +110,7 @@ def test_a_decision_about_other_kinds_does_not_wait(client: Cut, store: Kubernet
             store.commit_each([one(b, FEW)], about)
 
 
-def test_what_was_not_done_is_not_done_any_more_once_somebody_decides(client: Cut, store: KubernetesStore) -> None:
+def test_a_write_that_did_not_arrive_cannot_arrive_after_the_next_write(client: Cut, store: KubernetesStore) -> None:
     a, b, fence = lost(store, client)
     client.is_cut = False
     assert not isinstance(store.commit_each([one(b, FEW)], fence)[0], Conflict)

@@ -121,7 +121,7 @@ def test_what_a_node_has_is_not_taken_away() -> None:
     assert len(tale.judge().torn) == 1
 
 
-def test_a_machines_node_gives_back_what_is_kept_for_it_and_nobody_else() -> None:
+def test_only_a_machines_node_gives_back_what_is_reserved_for_it() -> None:
     for phase, wrong in (("Stopped", 0), ("Running", 1)):
         tale, held, free = Tale(), vm("m", cpus="1"), vm("m")
         free["status"] = {"phase": phase}

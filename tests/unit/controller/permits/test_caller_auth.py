@@ -106,7 +106,7 @@ def test_who_guesses_is_left_waiting_and_a_node_beside_him_is_not(client: FakeCl
     assert tokens.caller_of("good", ADDRESS) == Caller("node-a")
 
 
-def test_an_api_server_that_does_not_answer_lets_nobody_in(client: FakeClient) -> None:
+def test_no_caller_gets_in_while_the_api_server_is_silent(client: FakeClient) -> None:
     clock = Clock()
     tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
 

@@ -199,7 +199,7 @@ def test_a_node_goes_from_a_leader_that_is_gone_to_the_next_one(kube: FakeKube) 
     asyncio.run(course())
 
 
-def test_one_who_is_not_the_leader_is_told_nothing(kube: FakeKube) -> None:
+def test_a_server_that_is_not_the_leader_gets_no_request(kube: FakeKube) -> None:
     """Another process listens where the last leader did: he has not its key."""
 
     async def course() -> None:
@@ -213,7 +213,7 @@ def test_one_who_is_not_the_leader_is_told_nothing(kube: FakeKube) -> None:
     asyncio.run(course())
 
 
-def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leader_writes_its_removed_address_again(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devalloc.controller.permits.leader_server.CHECK_SECONDS", 0.01)
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
     with leading(kube, "one") as process:
@@ -224,7 +224,7 @@ def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monk
         until(lambda: kube.get(path)["data"].get("url") == process.urls[0], "and mended")
 
 
-def test_since_when_nobody_can_ask_for_permits_is_known(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_shows_since_when_no_permits_are_served(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """By it the controller is not ready: for its port is taken, or the ConfigMap may not be written."""
     monkeypatch.setattr("devalloc.controller.permits.leader_server.RETRY_SECONDS", 0.01)
     stop = threading.Event()
@@ -480,7 +480,7 @@ class Steady(Agent):
             self.permit = last
 
 
-def test_what_was_to_be_given_back_is_told_again_only_when_it_is_certain_that_it_was_not() -> None:
+def test_a_release_with_a_lost_answer_is_written_again_before_it_counts() -> None:
     """Nothing has changed as far as anybody knows, so that there is nothing to write; and still that may arrive."""
     kube = FakeKube()
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]

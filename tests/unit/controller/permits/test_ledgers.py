@@ -169,7 +169,7 @@ def test_who_has_not_asked_since_the_server_began_counts_for_what_it_may_have() 
     assert world.reserved() == {"a": amounts(2000, 4), "b": amounts(250, 1)}, "one that comes while it runs has nothing"
 
 
-def test_oldest_form_rounds_to_what_can_be_told_and_leaves_the_system_its_part() -> None:
+def test_the_oldest_protocol_rounds_to_its_units_and_leaves_the_system_its_part() -> None:
     world = World(ProtocolEra.V0_12, system=amounts(500, 0.5))
     world.runs("a", slot=GIB, least=amounts(1000, 1))
     assert permit(world.ask("a", "99750m", 99, version=3, last={"vCPUs": 90, "mem": 90})) == amounts(9500, 19)
@@ -178,7 +178,7 @@ def test_oldest_form_rounds_to_what_can_be_told_and_leaves_the_system_its_part()
     assert permit(other.ask("a", 99, 99, version=2)) == amounts(9000, 19)
 
 
-def test_newest_form_promises_more_than_there_is_where_it_is_told_to() -> None:
+def test_the_newest_protocol_permits_more_than_the_capacity_with_overcommit() -> None:
     world = World(ProtocolEra.NEWEST)
     world.runs("a", annotations={"vm.neon.tech/overcommit": '{"cpu":"2","memory":1}'})
     assert permit(world.ask("a", 30, "30Gi")) == Resources(19_750 + 250, 20 * GIB)
@@ -282,7 +282,7 @@ def test_marks_of_settings_count() -> None:
     assert world.book.nodes["node-a"].watermark == Resources(5000, 18 * GIB)
 
 
-def test_a_deletion_that_is_told_late_does_not_take_the_machine_that_was_made_since() -> None:
+def test_a_late_deletion_does_not_drop_the_newer_machine() -> None:
     world = World()
     world.runs("a")
     world.ask("a", 4, "4Gi")
@@ -394,7 +394,7 @@ def test_a_reply_that_was_lost_keeps_room_until_the_next_request() -> None:
     assert "kept" not in world.objects["a"]["status"]["permitted"]
 
 
-def test_what_is_kept_is_no_more_than_was_told_and_ends_with_the_run() -> None:
+def test_a_claimed_permit_counts_at_most_as_written_and_ends_with_the_run() -> None:
     world = World()
     for name in ("a", "b"):
         world.runs(name)
@@ -412,7 +412,7 @@ def test_what_is_kept_is_no_more_than_was_told_and_ends_with_the_run() -> None:
     assert world.reserved()["a"] == amounts(1000, 1)
 
 
-def test_a_permit_that_somebody_takes_off_is_written_again() -> None:
+def test_a_removed_permit_is_written_again() -> None:
     world = World()
     for name in ("a", "b"):
         world.runs(name)

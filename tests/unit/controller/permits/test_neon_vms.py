@@ -67,7 +67,7 @@ def test_what_it_has_and_may_have_is_what_its_object_says() -> None:
         ({"cpus": True, "memorySize": "much"}, amounts(4000, 8)),  # what cannot be read counts for the most
     ],
 )
-def test_the_larger_of_what_it_has_and_is_told_counts(status: Object, use: Resources) -> None:
+def test_the_larger_of_spec_and_status_counts(status: Object, use: Resources) -> None:
     assert state(neon_vm({**RUNS, **status})).use == use
 
 
@@ -225,7 +225,7 @@ def test_a_machine_of_the_same_name_does_not_take_its_requests(order: int) -> No
         assert book.find(("default", "vm1-x7k2p"), node, by_pod=True).key == ("default", "vm.neon.tech/vm1")
 
 
-def test_a_full_node_asks_nobody_to_migrate_it() -> None:
+def test_a_full_node_requests_no_migration_of_it() -> None:
     """Its migrations are NeonVM's: no condition is written on it."""
     always = {**SCALED, "autoscaling.neon.tech/testing-only-always-migrate": "true"}
     book = book_of(neon_vm(labels={**always, "autoscaling.neon.tech/auto-migration-enabled": "true"}))

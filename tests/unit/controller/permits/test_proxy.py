@@ -170,7 +170,7 @@ def test_what_an_agent_asked_that_has_gone_is_not_decided(kube: FakeKube, monkey
         assert permit_of(leader.store, "web") is None
 
 
-def test_no_agent_is_told_that_the_token_of_the_proxy_is_refused(kube: FakeKube) -> None:
+def test_agents_get_503_while_the_token_of_the_proxy_is_refused(kube: FakeKube) -> None:
     with leading(kube, "one"), proxying(kube, "unknown") as (proxy, place), closing(agent(place)) as client:
         body = json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode()
         statuses = set()

@@ -219,7 +219,7 @@ def test_one_that_is_started_and_waits_has_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("kind", [[], {}, None, 7])
-def test_a_condition_of_a_type_that_is_none_harms_nobody(kind: Any) -> None:
+def test_a_condition_of_an_invalid_type_does_no_harm(kind: Any) -> None:
     obj = stored(machine("a"), **RUNS, conditions=[{"type": kind, "status": "True"}])
     assert read_vm(obj) is not None
     update = permit_change(

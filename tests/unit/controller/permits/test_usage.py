@@ -132,7 +132,7 @@ def test_one_that_another_took_the_place_of_writes_nothing(store: SQLiteStore) -
 
 
 @pytest.mark.parametrize("was_written", [True, False])
-def test_a_write_of_which_nobody_knows_counts_once(store: SQLiteStore, was_written: bool) -> None:
+def test_a_write_with_a_lost_answer_counts_once(store: SQLiteStore, was_written: bool) -> None:
     class Failing:
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)

@@ -150,7 +150,7 @@ def test_all_is_nothing_when_one_of_them_cannot_be_had(obstacle: dict[str, Any])
     assert names(answer(claim(first_of("r", ask(None), ask())), slice_("s", content), **obstacle)) == ["d1"]
 
 
-def test_all_cannot_be_told_while_a_pool_of_the_node_is_incomplete() -> None:
+def test_all_devices_are_unknown_while_a_pool_of_the_node_is_incomplete() -> None:
     slices = [slice_("s", devices("d1")), slice_("t", devices("d2"), pool="q", count=2)]
 
     assert names(answer(claim(request()), *slices)) == ["d1"]

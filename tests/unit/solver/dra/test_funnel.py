@@ -73,7 +73,7 @@ def test_the_funnel_adds_up_and_reads_as_a_sentence() -> None:
     assert describe_funnel(rows) == "2 of 4 devices fail a selector of the request, 1 is in use"
 
 
-def test_slices_that_were_left_out_and_pools_that_cannot_be_used_are_told() -> None:
+def test_ignored_slices_and_unusable_pools_are_listed() -> None:
     odd = slice_("odd", devices("x"), pool="q", futureField=1)
 
     explanation = explain(

@@ -101,7 +101,7 @@ def test_all_is_decided_on_a_node_without_a_broken_pool() -> None:
     assert solved(*incomplete, wants("x", None))["x"]["allocated"]
 
 
-def test_higher_priority_comes_first_and_the_loser_is_told_so() -> None:
+def test_higher_priority_comes_first_and_the_loser_has_that_reason() -> None:
     answers = solved(node_slice("n1", *"ab"), wants("low", 1), wants("high", 2, priority="7"))
 
     assert nodes(answers) == {"high": "n1", "low": "-"}
@@ -164,7 +164,7 @@ def test_all_devices_are_those_of_one_node() -> None:
     assert nodes(answers) == {"x": "n2", "y": "n1"}
 
 
-def test_all_is_not_asked_of_a_node_where_nobody_can_tell_what_all_is() -> None:
+def test_a_node_with_an_incomplete_pool_gets_no_claim_for_all() -> None:
     broken = node_slice("n1", *"abc"), object_("ResourceSlice", slice_("t", devices("d"), pool="q", count=2))
 
     assert nodes(solved(*broken, node_slice("n2", "a"), wants("x", None))) == {"x": "n2"}
@@ -287,7 +287,7 @@ def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.
         solved(node_slice("n1", "a"), wants("x"))
 
 
-def test_what_is_in_the_way_is_told_of_each_claim_by_its_own_name() -> None:
+def test_blockers_of_each_claim_have_its_own_name() -> None:
     answers = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
 
     assert [[blocker["claim"] for blocker in one["blockers"]] for one in answers] == [["default/x"], ["default/y"]]

@@ -84,7 +84,7 @@ def test_what_kubernetes_does_not_take_is_refused_with_its_path(term: dict[str, 
         selector(term)
 
 
-def test_a_name_reaches_its_node_only_and_nothing_reaches_nobody() -> None:
+def test_a_node_name_reaches_its_node_only_and_an_empty_access_reaches_none() -> None:
     assert is_reachable(NODE, NodeAccess(node_name="n1"))
     assert not is_reachable(NODE, NodeAccess(node_name="n2"))
     assert is_reachable(NODE, NodeAccess(all_nodes=True))

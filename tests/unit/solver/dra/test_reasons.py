@@ -47,7 +47,7 @@ def solved(*documents: Content) -> dict[str, Content]:
 # -- who is in the way ---------------------------------------------------------------------------------------------
 
 
-def test_a_loser_is_told_who_has_the_devices_and_whose_release_would_do() -> None:
+def test_the_message_of_a_loser_names_the_owners_and_whose_release_would_do() -> None:
     answer = solved(
         pool("n1", devices(*"abc")),
         wants("low", request("r", 2)),
@@ -92,7 +92,7 @@ def test_a_warm_fleet_names_the_allocated_claim_that_holds_the_devices() -> None
     assert fleet.allocate(wants("second", request("r", 1)))["allocated"]
 
 
-def test_equal_losers_are_told_the_same_and_a_batch_of_them_names_nobody_wrongly() -> None:
+def test_equal_losers_have_the_same_blockers_and_each_blocker_has_devices() -> None:
     documents = [pool(f"n{i}", devices(*"ab")) for i in range(3)]
     documents += [wants(f"c{i}", request("r", 2)) for i in range(8)]
     answers = solved(*documents)
@@ -415,7 +415,7 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
     ],
     ids=["attribute", "domain", "value", "value in an alternative", "bound to a variable", "match", "capacity"],
 )
-def test_a_slip_of_the_pen_is_told(pending: Content, message: str) -> None:
+def test_a_misspelt_attribute_is_named(pending: Content, message: str) -> None:
     assert message in solved(pool("n1", CARD), pending)["x"]["message"]
 
 
@@ -483,7 +483,7 @@ def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
         ),
     ],
 )
-def test_a_value_of_another_type_is_told(expression: str, message: str) -> None:
+def test_a_value_of_another_type_is_named(expression: str, message: str) -> None:
     card = [device("a", {"numa": 0, "model": "A100", "ready": True})]
 
     assert message in solved(pool("n1", card), wants("x", request("r", 1, expression)))["x"]["message"]
@@ -506,7 +506,7 @@ def test_a_value_of_another_type_is_told(expression: str, message: str) -> None:
         ),
     ],
 )
-def test_a_mistyped_field_is_told(fields: Content, message: str) -> None:
+def test_a_misspelt_field_is_named(fields: Content, message: str) -> None:
     answer = solved(pool("n1", CARD), wants("x", request("r", 1, **fields)))["x"]
 
     assert (answer["reason"], message in answer["message"]) == ("ClaimInvalid", True)

@@ -32,7 +32,7 @@ def holder(*results: dict[str, Any]) -> Any:
     return read_claim(claim(request()) | {"status": status}, DEFAULT_GATES)
 
 
-def test_devices_shares_and_amounts_are_told_apart() -> None:
+def test_devices_shares_and_amounts_are_read_apart() -> None:
     usage = read_usage(
         {
             "devices": [entry(D1)],
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_an_error_with_its_path(usage: Any, path: str) ->
         answer(claim(request()), slice_("s", devices("d")), allocated=usage)
 
 
-def test_devices_that_nobody_publishes_do_not_matter() -> None:
+def test_devices_that_no_slice_publishes_do_not_matter() -> None:
     usage = {"devices": [entry(("gpu.io", "gone", "d")), entry(("other.io", "p", "d"))]}
 
     assert answer(claim(request()), slice_("s", devices("d")), allocated=usage) is not None
@@ -112,7 +112,7 @@ def share(number: int, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG)
 @pytest.mark.parametrize("neighbours", [[], [share(1, consumedCapacity={"m": "8"})]], ids=["alone", "beside another"])
-def test_what_cannot_be_told_of_a_share_gives_nothing_away(wrong: Any, message: str, neighbours: list[Any]) -> None:
+def test_a_share_of_unknown_size_frees_nothing(wrong: Any, message: str, neighbours: list[Any]) -> None:
     pending = object_("ResourceClaim", claim(request("r", amounts={"m": "1"}), name="new"))
     holders = [*(held("good", one) for one in neighbours), held("odd", share(2, **wrong))]
 
