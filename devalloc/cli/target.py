@@ -202,9 +202,9 @@ def open_target(place: StoreTarget) -> Iterator[Store]:
         with open_embedded_store(place.store) as store:
             yield store
         return
-    from devalloc.store.kubernetes import KubernetesStore
+    from devalloc.cli.served_cluster import ServedCluster
 
-    with closing(KubernetesStore(connect_cluster(place.kubeconfig), within=place.namespace)) as cluster:
+    with closing(ServedCluster(connect_cluster(place.kubeconfig), within=place.namespace)) as cluster:
         yield cluster
 
 
@@ -242,14 +242,14 @@ def missing_node_note(machine: dict[str, Any]) -> str:
 
 
 def unserved_note(store: Store, *nodes: str | None) -> str:
-    """A sentence if the plugin of a node has ended; "" otherwise, and for a cluster. ``nodes``: those that matter; all
-    by default."""
-    from devalloc.cli.served_store import ServedStore, unserved_text
+    """A sentence if the plugin of a node has ended; "" otherwise, or if that cannot be told. ``nodes``: those that
+    matter; by default all that have anything."""
+    from devalloc.cli.served_store import served_view
 
-    if not isinstance(store, ServedStore):
+    if (served := served_view(store)) is None:
         return ""
-    silent = (node for node in nodes or store.unserved_nodes() if node and store.is_unserved(node))
-    return "; ".join(map(unserved_text, silent))
+    wanted = [node for node in nodes if node] if nodes else served.unserved_nodes(store)
+    return "; ".join(filter(None, map(served.why_unserved, wanted)))
 
 
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:

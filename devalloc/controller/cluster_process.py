@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from devalloc.api.meta import LABELS_NODES
+from devalloc.api.serving import unserved_text
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
@@ -48,12 +49,15 @@ from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object, StoreError
 from devalloc.store.errors import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
+from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
 from devalloc.store.kubernetes.transaction import RECORDS
 
 log = logging.getLogger(__name__)
 
+_LEASES_SECONDS = 15.0
+"""How long an answer counts about which node plugins run."""
 LEASE_ATTEMPTS = 3
 """How often a request for the lease can hang, on a connection that is dead, before the lease is lost: after so many of
 its deadline it is given up, and sent again on another one."""
@@ -174,8 +178,9 @@ class ClusterProcess:
         )
         """The same for replica sets and their machines."""
         self.recorder = EventRecorder(client, settings.instance)
+        self._node_leases = NodeLeases(client, settings.namespace, _LEASES_SECONDS)
         self.monitor = FleetMonitor(
-            OverviewCache(self.store, self._shown).latest,
+            OverviewCache(self.store, self._shown, unserved=self.unserved).latest,
             (self.store, self._shown),
             self.recorder.record,
             is_busy=self._is_answering,
@@ -379,6 +384,10 @@ class ClusterProcess:
         return (
             HttpResponse(200, summary.encode()) if wrong is None else HttpResponse(503, f"{wrong}\n{summary}".encode())
         )
+
+    def unserved(self) -> dict[str, str]:
+        """The nodes whose plugin has ended, and that as a sentence. From any thread."""
+        return {node: unserved_text(node, why) for node, why in self._node_leases.unserved().items()}
 
     def trouble(self) -> str:
         """For people who look at the fleet: why claims may not be answered; "" if they are, for all that this process

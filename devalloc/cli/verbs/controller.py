@@ -267,7 +267,12 @@ def controller(options: ControllerOptions) -> int:
             connect_cluster(options.kubeconfig),
             settings,
             pages=lambda process, shown, access: FleetPage(
-                process.store, access, optional_store=shown, hint=_hint(options.token_audience), remarks=process.trouble
+                process.store,
+                access,
+                optional_store=shown,
+                hint=_hint(options.token_audience),
+                remarks=process.trouble,
+                unserved=process.unserved,
             ).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _APIS = ("v1", "v1beta1")
+_LEASE_SECONDS = 3.0
+"""How long the API server may take to write that this plugin runs, or has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ def node(options: NodeOptions) -> int:
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
     from devalloc_node.host import lock_folder
+    from devalloc_node.kube.node_lease import NodeLease
     from devalloc_node.kube.watch_selection import OwnObjects
     from devalloc_node.node import open_node
 
@@ -155,6 +158,9 @@ def node(options: NodeOptions) -> int:
                     own = OwnObjects(client, pools, name, options.namespace)
                     own.look()
                     extra_loops.append(own.run)
+                    if not dry_run:
+                        owner = partial(on.node_reference, client, name)
+                        extra_loops.append(NodeLease(client.within(_LEASE_SECONDS), name, options.namespace, owner).run)
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(open_node(settings, host, on.store_source(pools, name)))
                 look = found_by(plugin)

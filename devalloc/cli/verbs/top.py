@@ -77,7 +77,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             source,
             source if place.is_cluster else None,
             namespace=namespace,
-            remarks=lambda: missing_controller_note(source) or unserved_note(source),
+            remarks=lambda: "; ".join(filter(None, (missing_controller_note(source), unserved_note(source)))),
         )
         if output in ("json", "yaml"):
             print_content(overview_json(sight.latest().overview), output)

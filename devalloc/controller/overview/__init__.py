@@ -14,9 +14,10 @@ devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from devalloc.api import meta
 from devalloc.api.cordon import (
@@ -30,6 +31,7 @@ from devalloc.api.cordon import (
 from devalloc.api.decode import decode
 from devalloc.api.dedicated_pools import is_dedicated
 from devalloc.api.kinds import API_KINDS
+from devalloc.api.serving import as_served, unserved_with_objects
 from devalloc.api.views import ClaimView, device_claims_in
 from devalloc.controller.overview import alarms, claims, pools
 from devalloc.controller.overview.claims import summarize_quotas
@@ -85,11 +87,17 @@ __all__ = [
 
 
 @gc_paused()
-def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo: Memo | None = None) -> Overview:
+def build_overview(
+    documents: Iterable[Object],
+    notes: Sequence[str] = (),
+    memo: Memo | None = None,
+    unserved: Mapping[str, str] = MappingProxyType({}),
+) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
-    ``made``: what earlier overviews made of objects that have not changed since."""
+    ``made``: what earlier overviews made of objects that have not changed since. ``unserved``: nodes whose plugin has
+    ended, and that as a sentence."""
     memo = memo or Memo()
-    documents = list(documents)
+    documents = [as_served(doc, lambda node: unserved.get(node, "")) for doc in documents] if unserved else [*documents]
     closed = unschedulable_nodes(documents)
     docs = apply_all_cordons(documents)
     counted = count_fleet(docs, memo)
@@ -138,7 +146,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo:
         is_settled=is_said and all(pools.reported_available(one) == len(one.available) for one in counted.pools),
         alarms=(*alarms.pool_alarms(counted), *alarms.slice_alarms(published, used)),
         lost=sum(len(claim.lost) for claim in listed),
-        node_statuses=node_statuses(documents),
+        node_statuses=node_statuses(documents, unserved_with_objects(documents, lambda node: unserved.get(node, ""))),
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -76,14 +76,19 @@ class OverviewCache:
         *,
         namespace: str | None = None,
         remarks: Callable[[], str] = lambda: "",
+        unserved: Callable[[], Mapping[str, str]] = lambda: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``optional_store``: where on a cluster that is read which not everybody may read, and which nothing else
         depends on: what cannot be read is said, and the rest shown. None: all is in ``store``. ``namespace``: the only
-        one whose claims, machines and quotas are shown. ``remarks``: what else is to be said; "" for nothing."""
+        one whose claims, machines and quotas are shown. ``remarks``: what else is to be said; "" for nothing.
+        ``unserved``: nodes whose plugin has ended, and that as a sentence."""
         self._store = store
         self._namespace = namespace
         self._remarks = remarks
+        self._unserved = unserved
+        self._unserved_before: Mapping[str, str] = {}
+        """As of ``_seen``."""
         self._optional_store = optional_store
         self._clock = clock
         self._lock = threading.Lock()
@@ -131,9 +136,11 @@ class OverviewCache:
             read = _StoreRead(notes=(remark,)) + read
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
-        if before is None or not self._is_as_it_was(read):
+        unserved = self._unserved()
+        if before is None or unserved != self._unserved_before or not self._is_as_it_was(read):
             self._memo.turn()
-            current = build_overview(read.objects, read.notes, self._memo)
+            current = build_overview(read.objects, read.notes, self._memo, unserved)
+            self._unserved_before = unserved
             current = replace(current, hides_devices="DevicePool" in read.unread and not current.nodes)
             if self._namespace is not None:
                 current = in_namespace(current, self._namespace)

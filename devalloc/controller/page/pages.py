@@ -197,10 +197,11 @@ class FleetPage:
         optional_store: Store | None = None,
         hint: Markup | None = None,
         remarks: Callable[[], str] = lambda: "",
+        unserved: Callable[[], Mapping[str, str]] = lambda: {},
     ) -> None:
-        """``optional_store`` and ``remarks``: as of ``OverviewCache``. ``hint``: how those who have no token get
-        one."""
-        self._sight = OverviewCache(store, optional_store, remarks=remarks)
+        """``optional_store``, ``remarks`` and ``unserved``: as of ``OverviewCache``. ``hint``: how those who have no
+        token get one."""
+        self._sight = OverviewCache(store, optional_store, remarks=remarks, unserved=unserved)
         self._hint = hint
         self._forms = 0
         """That are being read. Of the event loop alone."""

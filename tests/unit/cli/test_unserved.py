@@ -1,21 +1,30 @@
-"""A node whose plugin has ended is seen by all verbs of an embedded store."""
+"""A node whose plugin has ended is seen by all verbs, of an embedded store and of a cluster."""
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.serving import node_lease
+from devalloc.cli import target
+from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.pool_publisher import PublishLock
+from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
+from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.host_pools import host, machine
 from tests.support.terminal import Terminal
 
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/devalloc-system/leases"
 SILENCE = "no node plugin serves node a now: start it again (`devalloc node`, `devalloc up`)"
 
 
@@ -130,3 +139,81 @@ def test_fencing_a_node_whose_plugin_runs_is_warned_of(shell: Shell) -> None:
         warned = shell("fence", "node/a", "--dry-run").err
     assert warned.startswith("warning: node a is not off: process ")
     assert shell("fence", "node/a", "--dry-run").err == ""
+
+
+ENDED = "on that host, `systemctl restart devalloc-node`"
+
+
+class TestOnACluster:
+    """The Node is Ready: its kubelet runs, and the service of devalloc does not."""
+
+    @pytest.fixture
+    def kube(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+        kube = FakeKube()
+        paths = {resource.kind: resource for resource in (*OWN_KINDS, *CORE_KINDS)}
+        pool = host("a", cpus=4)
+        pool["metadata"]["labels"] = {meta.PUBLISHED_BY: "inventory"}
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, **ready} for name in "ab"]
+        web = machine("web", "1", "1Gi")
+        held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "a"}}
+        web["metadata"] = {**web["metadata"], "namespace": "default", **held}
+        for obj in (*nodes, pool, host("b", cpus=4), web):
+            kube.create(paths[obj["kind"]].within(obj["metadata"].get("namespace")), obj)
+        at = "/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines/web"
+        status = {"phase": "Running", "nodeName": "a", "pid": 4711, "machineID": "run-1"}
+        kube.replace(f"{at}/status", {**kube.get(at), "status": status})
+        monkeypatch.setattr(target, "connect_cluster", lambda kubeconfig: FakeClient(kube))
+        (tmp_path / "kubeconfig").touch()
+        monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
+        return kube
+
+    @pytest.fixture
+    def dead(self, kube: FakeKube) -> FakeKube:
+        """The plugin of node a was killed an hour ago."""
+        kube.create(LEASES, node_lease("a", "devalloc-system", "p", datetime.now(UTC) - timedelta(hours=1)))
+        return kube
+
+    def test_a_plugin_that_runs_and_one_of_an_earlier_version_are_believed(
+        self, devalloc: Shell, kube: FakeKube
+    ) -> None:
+        assert "Running" in devalloc("get", "vms").out, "it has no Lease"
+        kube.create(LEASES, node_lease("a", "devalloc-system", "p", datetime.now(UTC)))
+        assert devalloc("get", "nodes", "a").out.split()[-4:] == ["Ready", "1", "1", "0"]
+        assert "Running" in devalloc("get", "vms").out
+
+    @pytest.mark.usefixtures("dead")
+    def test_tables_and_waiting_verbs_show_it(self, devalloc: Shell) -> None:
+        nodes = devalloc("get", "nodes").out.splitlines()
+        assert nodes[1].split(maxsplit=5)[:2] == ["a", "NotServed"]
+        assert "no node plugin serves node a now (it has not reported since 20" in nodes[1]
+        assert nodes[2].split()[:2] == ["b", "Ready"]
+        row = devalloc("get", "vms").out.splitlines()[1].split()
+        assert (row[1], row[-2]) == ("Unknown", "NodeNotServed")
+        assert ENDED in devalloc("top", "--once").out
+        assert ENDED in devalloc("wait", "vm/web", "--timeout", "10ms").err
+
+    def test_migrate_and_drain_say_it_at_once_and_write_nothing(self, devalloc: Shell, dead: FakeKube) -> None:
+        before = dead.get("/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines/web")
+        refused = devalloc("migrate", "vm/web", "--timeout", "1h")
+        assert (refused.code, "cannot move: no node plugin serves node a now (" in refused.err) == (1, True)
+        refused = devalloc("drain", "node/a", "--timeout", "1h", "--force")
+        assert refused.code == 1
+        assert "nothing can leave node a, which must release it: no node plugin serves node a now (" in refused.err
+        assert "if its host is off: devalloc fence node/a" in refused.err
+        assert devalloc("stop", "vm/web", "--timeout", "10ms").code == 1
+        after = dead.get("/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines/web")
+        assert (after["spec"]["running"], after["status"]) == (False, before["status"])
+
+    def test_the_page_of_the_controller_shows_it(self, kube: FakeKube) -> None:
+        with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+            unserved: dict[str, str] = {}
+            cache = OverviewCache(store, store, unserved=lambda: {**unserved}, clock=itertools.count(0, 100).__next__)
+            assert {one.name: one.state for one in cache.latest().overview.node_statuses} == {
+                "a": "Ready",
+                "b": "Ready",
+            }
+            unserved["a"] = "no node plugin serves node a now"
+            overview = cache.latest().overview
+            assert {one.name: one.state for one in overview.node_statuses} == {"a": "NotServed", "b": "Ready"}
+            assert [each.phase for each in overview.machines] == ["Unknown"]

@@ -1,0 +1,47 @@
+"""Which nodes of a cluster have a plugin that does not run, by the Leases that plugins renew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from devalloc.api.serving import node_of_lease, silence
+from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store.kubernetes.client import Client, path_segment
+
+log = logging.getLogger(__name__)
+
+
+class NodeLeases:
+    """Use from any thread. One request for all nodes, and an answer counts for a while."""
+
+    def __init__(self, client: Client, namespace: str, seconds: float) -> None:
+        """``namespace``: devalloc's own. ``seconds``: how long an answer counts."""
+        self._client = client
+        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{path_segment(namespace)}/leases"
+        self._seconds = seconds
+        self._mutex = threading.Lock()
+        self._until = 0.0
+        self._unserved: Mapping[str, str] = {}
+
+    def unserved(self) -> Mapping[str, str]:
+        """Nodes whose plugin has run and does not run now, and why that is believed. Empty if it may not be read, or
+        cannot be read now: nothing depends on it."""
+        with self._mutex:
+            if time.monotonic() >= self._until:
+                self._unserved = self._read()
+                self._until = time.monotonic() + self._seconds
+            return self._unserved
+
+    def _read(self) -> Mapping[str, str]:
+        try:
+            leases = [lease for page in self._client.list(self._folder) for lease in page["items"]]
+        except ApiError as error:
+            log.debug("cannot read which node plugins run: %s", error)
+            return {}
+        now = datetime.now(UTC)
+        whys = {node: silence(lease, now) for lease in leases if (node := node_of_lease(lease)) is not None}
+        return {node: why for node, why in whys.items() if why}
