@@ -6,9 +6,11 @@ The table is everything that an account may do, asked of the API server for ever
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import yaml
 
 from devalloc.api import meta
 from devalloc.api.kinds import API_KINDS
+from devalloc.api.serving import node_lease, silence
 from devalloc.api.views import ClaimView
 from devalloc.controller import fencing
 from devalloc.controller.permits import leadership
@@ -27,9 +30,10 @@ from devalloc.inventory.pools import node_scoped_name
 from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
 from devalloc.store import Change
 from devalloc.store.errors import Forbidden, Key, StoreError
-from devalloc.store.kubernetes import Client, KubernetesStore, transaction
+from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore, transaction
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed
+from devalloc_node.kube.node_lease import NodeLease
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.vms import objects
 from tests.support import kube_build, kube_crds, kube_rights
@@ -99,7 +103,7 @@ CONTROLLER = {
     "authorization.k8s.io/subjectaccessreviews": "create",
 }
 OF_ITS_NAMESPACE = {
-    "coordination.k8s.io/leases": "create",
+    "coordination.k8s.io/leases": "create list",
     "/configmaps": "get list create update delete",
 }
 NODE = {**ANYBODY, "/nodes": "get"}
@@ -117,6 +121,7 @@ POOLS = {
     "devalloc.io/virtualmachines/status": "update",
     "devalloc.io/virtualmachinemigrations": READ,
     "devalloc.io/virtualmachinemigrations/status": "update",
+    "coordination.k8s.io/leases": "get create update",
 }
 """By ``group/resource``: the verbs that are allowed, of objects of any name."""
 
@@ -266,8 +271,6 @@ def test_what_is_allowed_by_name_is_allowed_by_that_name_only(ruled: Cluster) ->
     for verb in ("get", "update"):
         assert may("devalloc-controller", verb, "coordination.k8s.io/leases", "devalloc-controller")
         assert not may("devalloc-controller", verb, "coordination.k8s.io/leases", "other")
-    assert may("devalloc-node", "get", "coordination.k8s.io/leases", "devalloc-controller")
-    assert not may("devalloc-node", "update", "coordination.k8s.io/leases", "devalloc-controller")
     assert may("devalloc-node", "get", "/configmaps", "devalloc-permits")
     assert not may("devalloc-node", "get", "/configmaps", "devalloc-permits-usage")
     assert may("devalloc-node", "get", "/namespaces", "kube-system")
@@ -612,6 +615,33 @@ def test_a_stolen_token_writes_no_pools_of_another_node(ruled: Cluster) -> None:
     assert moved.status in (403, 422), moved.message
     assert ruled.get(path).content == before
     assert stolen.delete(f"{place(gpu_pool())}/node-b-host").ok
+
+
+def test_a_node_writes_no_lease_but_the_one_that_shows_that_its_plugin_runs(ruled: Cluster) -> None:
+    """Who could write the controller's would decide which controller leads."""
+    kubeconfig = kube_rights.kubeconfig(ruled, "node-b")
+    stolen, now = as_user(ruled, kubeconfig), datetime.now(UTC)
+    folder = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    theirs = node_lease("node-a", NAMESPACE, "a", now)
+    controllers = with_change(theirs, "metadata.name", "devalloc-controller")
+    assert ruled.create(folder, theirs).ok
+    assert ruled.create(folder, controllers).ok
+    for body in (theirs, controllers):
+        there = ruled.get(f"{folder}/{body['metadata']['name']}").content
+        attempts = [
+            stolen.replace(f"{folder}/{body['metadata']['name']}", with_change(there, "spec.holderIdentity", "b")),
+            stolen.create(folder, with_change(body, "metadata.name", f"{body['metadata']['name']}-2")),
+        ]
+        assert_refused(attempts, "the token of node node-b writes the Lease devalloc-node.node-b only")
+    stop = threading.Event()
+    stop.set()
+    NodeLease(Client.connect(kubeconfig), "node-b", NAMESPACE).run(stop)
+    own = ruled.get(f"{folder}/devalloc-node.node-b").content
+    assert silence(own, now).startswith("it ended at "), "it was written, and given away at the end"
+    elsewhere = folder.replace(NAMESPACE, "default")
+    assert stolen.create(elsewhere, node_lease("node-b", "default", "b", now)).status == 403
+    for name in ("devalloc-controller", "devalloc-node.node-a", "devalloc-node.node-b"):
+        assert ruled.delete(f"{folder}/{name}").ok
 
 
 LONG = ".".join(["n-" * 31 + "n"] * 3 + ["n-" * 26 + "n"])

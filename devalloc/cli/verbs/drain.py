@@ -52,6 +52,9 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     machine move with it. Other claims are released and allocated again; without --force, those in use stay. The
     command withdraws migrations of other machines to this node.
 
+    If no plugin serves the node, nothing can leave it. With --force it is cordoned all the same, and what is asked is
+    done when its plugin is back; nothing starts elsewhere before that, because the node is not fenced.
+
     If you stop the command, or the time is up, it withdraws migrations that are not over; machines that it has asked
     to power down still do so. Repeat it to see what is left. `devalloc uncordon` reverses the cordon. Exit code 1 if
     something runs or is in use on the node.
@@ -70,7 +73,8 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
         objects = store.list(_KINDS).objects
         cordoned = cordons.is_node_cordoned(store, node, objects)
-        machines = plan_drain(objects, node, force=force)
+        silence = unserved_note(store, node) if any(_is_held(obj, node) for obj in objects) else ""
+        machines = plan_drain(objects, node, force=force, live=not silence)
         print_line(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
         forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
         others = [ClaimView(claim) for claim in _other_claims(objects, node, machines)]
@@ -81,9 +85,11 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             print_line(_fate_text(one, node, force=force, is_forcible=is_forcible, waits=waiting.get(one.key)))
         for machine in _arrivals(objects, node):
             print_line(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
-        if (silence := unserved_note(store, node)) and any(_is_held(obj, node) for obj in objects):
-            off = f"if its host is off: devalloc fence node/{node}"
+        off = f"if its host is off: devalloc fence node/{node}"
+        if silence and (dry_run or not force):
             raise CommandFailed(f"nothing can leave node {node}, which must release it: {silence}; {off}")
+        if silence:
+            print_note(f"warning: what it holds may still run, and stays until its plugin is back: {silence}; {off}")
         if dry_run:
             return 0
         why = f"by {current_user(store)}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
@@ -91,7 +97,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             if cordons.set_cordon(store, target, why, keep=not reason):
                 print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
-            return _Drain(store, node, force, timeout).run()
+            return _Drain(store, node, force, 0.0 if silence else timeout, live=not silence).run()
 
 
 def _is_held(obj: Object, node: str) -> bool:
@@ -151,8 +157,10 @@ class _Drain:
     """One run of the command, after the node was cordoned. Each look compares all objects with what is to become of
     them now: others may change any of them meanwhile, and uncordon the node."""
 
-    def __init__(self, store: Store, node: str, force: bool, timeout: float) -> None:
+    def __init__(self, store: Store, node: str, force: bool, timeout: float, *, live: bool) -> None:
+        """``live``: the node can still move machines while they run."""
         self._store = store
+        self._live = live
         self._node = node
         self._force = force
         self._timeout = timeout
@@ -251,7 +259,7 @@ class _Drain:
             for key in withdraw_requests(self._store, self._node, self._note_withdrawal_problem):
                 print_line(f"{_name_of(key)} is no longer asked to leave")
             return True
-        self._machines = plan_drain(objects, self._node, force=self._force, failed=self._failed)
+        self._machines = plan_drain(objects, self._node, force=self._force, live=self._live, failed=self._failed)
         pending = pending_migrations(objects)
         self._turn_back_arrivals(objects)
         for one in self._machines:

@@ -12,6 +12,7 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.serving import node_lease
+from devalloc.api.views import MachineView
 from devalloc.cli import target
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.pool_publisher import PublishLock
@@ -107,12 +108,31 @@ def test_migrate_says_it_at_once(unserved: Shell) -> None:
     assert unserved("get", "migrations").out == "", "nothing was created"
 
 
-@pytest.mark.parametrize("more", [[], ["--force"], ["--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--force", "--dry-run"]])
 def test_drain_says_it_at_once(unserved: Shell, more: list[str]) -> None:
     refused = unserved("drain", "node/a", "--timeout", "1h", *more)
     expected = f"nothing can leave node a, which must release it: {SILENCE}; if its host is off: devalloc fence node/a"
     assert (refused.code, refused.err) == (1, f"error: {expected}\n")
     assert "Cordoned" not in unserved("get", "nodes").out, "nothing was written"
+
+
+def test_a_forced_drain_writes_what_is_to_happen_and_gives_nothing_away(unserved: Shell) -> None:
+    """As with `kubectl drain` of a node whose kubelet is gone: what is asked for waits for the node."""
+    drained = unserved("drain", "node/a", "--force", "--timeout", "1h")
+    assert drained.code == 1
+    off = "if its host is off: devalloc fence node/a"
+    assert f"warning: what it holds may still run, and stays until its plugin is back: {SILENCE}; {off}" in drained.err
+    assert "virtualmachine default/web asked to leave" in drained.out
+    assert "virtualmachine default/web has not left within 0 s; it will do so later" in drained.err
+    web = stored(unserved)
+    assert web["metadata"]["annotations"][meta.EVICT] == "a"
+    assert (MachineView(web).holder, MachineView(web).node) == ("a", "a"), "it is nobody else's"
+    assert unserved("get", "migrations").out == "", "who is to send its memory does not run"
+    unserved.allocate()
+    assert (MachineView(stored(unserved)).holder, MachineView(stored(unserved)).node) == ("a", "a")
+    assert ": draining" in unserved("get", "nodes", "a").out, "it gets nothing new"
+    assert unserved("uncordon", "node/a").code == 0
+    assert meta.EVICT not in stored(unserved)["metadata"]["annotations"], "it was taken back"
 
 
 def test_a_node_that_nothing_is_held_of_can_be_drained_all_the_same(unserved: Shell) -> None:
@@ -197,7 +217,7 @@ class TestOnACluster:
         before = dead.get("/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines/web")
         refused = devalloc("migrate", "vm/web", "--timeout", "1h")
         assert (refused.code, "cannot move: no node plugin serves node a now (" in refused.err) == (1, True)
-        refused = devalloc("drain", "node/a", "--timeout", "1h", "--force")
+        refused = devalloc("drain", "node/a", "--timeout", "1h")
         assert refused.code == 1
         assert "nothing can leave node a, which must release it: no node plugin serves node a now (" in refused.err
         assert "if its host is off: devalloc fence node/a" in refused.err
