@@ -9,6 +9,7 @@ import pytest
 from devalloc.api.quantity import Quantity
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.resource_claims.node_room import PODS, NodeRoom, pod_requests
+from devalloc.controller.reconcile.resource_claims.shared_room import most_at_once
 from devalloc.store.kubernetes.reflector import clean_object
 from tests.support.reference_data import DATA, read
 
@@ -155,3 +156,26 @@ def test_pods_of_one_template_share_what_is_kept_of_them() -> None:
     room.update([node()], [first, second], [])
     (_, _, taken), (_, _, other) = room._pods.values()
     assert taken is other
+
+
+def test_of_the_resources_that_no_node_has_one_counts_and_none_that_a_class_provides() -> None:
+    """A pod may name 20,000, which would be compared on each node."""
+    room = NodeRoom()
+    provided = {"spec": {"extendedResourceName": "example.com/a"}}
+    room.update([node("n"), node("m", **{"example.com_x": "1"})], [], [provided])
+    many = {f"example.com/y{number}": 1 for number in range(9)}
+    of_classes = {"example.com/a": 1, "deviceclass.resource.kubernetes.io/c": 1}
+    wanted = {"cpu": 2, "example.com/x": 1, **many, **of_classes}
+    assert room.countable(wanted) == {"cpu": 2, "example.com/x": 1, "example.com/y0": 1}
+    assert room.countable({"cpu": 2, **of_classes}) == {"cpu": 2}
+    before = room.decisive
+    room.update([node("n"), node("m", **{"example.com_x": "1"})], [], [provided])
+    assert room.decisive is before
+
+
+def test_no_more_find_room_than_each_resource_has_for_the_least() -> None:
+    free: dict[str, dict[str, int | None]] = {"n": {"cpu": 5, "memory": 9}, "m": {"cpu": 3, "memory": 9}}
+    wanted = [{"cpu": 2, "memory": 1}, {"cpu": 3}, {"cpu": 2}, {"cpu": 9}]
+    assert most_at_once(wanted, free) == 3
+    assert most_at_once(wanted, {**free, "unreported": {"cpu": None, "memory": None}}) == 4
+    assert most_at_once(wanted, {"full": {"cpu": -1}}) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.events import ObjectEvent
+from devalloc.controller.reconcile.resource_claims import allocator
 from devalloc.controller.reconcile.resource_claims.allocator import (
     MAX_AVOID_SECONDS,
     MAX_TRIES,
@@ -207,6 +208,95 @@ def test_pods_of_one_round_share_the_room_of_a_node(bed: Bed) -> None:
     assert bed.placed() == [f"p{number}" for number in range(3, 8)]
     assert all("SentBack" not in bed.reasons(f"c{number}") for number in range(8))
     assert [bed.node_of(f"c{number}") for number in range(3)] == [None] * 3, "no device is held without room"
+
+
+def test_a_pod_leaves_a_node_to_another_that_has_no_other(bed: Bed) -> None:
+    bed.node("n0", "1")
+    bed.node("n1", "1")
+    bed.claim("a")
+    bed.pod("pa", "a")
+    bed.claim("b", **{"devalloc.io/node": "n0"})
+    bed.pod("pb", "b")
+    bed.round()
+    assert bed.placed() == ["pa", "pb"]
+
+
+def test_pods_of_several_sizes_go_where_all_have_room(bed: Bed) -> None:
+    """The first would fit on either node, and the others only together."""
+    bed.node("n0", "4")
+    bed.node("n1", "3")
+    for name, cpu in (("a", "3"), ("b", "2"), ("c", "2")):
+        bed.claim(name)
+        bed.pod(f"p{name}", name, cpu=cpu)
+    bed.round()
+    assert [bed.node_of(name) for name in "abc"] == ["n1", "n0", "n0"]
+    assert bed.placed() == ["pa", "pb", "pc"]
+
+
+def test_of_pods_that_cannot_all_have_room_the_most_urgent_do(bed: Bed) -> None:
+    for name in ("n0", "n1"):
+        bed.node(name, "1")
+    bed.claim("a")
+    bed.pod("pa", "a")
+    for name, priority in (("b", 1), ("c", 2)):
+        bed.claim(name, **{"devalloc.io/node": "n0"})
+        bed.pod(f"p{name}", name, priority=priority)
+    bed.round()
+    assert bed.placed() == ["pa", "pc"]
+    assert bed.reasons("b") == ["NoRoomForPod"]
+
+
+def test_what_is_asked_for_with_the_room_keeps_its_constraints_and_alternatives(bed: Bed) -> None:
+    bed.node("n0", "1")
+    bed.node("n1", "1")
+    for each in ("n0", "n1"):
+        there = bed.client.get(f"{SLICES}/{each}")
+        for device in there["spec"]["devices"]:
+            device["attributes"] = {"model": {"string": "x"}}
+        bed.client.replace(f"{SLICES}/{each}", there)
+    for name, pin in (("a", {}), ("b", {"devalloc.io/node": "n0"})):
+        bed.claim(name, **pin)
+        exactly = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 2}
+        requests = [{"name": "r", "firstAvailable": [{"name": "two", **exactly}]}]
+        constraints = [{"matchAttribute": "devalloc.io/model"}]
+        claim = bed.client.get(f"{CLAIMS}/{name}")
+        spec = {"devices": {"requests": requests, "constraints": constraints}}
+        bed.client.replace(f"{CLAIMS}/{name}", {**claim, "spec": spec})
+        bed.pod(f"p{name}", name)
+    bed.round()
+    assert bed.placed() == ["pa", "pb"]
+    results = bed.client.get(f"{CLAIMS}/b")["status"]["allocation"]["devices"]["results"]
+    assert [each["request"] for each in results] == ["r/two"] * 2
+
+
+def test_without_time_to_share_the_room_each_pod_goes_where_some_is_left(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator, "SHARE_SECONDS", 0.0)
+    for name, cpu in (("n0", "4"), ("n1", "3")):
+        bed.node(name, cpu)
+    for name, cpu in (("a", "3"), ("b", "2"), ("c", "2")):
+        bed.claim(name)
+        bed.pod(f"p{name}", name, cpu=cpu)
+    bed.round()
+    assert len(bed.placed()) >= 2
+
+
+def test_a_claim_that_requests_nothing_holds_up_no_other_wherever_its_pod_may_run(bed: Bed) -> None:
+    """Such a claim is valid, and any tenant may have one."""
+    bed.node("n0", "2")
+    bed.node("n1", "2")
+    for name, spec in (("a", {}), ("b", {"devices": {}}), ("c", {"devices": {"requests": []}})):
+        bed.claim(name, **{"devalloc.io/node": "n1"})
+        claim = bed.client.get(f"{CLAIMS}/{name}")
+        bed.client.replace(f"{CLAIMS}/{name}", {**claim, "spec": spec})
+        bed.pod(f"p{name}", name)
+    bed.claim("good")
+    bed.pod("pgood", "good")
+    bed.store.refresh()
+    bed.allocator.round()
+    assert bed.node_of("good") == "n0"
+    assert all(bed.reasons(name) == ["Allocated"] for name in "abc")
 
 
 def test_a_claim_that_says_its_priority_goes_before_more_urgent_pods(bed: Bed) -> None:

@@ -65,6 +65,9 @@ REPEAT_SECONDS, MAX_REPEAT_SECONDS = 60.0, 960.0
 MAX_REPEATS, MAX_OWN_REPEATS = 100, 20
 """Such Events in ``REPEAT_SECONDS``, of all claims and of those of one namespace: a change of the fleet can change the
 messages of all."""
+SHARE_SECONDS, SHARE_REST = 1.0, 10.0
+"""How long a round searches for nodes on which more pods find room together; and for how many times as long it is not
+tried again if there are none."""
 ALLOCATED = "Allocated"
 """Reason of the Event of a claim that was given devices."""
 _COPIED_KINDS = frozenset({KIND, "DeviceClass"})
@@ -189,6 +192,8 @@ class ResourceClaimAllocator:
         self._repeats: deque[tuple[float, str]] = deque()
         """When the last Events with another message were recorded, and in which namespace."""
         self._last_requests: list[SolverRequest] = []
+        self._shares_room_from = 0.0
+        """When the room of nodes may be shared out again."""
         self._version = ""
         """Of the last round; empty before the first one."""
         self._is_incomplete = False
@@ -245,13 +250,14 @@ class ResourceClaimAllocator:
         if is_same and not unplaced:
             self._last_requests = requests
             return
-        documents, began = [document for each in requests for document in each.documents], time.monotonic()
-        answers = {
-            (each["namespace"], each["name"]): each
-            for each in (self._solver.solve(documents, self._settings.deadline) if documents else ())
-        }
+        began = time.monotonic()
+        answers = self._solve(requests)
+        decided = self._share_room(requests, answers)
+        if decided is not requests:
+            answers = self._solve(decided)
         seconds = time.monotonic() - began
-        decisions, is_deferred = self._decide(requests, answers)
+        decisions, is_deferred = self._decide(decided, answers)
+        is_deferred |= len(decided) < len(requests)
         granted = self._commit([*decisions, *unplaced], snapshot)
         held = sum(is_for_devalloc(claim) and allocation_of(claim) is not None for claim in claims.values())
         remaining = sum(len(want.claims) for want in self._cluster.wants())
@@ -260,6 +266,32 @@ class ResourceClaimAllocator:
         is_left = is_searching or self._is_incomplete or is_deferred or self._cluster.is_behind
         self._last_requests = [] if is_left else requests
         self.loop.is_again |= is_deferred
+
+    def _solve(self, requests: Iterable[SolverRequest]) -> dict[Key, Mapping[str, Any]]:
+        documents = [document for each in requests for document in each.documents]
+        answers = self._solver.solve(documents, self._settings.deadline) if documents else []
+        return {(each["namespace"], each["name"]): each for each in answers}
+
+    def _share_room(
+        self, requests: Sequence[SolverRequest], answers: Mapping[Key, Mapping[str, Any]]
+    ) -> Sequence[SolverRequest]:
+        """The requests as they are to be asked for again, if then more pods find room on the nodes of their devices:
+        each on one node. Those that would find none are left to the next round."""
+        placed = [(each, node) for each in requests if (node := _planned_node(each, answers))]
+        began = self._clock()
+        if len(self._cluster.admit(placed)) == len(placed) or began < self._shares_room_from:
+            return requests
+        planned = self._cluster.share_room(placed, self._settings.placement, SHARE_SECONDS)
+        if not planned:
+            self._shares_room_from = self._clock() + SHARE_REST * (self._clock() - began)
+            return requests
+        nodes = {id(each): node for each, node in planned}
+        is_placed = {id(each) for each, _ in placed}
+        return [
+            self._cluster.at_node(each, nodes[id(each)]) if id(each) in nodes else each
+            for each in requests
+            if id(each) in nodes or id(each) not in is_placed
+        ]
 
     def _decide(
         self, requests: Sequence[SolverRequest], answers: Mapping[Key, Mapping[str, Any]]

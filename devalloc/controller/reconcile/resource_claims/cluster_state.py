@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     pod_claim_names,
     with_namespace_default,
 )
+from devalloc.controller.reconcile.resource_claims.shared_room import RoomRequest, most_at_once, plan_nodes
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
@@ -91,6 +92,8 @@ NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
 
 MAX_SELECTED_NODES = 1500
 """How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
+MAX_SHARING, MAX_SHARING_NODES = 200, 200
+"""How many requests share the room of how many nodes in one solve: those that come first, and where they are placed."""
 OWN_DRIVER = "devalloc.io"
 COUNT_SECONDS = 0.5
 """How long a round counts devices for messages, of those that devalloc allocates and of others."""
@@ -114,11 +117,18 @@ class SolverRequest:
     """The code of ``misfit``."""
     is_narrow: bool = False
     """Nodes are left out that have room for some of its pods, but for fewer than others."""
+    nodes: frozenset[str] = frozenset()
+    """Where its claims may have devices."""
 
     @property
     def order(self) -> Order:
         """The place among others that want the same room: that of its first claim (S17)."""
         return min(map(order_of, self.documents))
+
+    @property
+    def priority(self) -> int:
+        """Of that claim."""
+        return -int(self.order[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +278,23 @@ class ClusterState:
             best = {name for name, count in placed.items() if count == most}
             is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
             left = frozenset(best if is_narrow else placed)
-            expression = None
-            if left != offering:
-                expression = node_expression(self._number(name) for name in sorted(left)[:MAX_SELECTED_NODES])
-            group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
-            pending = (pending_document(self._claims[key], group, expression, want.priority) for key in want.claims)
-            requests.append(SolverRequest(want, tuple(pending), expression, None, is_narrow=is_narrow))
+            expression = None if left == offering else self._node_expression(left)
+            documents = self._pending_documents(want, expression)
+            requests.append(SolverRequest(want, documents, expression, None, is_narrow=is_narrow, nodes=left))
         return requests
+
+    def at_node(self, request: SolverRequest, node: str) -> SolverRequest:
+        """The same on this node only; if there is nothing, it is asked for elsewhere."""
+        expression = self._node_expression([node])
+        documents = self._pending_documents(request.want, expression)
+        return replace(request, documents=documents, expression=expression, is_narrow=True, nodes=frozenset([node]))
+
+    def _node_expression(self, nodes: Iterable[str]) -> str:
+        return node_expression(self._number(name) for name in sorted(nodes)[:MAX_SELECTED_NODES])
+
+    def _pending_documents(self, want: PendingGroup, expression: str | None) -> tuple[Object, ...]:
+        group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
+        return tuple(pending_document(self._claims[key], group, expression, want.priority) for key in want.claims)
 
     def _pending_others(self, want: PendingGroup) -> list[Object]:
         """The claims of a want's pods that kube-scheduler has yet to allocate."""
@@ -286,21 +306,76 @@ class ClusterState:
         """Choose the requests whose pods all find room on the nodes that they were given, if the most urgent go
         first."""
         ledger = self._ledger()
-        admitted = []
-        for request, node in sorted(placed, key=lambda each: each[0].order):
-            needs = self._needs(request.want)
+        by_order = sorted(placed, key=lambda each: each[0].order)
+        return [request for request, node in by_order if self._admit(ledger, request, [node])]
+
+    def _admit(self, ledger: RoomLedger, request: SolverRequest, nodes: Iterable[str]) -> bool:
+        """Plan the pods of a request on the first of these nodes that has room, if one has."""
+        needs = self._needs(request.want)
+        for node in nodes:
             fitting = ledger.fitting(node, [each.requests for each in needs])
             if _covers(needs, fitting, request.want):
-                admitted.append(request)
                 for place in fitting:
                     ledger.place(node, needs[place].requests)
-        return admitted
+                return True
+        return False
+
+    def share_room(
+        self, placed: Sequence[tuple[SolverRequest, str]], placement: str, seconds: float
+    ) -> list[tuple[SolverRequest, str]]:
+        """Choose a node for each of several requests that do not all find room where they were given devices, so that
+        more of them do than if each moved on to a node that is left. None at all if there is no such choice, or none
+        was made in so many seconds."""
+        placed = sorted(placed, key=lambda each: each[0].order)[:MAX_SHARING]
+        given, others = {node for _, node in placed}, frozenset[str]().union(*(each.nodes for each, _ in placed))
+        nodes = [*sorted(given), *sorted(others - given)][:MAX_SHARING_NODES]
+        ledger, moving = self._ledger(), self._ledger()
+        moved, lost = list[SolverRequest](), list[SolverRequest]()
+        for each, node in placed:
+            has_room = self._admit(moving, each, (node, *(name for name in nodes if name in each.nodes)))
+            (moved if has_room else lost).append(each)
+        if not lost:
+            return []
+        amounts = [self._taken(ledger, each.want, node) for each, node in placed]
+        names = set[str]().union(*amounts) & ledger.resources(nodes)
+        free = {node: {name: ledger.free(node, name) for name in names} for node in nodes}
+        urgent = min(each.priority for each in lost)
+        rivals = [of for (each, _), of in zip(placed, amounts, strict=True) if each.priority >= urgent]
+        if most_at_once(rivals, free) <= sum(each.priority >= urgent for each in moved):
+            return []
+        slices = [each for each in self._slices() if each["spec"]["nodeName"] in free]
+        expressions = (self._node_expression(each.nodes & free.keys()) for each, _ in placed)
+        documents = [self._pending_documents(each.want, e) for (each, _), e in zip(placed, expressions, strict=True)]
+        planned = plan_nodes(
+            [RoomRequest(*each) for each in zip(documents, amounts, strict=True)],
+            [*slices, *self._objects["DeviceClass"], *self._holders(slices)],
+            free,
+            {f"{NODE_DOMAIN}/{NODE_ATTRIBUTE}": {"int": -1}},
+            placement=placement,
+            seconds=seconds,
+        )
+        chosen = [(request, node) for (request, _), node in zip(placed, planned, strict=True) if node]
+        return chosen if _priorities(each for each, _ in chosen) > _priorities(moved) else []
+
+    def _taken(self, ledger: RoomLedger, want: PendingGroup, node: str) -> Amounts:
+        """What the pods of a want that find room on the node take there."""
+        needs, amounts = self._needs(want), Counter[str]()
+        for place in ledger.fitting(node, [each.requests for each in needs]):
+            amounts.update(needs[place].requests)
+        return amounts
+
+    def _holders(self, slices: Iterable[Object]) -> Iterator[Object]:
+        """The claims that have devices of the pools of these slices."""
+        pools = {(each["spec"]["driver"], each["spec"]["pool"]["name"]) for each in slices}
+        for claim in self._claims.values():
+            if any((each["driver"], each["pool"]) in pools for each in held_results(claim, self._pools)):
+                yield _allocated_document(claim, self._pools) or {}
 
     def _needs(self, want: PendingGroup) -> tuple[_PodNeeds, ...]:
         pods = sorted(want.pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))
         return tuple(
             _PodNeeds(
-                self._memo.of("requests", pod, partial(pod_requests, pod)),
+                self._requests(pod),
                 frozenset((pod["metadata"]["namespace"], name) for name in pod_claim_names(pod) or ()),
             )
             for pod in pods
@@ -317,8 +392,12 @@ class ClusterState:
             ]
             held = [allocation_of(claim) for claim in claims]
             if claims and all(held) and (node := next(filter(None, (allocation_node(e) for e in held if e)), None)):
-                ledger.place(node, self._memo.of("requests", pod, partial(pod_requests, pod)))
+                ledger.place(node, self._requests(pod))
         return ledger
+
+    def _requests(self, pod: Object) -> Amounts:
+        """What of a pod's requests decides where it fits."""
+        return self._memo.of("requests", pod, lambda: self._room.countable(pod_requests(pod)), self._room.decisive)
 
     def not_adopted(self, claims: Iterable[Object]) -> str:
         """That devices match these claims, and devalloc does not allocate them; "" if there are none. The claims need
@@ -388,6 +467,11 @@ class _PodNeeds:
 
     requests: Amounts
     claims: frozenset[Key]
+
+
+def _priorities(requests: Iterable[SolverRequest]) -> list[int]:
+    """The highest first: of two such lists the larger is of requests that are more urgent, or more."""
+    return sorted((each.priority for each in requests), reverse=True)
 
 
 def _covers(needs: Sequence[_PodNeeds], fitting: Iterable[int], want: PendingGroup) -> bool:

@@ -138,7 +138,11 @@ class NodeRoom:
         self._used: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._shapes: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
         self._gains: dict[str, int] = defaultdict(int)
+        self._names: frozenset[str] = frozenset()
+        """Of resources that some node has."""
         self._by_class: frozenset[str] = frozenset()
+        self.decisive: tuple[frozenset[str], frozenset[str]] = self._names, self._by_class
+        """All that ``countable`` depends on, beside the requests."""
 
     def update(self, nodes: Iterable[Object], pods: Iterable[Object], classes: Iterable[Object]) -> None:
         """Read the objects as they are now. ``pods``: all that have not finished."""
@@ -146,6 +150,8 @@ class NodeRoom:
             name for each in classes if (name := (each.get("spec") or {}).get("extendedResourceName"))
         )
         self._update_nodes({content["metadata"]["name"]: content for content in nodes})
+        if self.decisive != (self._names, self._by_class):
+            self.decisive = self._names, self._by_class
         there = {}
         for pod in pods:
             if (pod.get("spec") or {}).get("nodeName"):
@@ -157,6 +163,7 @@ class NodeRoom:
                 self._come(key, pod)
 
     def _update_nodes(self, nodes: dict[str, Object]) -> None:
+        allocatable = dict(self._allocatable)
         for name in self._nodes.keys() - nodes.keys():
             self._allocatable.pop(name, None)
             self._gains[name] += 1
@@ -171,6 +178,8 @@ class NodeRoom:
             if reported:
                 self._allocatable[name] = _amounts(reported)
         self._nodes = nodes
+        if allocatable != self._allocatable:
+            self._names = frozenset[str]().union(*self._allocatable.values())
 
     def _leave(self, key: tuple[str, str]) -> None:
         _, node, taken = self._pods.pop(key)
@@ -199,6 +208,14 @@ class NodeRoom:
             self._shapes.clear()
         return self._shapes.setdefault(tuple(sorted(taken.items())), taken)
 
+    def countable(self, requests: Amounts) -> dict[str, int]:
+        """What of a pod's requests decides where it fits: pods may name thousands of resources that no node has, of
+        which one says as much as all."""
+        lacking = (name for name in requests if name not in self._names and not _is_of_class(name, self._by_class))
+        return {name: amount for name, amount in requests.items() if name in self._names} | {
+            name: requests[name] for name in [min(lacking, default=PODS)] if name in requests
+        }
+
     def gains(self, node: str) -> int:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
         return self._gains[node]
@@ -222,16 +239,24 @@ class RoomLedger:
 
     def shortage(self, node: str, requests: Amounts) -> Shortage | None:
         """What the node lacks for a pod; None if it has room, or has not reported yet what it has."""
-        if (there := self._allocatable.get(node)) is None:
-            return None
-        used, planned = self._used.get(node) or {}, self._planned.get(node) or {}
         for name in sorted(requests):
-            if name not in there and (name in self._by_class or name.startswith(_CLASS_PREFIX)):
-                continue  # devices of a class, which kube-scheduler allocates
-            free = there.get(name, 0) - used.get(name, 0) - planned.get(name, 0)
-            if requests[name] > free:
+            free = self.free(node, name)
+            if free is not None and requests[name] > free:
                 return Shortage(name, free, requests[name])
         return None
+
+    def free(self, node: str, resource: str) -> int | None:
+        """What is free of a resource; None if the node has not reported, or devices of a class provide it, which
+        kube-scheduler allocates."""
+        there = self._allocatable.get(node)
+        if there is None or (resource not in there and _is_of_class(resource, self._by_class)):
+            return None
+        used, planned = self._used.get(node) or {}, self._planned.get(node) or {}
+        return there.get(resource, 0) - used.get(resource, 0) - planned.get(resource, 0)
+
+    def resources(self, nodes: Iterable[str]) -> set[str]:
+        """All that these nodes have some of: pods may name any others, which are not counted there."""
+        return set[str]().union(*(self._allocatable.get(node) or () for node in nodes))
 
     def place(self, node: str, requests: Amounts) -> Shortage | None:
         """Plan a pod on the node, unless it lacks room."""
@@ -244,6 +269,11 @@ class RoomLedger:
         trial = RoomLedger(self._allocatable, self._used, self._by_class)
         _add(trial._planned[node], self._planned.get(node) or {})
         return [place for place, requests in enumerate(pods) if trial.place(node, requests) is None]
+
+
+def _is_of_class(resource: str, by_class: Collection[str]) -> bool:
+    """Whether devices of a class provide it, which kube-scheduler allocates."""
+    return resource in by_class or resource.startswith(_CLASS_PREFIX)
 
 
 def _decisive(node: Object) -> tuple[Any, ...]:

@@ -192,13 +192,13 @@ def pending_document(claim: Object, group: str | None, selector: str | None, pri
 
 
 def _change_requests(document: Object, change: Callable[[Object], Object]) -> Object:
-    devices = document["spec"]["devices"]
+    devices = document["spec"].get("devices") or {}
     requests = []
-    for request in devices["requests"]:
-        if "exactly" in request:
-            requests.append({**request, "exactly": change(request["exactly"])})
-        else:
-            requests.append({**request, "firstAvailable": [change(each) for each in request["firstAvailable"]]})
+    for request in devices.get("requests") or ():  # a claim may request nothing
+        changed: Object = {"exactly": change(request["exactly"])} if request.get("exactly") else {}
+        if alternatives := request.get("firstAvailable"):
+            changed |= {"firstAvailable": [change(each) for each in alternatives]}
+        requests.append({**request, **changed})
     return {**document, "spec": {**document["spec"], "devices": {**devices, "requests": requests}}}
 
 
