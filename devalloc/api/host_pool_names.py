@@ -46,6 +46,9 @@ LIVE_MIGRATION: Final = "liveMigration"
 """Attribute of its devices: ``LIVE_MIGRATION_ON`` if the node receives machines that move to it while they run.
 Absent otherwise."""
 LIVE_MIGRATION_ON: Final = "true"
+FOR_OTHERS: Final[Mapping[str, str]] = {CPU: "cpuForOthers", MEMORY: "memoryForOthers"}
+"""Attributes of its devices, by resource: how much of it placement leaves to machines of others. It is not in the
+device's capacity, and permits may give it. Absent for nothing."""
 
 
 def node_of_host_pool(pool: Mapping[str, Any]) -> str | None:

@@ -71,6 +71,14 @@ class CapacityOptions:
     oversub_disk: Fraction | None = declared(_ratio("disk", 1, "DEVALLOC_OVERSUB_DISK"))
     oversub_network: Fraction | None = declared(_ratio("bandwidth", 2, "DEVALLOC_OVERSUB_NETWORK"))
     oversub_disk_io: Fraction | None = declared(_ratio("disk bandwidth", 2, "DEVALLOC_OVERSUB_DISK_IO"))
+    for_others: str | None = setting(
+        "Of the CPUs and memory that devalloc may promise, those that placement leaves free: room for machines that "
+        "others start, such as NeonVM's. Permits may give it.",
+        flag="--room-for-others",
+        metavar="CPU,MEMORY",
+        env="DEVALLOC_ROOM_FOR_OTHERS",
+        unset="0,0",
+    )
     disk_limit: int | None = setting(
         "Disk for machines, such as 500GB (1GB is 2^30 bytes).",
         type=amount_parser("parse_size"),
@@ -112,6 +120,16 @@ class CapacityOptions:
         env="DEVALLOC_MAX_IMAGE_STORAGE",
         unset="0.2",
     )
+
+    @property
+    def room_for_others(self) -> tuple[int, int]:
+        """Thousandths of a CPU, and bytes. Raises BadInput."""
+        from devalloc.cli.options.permits import amounts
+
+        if self.for_others is None:
+            return 0, 0
+        room = amounts("--room-for-others", self.for_others, "8,32Gi")
+        return room.cpu, room.memory
 
     def config(self, data_dir: Path | None) -> CapacityConfig:
         """The capacity's settings; ``data_dir`` is used if the options name none. Raises BadInput."""
@@ -169,6 +187,7 @@ def with_host_pool(
     from devalloc.store import StoreError
 
     config = limits.config(data_dir if data_dir.is_dir() else None)
+    for_others = limits.room_for_others
     stores: DiskUsageSources | None = None
     stored = 0
 
@@ -182,7 +201,9 @@ def with_host_pool(
                 stored = max(0, stored_bytes(stores) - sum(reserved_in_stores(capacity, each) for each in machines()))
         except (UsageUnknown, StoreError) as error:  # the last count stands
             problems.append(Problem(str(error), path="disk", source="capacity", severity="warning"))
-        published = host_pool(capacity, node_name, stored, shared_storage, live_migration=live_migration)
+        published = host_pool(
+            capacity, node_name, stored, shared_storage, live_migration=live_migration, for_others=for_others
+        )
         return published, problems
 
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from devalloc.api.host_pool_names import CPU, MEMORY, node_of_host_pool
+from devalloc.api.host_pool_names import CPU, FOR_OTHERS, MEMORY, node_of_host_pool
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.views import as_mappings
 from devalloc.scaling.permits.ledger import MachineKey
@@ -56,13 +56,17 @@ def _published(store: Store) -> Mapping[str, Host]:
 
 
 def _sum(pool: Mapping[str, Any], resource: str, unit: int) -> int:
-    """Of all devices of the pool; what cannot be read is none, so that nothing is granted of it."""
+    """Of all devices of the pool, with what placement leaves to others; what cannot be read is none, so that nothing is
+    granted of it."""
     total = 0
     for device in as_mappings(pool["spec"].get("devices")):
-        for entry in as_mappings(device.get("resources")):
-            if entry.get("name") == resource:
-                try:
-                    total += max(0, Quantity.parse(entry.get("capacity")).nano) // unit
-                except QuantityError:
-                    continue
+        amounts = [one.get("capacity") for one in as_mappings(device.get("resources")) if one.get("name") == resource]
+        for one in as_mappings(device.get("attributes")):
+            if one.get("name") == FOR_OTHERS[resource]:
+                amounts.append(one.get("stringValue"))
+        for amount in amounts:
+            try:
+                total += max(0, Quantity.parse(amount).nano) // unit
+            except QuantityError:
+                continue
     return total

@@ -19,6 +19,7 @@ from devalloc.api.host_pool_names import (
     DISK,
     DISK_IO,
     DRIVER,
+    FOR_OTHERS,
     FUNCTION_COMPUTE,
     FUNCTION_IO,
     KIND,
@@ -382,10 +383,12 @@ def host_pool(
     shared_storage: Sequence[str] = (),
     *,
     live_migration: bool = False,
+    for_others: tuple[int, int] = (0, 0),
 ) -> DevicePool:
     """The pool of a node with this capacity, so that the solver places machines as it places claims. ``stored``: bytes
     of the disk that images, their cache and volumes take. ``shared_storage``: folders that are the same on all nodes
     that name them. ``live_migration``: whether the node receives machines that move to it while they run.
+    ``for_others``: thousandths of a CPU and bytes that placement leaves to machines of others.
 
     A device for each NUMA node has its part of the CPUs and of the memory; machines take shares of them. If a machine
     does not mind, its share may lie on several. What belongs to no NUMA node is one more device. The amounts are the
@@ -396,28 +399,43 @@ def host_pool(
         common.append(Attribute.of(SHARED_STORAGE, SHARED_STORAGE_SEPARATOR.join(sorted({*shared_storage}))))
     if live_migration:
         common.append(Attribute.of(LIVE_MIGRATION, LIVE_MIGRATION_ON))
-    devices = [*_compute(capacity), _io(capacity, stored)]
+    devices = [*_compute(capacity, for_others), _io(capacity, stored)]
     return DevicePool(
         metadata=ObjectMeta(name=host_pool_name(node_name)),
         spec=DevicePoolSpec(node_name=node_name, driver=DRIVER, attributes=common, devices=devices),
     )
 
 
-def _compute(capacity: HostCapacity) -> Iterator[Device]:
+def _compute(capacity: HostCapacity, for_others: tuple[int, int]) -> Iterator[Device]:
     nodes = [node for node in capacity.nodes if node.cpus or node.memory]
     cpus, memories = [len(node.cpus) for node in nodes], [node.ordinary_memory for node in nodes]
     limits = capacity.cpu.effective_limit, capacity.memory.effective_limit
+    left = min(for_others[0], limits[0]), min(for_others[1], limits[1])
     function = Attribute.of("function", FUNCTION_COMPUTE)
     if not sum(cpus) or not sum(memories):  # a host that tells of no NUMA nodes, or not what they have
         pages = [_page_amount(each.resource, each.effective_limit) for each in capacity.huge_pages]
-        yield Device(name=FUNCTION_COMPUTE, attributes=[function], resources=[*_amounts(*limits), *pages])
+        amounts = _amounts(limits[0] - left[0], limits[1] - left[1])
+        yield Device(
+            name=FUNCTION_COMPUTE, attributes=[function, *_left_to_others(*left)], resources=[*amounts, *pages]
+        )
         return
-    for node, cpu, memory in zip(
-        nodes, _split_by_weight(limits[0], cpus), _split_by_weight(limits[1], memories), strict=True
+    for node, cpu, memory, others_cpu, others_memory in zip(
+        nodes,
+        _split_by_weight(limits[0], cpus),
+        _split_by_weight(limits[1], memories),
+        _split_by_weight(left[0], cpus),
+        _split_by_weight(left[1], memories),
+        strict=True,
     ):
-        attributes = [function, Attribute.of("numa", node.id)]
+        attributes = [function, Attribute.of("numa", node.id), *_left_to_others(others_cpu, others_memory)]
         pages = [_page_amount(name, total) for name, size in HUGE_PAGES.items() if (total := node.huge_pages.get(size))]
-        yield Device(name=f"numa{node.id}", attributes=attributes, resources=[*_amounts(cpu, memory), *pages])
+        amounts = _amounts(max(0, cpu - others_cpu), max(0, memory - others_memory))
+        yield Device(name=f"numa{node.id}", attributes=attributes, resources=[*amounts, *pages])
+
+
+def _left_to_others(cpu: int, memory: int) -> list[Attribute]:
+    amounts = {CPU: Quantity(cpu * _MILLI), MEMORY: Quantity(memory * NANO, Format.BINARY_SI)}
+    return [Attribute.of(FOR_OTHERS[name], str(each)) for name, each in amounts.items() if each.nano]
 
 
 def _io(capacity: HostCapacity, stored: int) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,11 +13,14 @@ import pytest
 from devalloc.api.host_pool_names import CLASS, node_of_host_pool
 from devalloc.api.machine_location import receives_machines, shared_storage, storage_folders
 from devalloc.api.meta import ONLY_CLASS
-from devalloc.api.quantity import NANO
+from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.options.capacity import CapacityOptions, with_host_pool
+from devalloc.controller.permits.hosts import Host, published
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import GIB, capacity
 from tests.support.machines import virtual_machine
 
@@ -47,6 +51,38 @@ def test_numa_nodes_have_parts_of_the_limits_that_sum_up_to_them() -> None:
     assert sum(amounts("memory", pool).values()) == 10 * GIB
     assert amounts("network", pool) == {"io": 10**9}
     assert {a.name: a.value for a in pool.spec.attributes}[ONLY_CLASS] == CLASS
+
+
+def test_what_is_left_to_machines_of_others_is_not_offered_and_permits_may_give_it() -> None:
+    whole = capacity(cpus=6, memory=10)
+    pool, rest = host_pool(whole, "n"), host_pool(whole, "n", for_others=(1500, 3 * GIB))
+    assert sum(amounts("cpu", rest).values()) == sum(amounts("cpu", pool).values()) - 1500
+    assert sum(amounts("memory", rest).values()) == sum(amounts("memory", pool).values()) - 3 * GIB
+    assert permit_host(rest) == permit_host(pool)
+    alone = host_pool(replace(whole, nodes=()), "n", for_others=(1500, 0))
+    assert permit_host(alone) == permit_host(pool), "a host that tells of no NUMA nodes"
+    none = host_pool(whole, "n", for_others=(10**9, 10**15))
+    assert (sum(amounts("cpu", none).values()), sum(amounts("memory", none).values())) == (0, 0)
+    assert permit_host(none) == permit_host(pool), "no more than there is"
+
+
+@pytest.mark.parametrize("text", ["8", "8,32Gi,1", "x,1Gi", "-1,1Gi", "1,-1Gi", "nan,1Gi"])
+def test_room_for_others_is_an_amount_of_cpus_and_of_memory(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Exception, match="--room-for-others"):
+        with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, CapacityOptions(for_others=text))
+    good = with_host_pool(
+        lambda state: Discovery([], []), Path("/"), "n", tmp_path, CapacityOptions(for_others="500m,1Gi")
+    )
+    (pool,) = good(DeviceRecords()).pools
+    parts = [one.value for device in pool.spec.devices for one in device.attributes if one.name == "cpuForOthers"]
+    assert sum(Quantity.parse(part).nano for part in parts) == NANO // 2
+
+
+def permit_host(pool: Any) -> Host:
+    """What the permit server may give on a node with this pool."""
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        store.create(pool.to_manifest())
+        return published(store)()["n"]
 
 
 def test_huge_pages_are_what_each_node_set_aside_and_no_ordinary_memory() -> None:
