@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from devalloc.cli.node_wiring import store_machines, store_publishing, store_source
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import NotFound
+from devalloc.tracing import start_tracing
 from devalloc_node.daemon import run_daemon
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, process
@@ -28,6 +30,7 @@ from tests.conformance.test_node_daemon_store import CLAIM, CLASS, GPU, NODE, Be
 from tests.support.fake_host import LocalHost
 from tests.support.fake_qmp import FakeQemu
 from tests.support.fake_tree import memory_folder
+from tests.support.otlp_collector import attributes, collecting
 from tests.support.toy_machines import vm
 
 
@@ -145,6 +148,28 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
         assert all(command != "quit" for command, _ in qemu.commands), "an adopted machine runs on"
         until(lambda: _users(bed) == [], "nobody uses the claim")
         assert "finalizers" not in bed.store.get("DeviceClaim", "default", "training")["metadata"]
+
+
+def test_one_trace_shows_a_claim_from_its_creation_to_its_machine(bed: Bed, qemu: FakeQemu) -> None:
+    with collecting() as collector:
+        stop = start_tracing(collector.endpoint, "devalloc-up", NODE)
+        with running(bed):
+            begun(bed)
+            uid = bed.store.get("DeviceClaim", "default", "training")["metadata"]["uid"]
+            DeviceClaimAllocator(bed.store).round()
+            until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
+            bed.store.delete("VirtualMachine", "default", "web")
+            until(lambda: is_gone(bed, "VirtualMachine", "web"), "the machine is let go")
+            until(lambda: bed.drivers() != {"vfio-pci"}, "the host has its card back")
+        stop()
+        of_claim = [one for one in collector.spans if one.trace_id == uuid.UUID(uid).bytes]
+        assert len(of_claim) == len(collector.spans)
+        (first,) = [one for one in of_claim if not one.parent_span_id]
+        others = {one.name: one for one in of_claim if one.parent_span_id == first.span_id}
+        assert (first.name, *sorted(others)) == ("allocate", "adopt machine", "attach", "prepare", "unprepare")
+        assert attributes(others["attach"])["devalloc.machine"] == "default/web"
+        assert first.end_time_unix_nano <= others["prepare"].start_time_unix_nano
+        assert others["prepare"].end_time_unix_nano <= others["attach"].start_time_unix_nano
 
 
 def test_a_host_that_was_renamed_ends_no_machine(bed: Bed, qemu: FakeQemu) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, parse_duration, parse_interval
+from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, parse_duration, parse_interval, require_packages
 from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting, build, declared, settings_of, settings_with_classes
 
@@ -140,6 +141,13 @@ PLACEMENT = Setting(
     flag="--placement",
     type=click.Choice(["pack", "spread"]),
     default="pack",
+)
+OTLP_ENDPOINT = Setting(
+    "Send traces of claims to this OpenTelemetry collector, by OTLP over HTTP.",
+    flag="--otlp-endpoint",
+    metavar="URL",
+    env="OTEL_EXPORTER_OTLP_ENDPOINT",
+    unset="no traces",
 )
 CEL_CHECK = Setting(
     "If two evaluators disagree about an expression of a DeviceClaim: refuse its answer (CheckFailed), or only warn.",
@@ -299,3 +307,21 @@ class CountOptions:
 
     deadline: float | None = declared(ANSWER_DEADLINE)
     cel_check: str = declared(CEL_CHECK)
+
+
+@contextmanager
+def tracing(endpoint: str | None, service: str, instance: str) -> Iterator[None]:
+    """Send traces of claims from inside, if there is an endpoint. Raises BadInput, Failed."""
+    if endpoint is None:
+        yield
+        return
+    if not re.fullmatch(r"https?://[!-~]+", endpoint):
+        raise BadInput(f"--otlp-endpoint {endpoint[:80]!r} is no address; give one such as http://collector:4318")
+    require_packages("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+    from devalloc.tracing import start_tracing
+
+    stop = start_tracing(endpoint, service, instance)
+    try:
+        yield
+    finally:
+        stop()

@@ -18,9 +18,11 @@ from devalloc.cli.options.common import (
     CEL_CHECK,
     EXISTING_FILE,
     FOLDER,
+    OTLP_ENDPOINT,
     PLACEMENT,
     host_and_port,
     settings_options,
+    tracing,
 )
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
@@ -154,6 +156,7 @@ class ControllerOptions:
         metavar="PROGRAM",
         unset="no node is fenced automatically",
     )
+    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
     fencing_after: float = setting(
         "How long a node must be lost before --fencing-command is called.",
         type=parse_duration,
@@ -237,7 +240,7 @@ def controller(options: ControllerOptions) -> int:
         neon=options.neon,
         fencing=_fencing(options),
     )
-    with open_display() as display:
+    with open_display() as display, tracing(options.otlp_endpoint, "devalloc-controller", settings.instance):
         if unverified and address is not None:
             display.say(f"{unverified}: serving a self-signed certificate until there is one")
 

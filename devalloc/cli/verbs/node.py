@@ -12,7 +12,7 @@ import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import EXISTING_FILE, FOLDER, RESYNC, STORE, settings_options
+from devalloc.cli.options.common import EXISTING_FILE, FOLDER, OTLP_ENDPOINT, RESYNC, STORE, settings_options, tracing
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, check_published
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
@@ -41,6 +41,7 @@ class NodeOptions:
     inventory: InventoryOptions = group(InventoryOptions)
     plugin: PluginOptions = group(PluginOptions)
     host_capacity: bool = declared(HOST_CAPACITY)
+    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
     kubeconfig: Path | None = setting(
         "Work for this cluster instead of a store.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
     )
@@ -133,6 +134,7 @@ def node(options: NodeOptions) -> int:
         return on.withdraw_other_dialect(client, options.driver_name, plugin)
 
     with open_display() as display, on.abandon_hung_threads(display.say), ExitStack() as stack:
+        stack.enter_context(tracing(options.otlp_endpoint, "devalloc-node", name))
         host = on.make_host(settings, dry_run=dry_run, say=display.say)
         try:
             if client is not None and not dry_run:

@@ -15,7 +15,16 @@ from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import BATCH_DEADLINE, CEL_CHECK, PLACEMENT, RESYNC, STORE, settings_options
+from devalloc.cli.options.common import (
+    BATCH_DEADLINE,
+    CEL_CHECK,
+    OTLP_ENDPOINT,
+    PLACEMENT,
+    RESYNC,
+    STORE,
+    settings_options,
+    tracing,
+)
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.node import PluginOptions, check_published
@@ -64,6 +73,7 @@ class UpOptions:
     plugin: PluginOptions = group(PluginOptions)
     migrations: MigrationOptions = group(MigrationOptions)
     host_capacity: bool = declared(HOST_CAPACITY)
+    otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
 
 
 @verb("up")
@@ -106,7 +116,8 @@ def up(options: UpOptions) -> int:
     check_published(plugin_options, host_capacity=options.host_capacity)
     if page is not None:
         require_packages("aiohttp", "jinja2")
-    with open_display() as display, abandon_hung_threads(display.say):
+    traced = tracing(options.otlp_endpoint, "devalloc-up", name)
+    with open_display() as display, abandon_hung_threads(display.say), traced:
         prepare_folder(path)
         with hold_store(path):  # another `devalloc up` is reported before anything else
             display.say(f"node {name}, store {path}; Ctrl-C stops")

@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.meta import NODE_LABEL, node_label
+from devalloc.api.meta import NODE_LABEL, node_label, parse_time
 from devalloc.api.views import ClaimView, ObjectView
 from devalloc.backoff import Backoff
 from devalloc.controller.reconcile.decision import IN_ANNOTATIONS, AnswerForm, WriteUnit
@@ -45,6 +46,7 @@ from devalloc.store import (
     log_failure,
 )
 from devalloc.store.metadata_rules import with_change
+from devalloc.tracing import record_first_span
 from devalloc_solver.pipeline import admission
 
 MAX_REPAIRS = 200
@@ -277,7 +279,20 @@ class ReconcileLoop:
                 log.info("left for the next round: %s", outcome)
             else:
                 written |= {Key.of(obj): obj for obj in outcome}
+                if unit.granted:
+                    _trace(outcome)
         if (skipped := next((each for each in outcomes if isinstance(each, SkippedForSpace)), None)) is not None:
             raise NoSpace(skipped.why)  # nothing reports when there is space again, so all is decided again soon
         self.is_unfinished = any(ObjectView(obj).is_unsettled for obj in written.values())
         return CommitReport(written, rejected)
+
+
+def _trace(objects: Iterable[Object]) -> None:
+    """The first span of each claim among these, which were written with devices."""
+    for obj in objects:
+        metadata = obj["metadata"]
+        with suppress(TypeError, ValueError):  # of a cluster that says no time
+            began = parse_time(metadata.get("creationTimestamp")).timestamp()
+            if obj["kind"] in ("DeviceClaim", "ResourceClaim"):
+                names = {"k8s.namespace.name": metadata.get("namespace") or "", "devalloc.claim.name": metadata["name"]}
+                record_first_span(metadata["uid"], "allocate", began, time.time(), **names)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api.device_identity import Identity, difference, drive_of, unseen
+from devalloc.tracing import span
 from devalloc_node.binding.binding import Binding, HealthState
 from devalloc_node.claims.claim_files import Rendered
 from devalloc_node.claims.journal_content import (
@@ -170,7 +171,8 @@ class Claims:
                 grant = self._with_identities(grants.get(ref))
                 if grant.ref != ref:
                     raise Failed("ClaimUidMismatch", f"requested claim {ref} ({ref.uid}), got {grant.ref.uid}")
-                prepared = self._steadily(grant, grants.identity(), due, caller)
+                with span("prepare", [ref.uid], **{"devalloc.caller": caller}):
+                    prepared = self._steadily(grant, grants.identity(), due, caller)
                 self.forget_devices(ref.uid)
             except Exception as problem:
                 error = as_node_error(ref, problem)
@@ -201,7 +203,8 @@ class Claims:
         with self._locked(ref.uid, due, f"unprepare claim {ref}", caller):
             record = self.journal.claim(ref.uid)
             if record is not None:
-                self.clear(record, due, caller, force=force)
+                with span("unprepare", [ref.uid], **{"devalloc.caller": caller}):
+                    self.clear(record, due, caller, force=force)
                 self.forget_devices(ref.uid)
                 return
             self.refuse_remains(ref)

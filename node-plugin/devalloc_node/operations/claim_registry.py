@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.tracing import span
 from devalloc_node.claims.journal_content import prepared_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -284,11 +285,12 @@ class ClaimRegistry:
             before = {plug.step.target for plug in plugs}
             steps = self._attachments.attachments(key, prepared, due)
             try:
-                for plug in plugs:
-                    if not self._attachments.is_in(plug):  # the guest let it go unasked, or late
-                        self.detach([plug], due, False, caller)
-                for device, step in steps:
-                    self.engine.add(ref, step, due, device=device, caller=caller)
+                with span("attach", [ref.uid], **{"devalloc.machine": key}):
+                    for plug in plugs:
+                        if not self._attachments.is_in(plug):  # the guest let it go unasked, or late
+                            self.detach([plug], due, False, caller)
+                    for device, step in steps:
+                        self.engine.add(ref, step, due, device=device, caller=caller)
             except NodeError as error:
                 problems = self._taken_out(ref, [step for _, step in steps if step.target not in before], caller)
                 if not problems:

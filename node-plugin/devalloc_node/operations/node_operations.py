@@ -13,6 +13,7 @@ from functools import partial
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
+from devalloc.tracing import span
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
@@ -204,17 +205,20 @@ class NodeOperations:
                     self._wanted.pop(key, None)  # of its last run
                     self._clear(key, there, due, caller)
                 prepared = [self._prepared(ref, due, caller) for ref in refs]
-                if begins:
-                    check_slots(machine, prepared)
-                    check_numa(machine, prepared)
-                    if is_adopted:
-                        self.machines.adopt(machine, due)
-                    else:
-                        self.machines.start(machine, due, as_it_was=as_it_was)
-                for one in prepared:
-                    self.claims.plug(one, key, due, caller)
-                if begins and not is_adopted:
-                    self.machines.resume(key, due)
+                # Until its guest has given addresses to the devices.
+                started = [ref.uid for ref in refs] if begins else []
+                with span("adopt machine" if is_adopted else "start machine", started, **{"devalloc.machine": key}):
+                    if begins:
+                        check_slots(machine, prepared)
+                        check_numa(machine, prepared)
+                        if is_adopted:
+                            self.machines.adopt(machine, due)
+                        else:
+                            self.machines.start(machine, due, as_it_was=as_it_was)
+                    for one in prepared:
+                        self.claims.plug(one, key, due, caller)
+                    if begins and not is_adopted:
+                        self.machines.resume(key, due)
                 _audit_machine("adopted" if is_adopted else "started", key, caller, claims=[str(ref) for ref in refs])
             except NodeError as error:
                 new = [ref for ref in refs if ref.uid not in before]
