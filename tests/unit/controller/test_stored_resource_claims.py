@@ -93,6 +93,29 @@ def test_slices_classes_and_rules_that_come_later_count(world: World) -> None:
     assert world.devices() == {"a": "d1"}
 
 
+def test_a_group_is_written_whole_or_not_at_all(world: World) -> None:
+    """A user labels one of its claims while the round decides: that one cannot be written."""
+    group = [
+        {**claim, "metadata": {**claim["metadata"], "annotations": {"devalloc.io/group": "g"}}}
+        for claim in (resource_claim("a"), resource_claim("b"))
+    ]
+    world.apply(CLASS, slice_of("p", "n", [device("d0"), device("d1")]), *group)
+    solve = world.allocator._solver.solve
+
+    def solved(*args: Any) -> Any:
+        answers = solve(*args)
+        one = world.claim("b")
+        world.store.replace({**one, "metadata": {**one["metadata"], "labels": {"team": "blue"}}})
+        return answers
+
+    world.allocator._solver.solve = solved  # type: ignore[method-assign, assignment]
+    world.allocator.round()
+    assert "status" not in world.claim("a")
+    assert world.granted == []
+    world.allocator._solver.solve = solve  # type: ignore[method-assign]
+    assert set(world.devices().values()) == {"d0", "d1"}
+
+
 def test_a_slice_that_goes_meanwhile_gives_nothing(world: World) -> None:
     """The round that had read it writes nothing; the next one sees what there is."""
     world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"))
@@ -147,7 +170,7 @@ def test_a_round_that_failed_is_made_again_though_nothing_changes(
 ) -> None:
     world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"))
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "_unit", None)
+        patch.setattr(stored, "_change", None)
         with pytest.raises(TypeError):
             world.allocator.round()
     assert world.devices() == {"a": "d0"}

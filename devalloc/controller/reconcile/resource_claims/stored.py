@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from devalloc.api.cordon import NODE_KIND
 from devalloc.api.kinds import qualified_kind
 from devalloc.api.meta import DEVICE_RECORDS, MESSAGE, REASON
 from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.pending import allocation_of
@@ -82,13 +84,17 @@ class StoredClaimAllocator:
 
     def _commit(self, pending: Mapping[Key, Object], answers: Iterable[Mapping[str, Any]], snapshot: Snapshot) -> None:
         by_name = {(each["namespace"], each["name"]): each for each in answers}
-        units = []
+        units: list[WriteUnit] = []
+        groups: dict[tuple[str | None, str], list[Change]] = defaultdict(list)
         for key, claim in pending.items():
             answer = by_name.get((key.namespace or "default", key.name))
-            if answer is None or answer.get(STILL_SEARCHING):
+            if answer is None or answer.get(STILL_SEARCHING) or (change := _change(key, claim, answer)) is None:
                 continue
-            if (unit := _unit(key, claim, answer)) is not None:
-                units.append(unit)
+            if answer["allocated"] and (group := ClaimView(claim).group) is not None:
+                groups[key.namespace, group].append(change)
+            else:
+                units.append(WriteUnit((change,), granted=answer["allocated"]))
+        units += [WriteUnit(tuple(changes), granted=True) for changes in groups.values()]
         fence = Fence(snapshot.version, specs=SUPPLY_KINDS, statuses=frozenset({CLAIM}))
         report = self.loop.commit(units, fence)
         self._granted(key for unit in units if unit.granted for key in unit.keys if key in report.written)
@@ -101,17 +107,16 @@ def _is_pending(claim: Object) -> bool:
     return allocation_of(claim) is None and not claim["metadata"].get("deletionTimestamp")
 
 
-def _unit(key: Key, claim: Object, answer: Mapping[str, Any]) -> WriteUnit | None:
+def _change(key: Key, claim: Object, answer: Mapping[str, Any]) -> Change | None:
     """What is written on a claim; None if it says so already."""
     noted, version = claim["metadata"].get("annotations") or {}, claim["metadata"]["resourceVersion"]
     if answer["allocated"]:
         given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         notes = {name: None for name in (REASON, MESSAGE, DEVICE_RECORDS) if name in noted}
-        change = Change(
+        return Change(
             key, version, {**(claim.get("status") or {}), "allocation": given}, notes | answer.get("annotations", {})
         )
-        return WriteUnit((change,), granted=True)
     wanted = {REASON: str(answer["reason"]), MESSAGE: str(answer["message"])}
     if all(noted.get(name) == text for name, text in wanted.items()):
         return None
-    return WriteUnit((Change(key, version, claim.get("status"), wanted),), granted=False)
+    return Change(key, version, claim.get("status"), wanted)
