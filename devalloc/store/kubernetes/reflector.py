@@ -229,7 +229,7 @@ def clean_object(obj: Object, resource: ApiResource) -> Object:
     if not resource.only:
         return content
     selected = _only(content, (_IDENTITY_PATHS + resource.only))
-    return {name: part if name == "metadata" else _shared(part) for name, part in selected.items()}
+    return {name: part if name == "metadata" else _parts.share(part) for name, part in selected.items()}
 
 
 _IDENTITY_PATHS = (
@@ -256,18 +256,35 @@ def _only_rest(content: Any, paths: list[Sequence[str]]) -> Any:
     return _only(content, paths) if isinstance(content, dict) else content
 
 
-def _shared(content: Any) -> Any:
-    """Equal content that was read before: most pods of one template on a node have the same of what is kept. What the
-    store returns is never changed."""
-    text = json.dumps(content)
-    if len(_parts) >= MAX_SHARED and text not in _parts:
-        _parts.clear()
-    return _parts.setdefault(text, content)
+class _SharedParts:
+    """Parts of objects that were read: most pods of one template on a node have the same of what is kept of them. What
+    the store returns is never changed. Use from any thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._parts: dict[str, Any] = {}
+        self._characters = 0
+
+    def share(self, content: Any) -> Any:
+        """Equal content that was read before, or this one. Users can create pods with ever new ones: when there are
+        too many, or they are too long, all are forgotten."""
+        text = json.dumps(content)
+        with self._mutex:
+            if text in self._parts:
+                return self._parts[text]
+            if len(self._parts) >= MAX_SHARED or self._characters + len(text) > MAX_SHARED_CHARACTERS:
+                self._parts.clear()
+                self._characters = 0
+            self._characters += len(text)
+            self._parts[text] = content
+            return content
 
 
 MAX_SHARED = 20_000
-"""Parts of objects that are remembered; when there are more, all are forgotten."""
-_parts: dict[str, Any] = {}
+"""Parts that are remembered at most."""
+MAX_SHARED_CHARACTERS = 16 << 20
+"""Of these together, as JSON: in memory a part takes a few times as much."""
+_parts = _SharedParts()
 
 
 def _without(content: Object, path: Sequence[str]) -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.reconcile.resource_claims.node_room import PODS, NodeRoom, pod_requests
 from devalloc.controller.reconcile.resource_claims.shared_room import most_at_once
+from devalloc.store.kubernetes import reflector
 from devalloc.store.kubernetes.reflector import clean_object
 from tests.support.reference_data import DATA, read
 
@@ -179,3 +181,26 @@ def test_no_more_find_room_than_each_resource_has_for_the_least() -> None:
     assert most_at_once(wanted, free) == 3
     assert most_at_once(wanted, {**free, "unreported": {"cpu": None, "memory": None}}) == 4
     assert most_at_once(wanted, {"full": {"cpu": -1}}) == 0
+
+
+def test_parts_of_pods_that_are_gone_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users can create pods with ever new ones, each with a node affinity of a megabyte."""
+    monkeypatch.setattr(reflector, "MAX_SHARED_CHARACTERS", 300_000)
+    (resource,) = (each for each in RESOURCES if each.kind == "Pod")
+
+    def read(name: str) -> None:
+        one = pod(name, "n")
+        values = [f"{name}-{number}-{'x' * 50}" for number in range(1_000)]
+        terms = [{"matchExpressions": [{"key": "k", "operator": "In", "values": values}]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        one["spec"]["affinity"] = {"nodeAffinity": required}
+        clean_object(one, resource)
+
+    tracemalloc.start()
+    try:
+        for number in range(60):
+            read(f"p{number}")
+        remembered, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert remembered < 2_000_000, "of 60 pods, of which each has 160,000 bytes"
