@@ -7,7 +7,8 @@ on a store, and what was asked for holds if the node's plugin does not run just 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ from devalloc.api.views import MachineView
 from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.wait import report_missing, wait_until
 
@@ -67,12 +68,15 @@ def start(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespac
     with open_target(place.within(namespace)) as store, ending_on_sigterm():
         keys = _machines(store, names, namespace)
         ended = [key for key in keys if _has_ended(store, key)]
-        # It does not run, so nothing is interrupted; without this its policy keeps it from starting.
-        for key in ended:
-            _set_spec(store, key, running=False)
         settled = ("", "StoppedOnRequest")  # until its node has noted that it is to be stopped, it counts as ended
-        if missing := wait_until(store, ended, "stopped", _REST_SECONDS, test=lambda obj: _reason(obj) in settled):
-            return report_missing(store, "stopped", missing, _REST_SECONDS)
+        # It does not run, so nothing is interrupted; without this its policy keeps it from starting.
+        with _briefly(store, ended, running=False):
+            missing = wait_until(store, ended, "stopped", _REST_SECONDS, test=lambda obj: _reason(obj) in settled)
+        if missing:
+            for key in missing:
+                why = unserved_note(store, MachineView(fetch_machine(store, key)).node) or "its node does not answer"
+                print_note(f"error: cannot start {format_key(key)}, which has ended: {why}")
+            return 1
         for key in keys:
             _set_spec(store, key, running=True, paused=False)
         return _finish(store, keys, "running", timeout, no_wait, done="started")
@@ -149,9 +153,8 @@ def resume(names: tuple[str, ...], timeout: float | None, no_wait: bool, namespa
             _check_runs(store, key, "resume")
         # Another program may have stopped the CPUs: the node lets run again what it has stopped itself.
         stopped = [key for key in keys if _status(store, key).get("reason") == "CpusStopped"]
-        for key in stopped:
-            _set_spec(store, key, paused=True)
-        wait_until(store, stopped, "paused", _REST_SECONDS, test=lambda obj: _reason(obj) == "PausedOnRequest")
+        with _briefly(store, stopped, paused=True):
+            wait_until(store, stopped, "paused", _REST_SECONDS, test=lambda obj: _reason(obj) == "PausedOnRequest")
         for key in keys:
             _set_spec(store, key, paused=False)
         return _finish(store, keys, "running", timeout, no_wait, done="resumed")
@@ -215,6 +218,22 @@ def _set_spec(store: Store, key: Key, **fields: bool) -> None:
         return {**obj, "spec": spec}
 
     change_object(store, key, changed)
+
+
+@contextmanager
+def _briefly(store: Store, keys: Sequence[Key], **fields: bool) -> Iterator[None]:
+    """Have specs say something while inside, and the opposite afterwards: also if the user gives up, or nothing
+    answers, what they asked for must not have become what they wrote in between."""
+    from devalloc.store.errors import NotFound
+
+    try:
+        for key in keys:
+            _set_spec(store, key, **fields)
+        yield
+    finally:
+        for key in keys:
+            with suppress(NotFound):
+                _set_spec(store, key, **{name: not value for name, value in fields.items()})
 
 
 def _request_restart(store: Store, key: Key) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.cli.verbs import power
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.machine.records import MachineView
@@ -141,6 +142,23 @@ class TestMachines:
         )
         assert node.devalloc("start", "vm/web").out == "virtualmachine/web started\n"
         assert node.status()["phase"] == "Running"
+
+    def test_a_start_that_is_given_up_leaves_the_machine_wanted(
+        self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its node's plugin does not run, so it cannot note that the machine may run again."""
+        monkeypatch.setattr(power, "_REST_SECONDS", 0.1)
+        with running_node(devalloc, tmp_path / "node") as node:
+            node.apply(vm("web", restartPolicy="Never"))
+            node.runs()
+            view = node.machines.views["default/web"]
+            node.change(replace(view, phase="Stopped", reason="MachineEnded", message="it ended", pid=0))
+            until(lambda: node.status().get("reason") == "MachineEnded", "it has ended")
+        given_up = devalloc("start", "vm/web")
+        assert given_up.code == 1
+        assert given_up.err == "error: cannot start virtualmachine/web, which has ended: its node does not answer\n"
+        with closing(SQLiteStore(devalloc.store)) as store:
+            assert store.get("VirtualMachine", "default", "web")["spec"].get("running", True)
 
     @pytest.mark.parametrize("verb", ["restart", "pause", "resume"])
     def test_a_machine_that_is_stopped_is_to_be_started(self, node: Node, verb: str) -> None:
