@@ -633,7 +633,8 @@ class MachineReconciler:
         """Let its CPUs run after its disk failed. If the disk still fails, they stop again at once."""
         try:
             self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
-            time.sleep(DISK_SECONDS)
+            with self._aside():  # one full file system stops many machines at once
+                time.sleep(DISK_SECONDS)
         except NodeError as error:
             return [Outcome(error.code, error.message)]
         return []

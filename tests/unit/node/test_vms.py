@@ -6,10 +6,12 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -32,7 +34,7 @@ from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop, objects, start_refusals
+from devalloc_node.vms import LoopSettings, VirtualMachineLoop, objects, reconciler, start_refusals
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
@@ -1238,6 +1240,18 @@ class TestLoop:
             stop.set()
             world.notifier.beat()
             thread.join()
+
+    def test_disks_that_fail_delay_no_other_machine(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One full file system stops the CPUs of many machines at once, and each is tried again by a worker."""
+        world.apply(vm("web"))
+        world.round()
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="DiskFailed", message="the disk is full")
+        counted: list[int] = []
+        clock = SimpleNamespace(sleep=lambda seconds: counted.append(world.loop._aside), monotonic=time.monotonic)
+        monkeypatch.setattr(reconciler, "time", clock)
+        world.round(times=2)
+        assert counted == [1], "it counts as no worker"
 
     def test_a_machine_that_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
