@@ -147,8 +147,8 @@ class Standalone:
         allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
         for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
             allocator.loop.ignore_kind(kind)
-        self.rounds.append(lambda: allocator.loop.began)
         resources = StoredClaimAllocator(store, self._settings, self.on_granted)
+        self.rounds += [lambda: allocator.loop.began, lambda: resources.loop.began]
         loops: list[Loop] = [allocator.run, resources.run]
         host = None
         if self._inventory is not None and turn is not None:

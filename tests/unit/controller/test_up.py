@@ -20,6 +20,8 @@ from devalloc.api.problems import Problem
 from devalloc.controller import cordon as cordons
 from devalloc.controller import standalone
 from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishLock, PublishResult, StillNamed
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.controller.standalone import InventorySource, Standalone
 from devalloc.inventory import DeviceRecords, Discovery, watch
 from devalloc.store import StoreLocked, Unavailable, Unusable
@@ -305,6 +307,17 @@ def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> 
 
     with pytest.raises(Unusable, match="beyond repair"):
         Standalone(store.path, None, solve=solve).run()
+
+
+@pytest.mark.parametrize("allocator", [DeviceClaimAllocator, StoredClaimAllocator])
+def test_the_watchdog_sees_a_round_of_either_allocator_that_hangs(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, allocator: type[DeviceClaimAllocator | StoredClaimAllocator]
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(allocator, "round", lambda self: over.wait(60))
+    with running(store, None) as up:
+        until(lambda: any(began() is not None for began in up.rounds), "a round goes on")
+        over.set()
 
 
 def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
