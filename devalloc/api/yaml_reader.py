@@ -188,11 +188,7 @@ class _Builder:
         if len(self._stack) >= MAX_DEPTH:
             raise YamlError(f"is nested too deeply (more than {MAX_DEPTH} levels)", _line(event), self._loc())
         if self._stack and self._wants_key(self._stack[-1]):
-            raise YamlError(
-                "has a list or map as a field name; render a template ({{ ... }}) first, or quote it",
-                _line(event),
-                self._loc(),
-            )
+            raise YamlError(_NO_NAME, _line(event), self._loc())
         if not self._stack:
             self.document.line = _line(event)
         if self._lines is not None and self._stack and isinstance(self._stack[-1].value, list):

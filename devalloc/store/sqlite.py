@@ -136,9 +136,9 @@ class SQLiteStore:
         self._log = file_identity(wal_path(path))
         """None for a backup on a read-only file system."""
         self._refused: str | None = None
+        """Why the store is not usable any more."""
         self._together: SqlStatements | None = None
         """The transaction of ``together``."""
-        """Why the store is not usable any more."""
 
     @property
     def is_together(self) -> bool:
