@@ -19,7 +19,7 @@ from devalloc.api.views import MIGRATION_ENDS, MigrationView, as_mapping
 from devalloc.controller.fencing_program import FencingCounts
 from devalloc.controller.overview import STATES, Overview
 from devalloc.controller.overview.cache import CachedOverview
-from devalloc.controller.overview.model import Dialect
+from devalloc.controller.overview.model import Dialect, NodeState
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
@@ -198,9 +198,17 @@ class _FleetCollector:
             f"{MAX_NODES} nodes with most have a label, the rest are {OTHER_NODES}.",
             labels=["node"],
         )
-        for node, number in _lost(seen.overview).items():
-            lost.add_metric([node], number)
-        yield lost
+        unserved = GaugeMetricFamily(
+            "devalloc_unserved_node_objects",
+            "Machines and claims of a node whose plugin has ended, although its kubelet reports. The "
+            f"{MAX_NODES} nodes with most have a label, the rest are {OTHER_NODES}.",
+            labels=["node"],
+        )
+        by_state: tuple[tuple[NodeState, GaugeMetricFamily], ...] = (("Lost", lost), ("NotServed", unserved))
+        for state, family in by_state:
+            for node, number in _held_by_nodes(seen.overview, state).items():
+                family.add_metric([node], number)
+            yield family
         pending = GaugeMetricFamily(
             "devalloc_pending_claims",
             f"Claims without devices. The {MAX_NAMESPACES} namespaces with most have a label, "
@@ -222,9 +230,10 @@ def _states(overview: Overview, dialect: str) -> CountOf[str]:
     return counts
 
 
-def _lost(overview: Overview) -> CountOf[str]:
-    """Machines and claims by lost node: however many nodes are lost, there are few labels."""
-    counts = {one.name: one.machines + one.claims for one in overview.node_statuses if one.is_lost_with_objects}
+def _held_by_nodes(overview: Overview, state: NodeState) -> CountOf[str]:
+    """Machines and claims by node that has a state: however many nodes have it, there are few labels."""
+    held = {one.name: one.machines + one.claims for one in overview.node_statuses if one.state == state}
+    counts = {name: number for name, number in held.items() if number}
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     named = CountOf(dict(ordered[:MAX_NODES]))
     if rest := sum(number for _, number in ordered[MAX_NODES:]):

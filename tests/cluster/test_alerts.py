@@ -143,6 +143,14 @@ CASES = [
         ({'devalloc_lost_node_objects{node="a",pod="x"}': "3 3 3 3 3 _ _ _ _ _ " * 12},),
     ),
     Case(
+        "DevallocNodeNotServed",
+        {'devalloc_unserved_node_objects{node="a",pod="x"}': "3x20"},
+        10,
+        "The plugin of node a does not run; nothing changes for its 3 machines and claims",
+        {"node": "a"},
+        ({'devalloc_unserved_node_objects{node="a",pod="x"}': "3 3 3 3 3 _ _ _ _ _ " * 12},),
+    ),
+    Case(
         "DevallocApiRequestsFail",
         {REQUESTS.format("503"): "0+60x40"},
         11,

@@ -335,11 +335,6 @@ class NodeStatus:
     claims: int
     """Claims that have devices of it, or that it holds."""
 
-    @property
-    def is_lost_with_objects(self) -> bool:
-        """Whether machines or claims wait for it to come back or to be fenced."""
-        return self.state == "Lost" and self.machines + self.claims > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Alarm:

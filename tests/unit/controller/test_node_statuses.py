@@ -117,11 +117,13 @@ def test_objects_that_make_no_sense_change_nothing() -> None:
     assert node_statuses([quota]) == ()
 
 
-def lost_in_metrics(documents: list[Object]) -> dict[str, str]:
-    seen = CachedOverview("1", build_overview(documents), datetime.now(UTC))
+def lost_in_metrics(
+    documents: list[Object], unserved: dict[str, str] | None = None, name: str = "devalloc_lost_node_objects"
+) -> dict[str, str]:
+    seen = CachedOverview("1", build_overview(documents, unserved=unserved or {}), datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
     text = ControllerMetrics(lambda: True, recorder, dict, seen=lambda: seen).text().decode()
-    lines = [line for line in text.splitlines() if line.startswith("devalloc_lost_node_objects{")]
+    lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
     return {line.partition('node="')[2].partition('"')[0]: line.rpartition(" ")[2] for line in lines}
 
 
@@ -131,6 +133,18 @@ def test_metrics_show_lost_nodes_that_hold_something_until_they_are_fenced() -> 
     assert lost_in_metrics([*documents, node("a", "Unknown", taints=[OUT])]) == {}
     assert lost_in_metrics([*documents, node("a", "False")]) == {}
     assert lost_in_metrics([pool("a"), node("a", "Unknown")]) == {}, "nothing waits for it"
+
+
+def test_metrics_show_nodes_that_are_ready_and_whose_plugin_has_ended() -> None:
+    documents, silent = [pool("a"), pool("b"), machine("web", "a")], {"a": "it has ended", "b": "it has ended"}
+
+    def unserved(state: str) -> dict[str, str]:
+        nodes = [node("a", state), node("b", state)]
+        return lost_in_metrics([*documents, *nodes], silent, "devalloc_unserved_node_objects")
+
+    assert unserved("True") == {"a": "1.0"}, "nothing waits for the other one"
+    assert unserved("Unknown") == {}, "the whole node is lost"
+    assert lost_in_metrics([*documents, node("a", "True")], {}, "devalloc_unserved_node_objects") == {}
 
 
 def test_however_many_nodes_are_lost_there_are_few_labels() -> None:

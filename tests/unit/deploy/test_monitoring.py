@@ -54,13 +54,18 @@ def of_controller() -> str:
     lost = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
     claim["metadata"]["annotations"] = {meta.ALLOCATED_NODE: node}
     claim["status"] = {"allocations": [{"devicePoolName": pool["metadata"]["name"], "deviceName": "x"}]}
+    held = gpu_claim("held")
+    held["metadata"] |= {"annotations": {meta.PREPARED_ON: "b"}, "finalizers": [meta.NODE_FINALIZER]}
     documents = [
         pool,
         gpu_claim("a"),
         claim,
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": lost},
+        held,
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "b"}},
     ]
-    seen = CachedOverview("1", build_overview(documents), datetime.now(UTC))
+    overview = build_overview(documents, unserved={"b": "its plugin has ended"})
+    seen = CachedOverview("1", overview, datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
     metrics = ControllerMetrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
     key = Key("DeviceClaim", "default", "a")
