@@ -69,7 +69,10 @@ def test_it_is_the_installed_one_that_runs(devalloc: Path, tmp_path: Path) -> No
     assert [path for path in paths if not Path(path).is_relative_to(devalloc.parents[1])] == []
 
 
-@pytest.mark.parametrize("words", [("demo",), ("crds",), ("solve", "-f", "fleet.yaml"), ("--version",)])
+INSTALL = ("install", "--dry-run=client", "--image-prefix", "localhost/", "--resource-claims", "--adoption")
+
+
+@pytest.mark.parametrize("words", [("demo",), ("crds",), ("solve", "-f", "fleet.yaml"), ("--version",), INSTALL])
 def test_it_works_away_from_the_repository(devalloc: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     fleet = "\n---\n".join(path.read_text() for path in sorted((REPO / "examples" / "whole-gpu").glob("*.yaml")))
     (tmp_path / "fleet.yaml").write_text(fleet)

@@ -6,9 +6,9 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -346,14 +346,13 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
         if not place.startswith("devalloc/install/"):  # tests/unit/cli/test_examples_verb.py
             continue
         shutil.copytree(ROOT / origin, tmp_path / place)
+    switches = {each.name: True for each in fields(InstallOptions) if each.type in (bool, "bool")}
+    assert {"adoption", "neon"} <= switches.keys()
     more = InstallOptions(
-        service_monitor=True,
         runbooks="https://docs.example.com/operations.html",
-        resource_claims=True,
-        permits=True,
-        neon=True,
         neon_agents="10.1.0.0/16",
         fencing_secret="bmc",
+        **cast(Any, switches),
     )
     options = [*(InstallOptions(publish=publish) for publish in PUBLISH), more]
     expected = [render_manifests(each) for each in options]
