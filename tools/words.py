@@ -77,7 +77,7 @@ def complaints(path: Path, text: str, words: Words) -> list[str]:
         for line, name in [(1, path.stem), *_names(ast.parse(text))]:
             if name not in allowed:
                 hits += [(line, word, instead) for word, instead in words.in_name(name)]
-        for line, prose in () if path.parts[:1] == ("tests",) else _prose(text):
+        for line, prose in _prose(text):
             hits += [(line + prose.count("\n", 0, at), word, instead) for at, word, instead in words.in_text(prose)]
     else:
         hits += [(text.count("\n", 0, at) + 1, word, instead) for at, word, instead in words.in_text(text)]
@@ -100,9 +100,9 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _prose(text: str) -> Iterator[tuple[int, str]]:
-    """Strings and comments, with their lines."""
+    """Strings and comments, with their lines. A string without a space is data, such as the name of an object."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in _PROSE:
+        if token.type in _PROSE and (token.type == tokenize.COMMENT or " " in token.string):
             yield token.start[0], token.string
 
 

@@ -209,7 +209,7 @@ CASES = [
         "DevallocMachinesEnded",
         {'devalloc_node_machines_ended_total{instance="n"}': "0 0 0 1x40"},
         3,
-        "1 machines of n ended, and nobody had asked for it",
+        "1 machines of n ended without a request to stop",
         NODE,
         ({'devalloc_node_machines_ended_total{instance="n"}': "4x120"},),
     ),

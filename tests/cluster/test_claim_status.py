@@ -60,7 +60,7 @@ def api(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def before_1_36(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A server that lets whoever may write a claim's status write all of it."""
+    """A server that lets all who may write a claim's status write all of it."""
     folder = tmp_path_factory.mktemp("kubernetes")
     gate = "--feature-gates=DRAResourceClaimGranularStatusAuthorization=false"
     with running(kube_build.binaries(progress), folder, gate) as server:

@@ -145,7 +145,7 @@ def test_one_that_lost_the_lease_ends_with_1(cluster: Cluster, tmp_path: Path) -
             spec = {**current["spec"], "holderIdentity": "somebody"}
             return cluster.replace(LEASE, {**current, "spec": spec}).ok
 
-        until(take, "somebody else takes it")
+        until(take, "another holder takes it")
         assert process.wait() == 1
         assert "start it again" in process.output()
         assert lease_holder(cluster) == "somebody", "it is not its own to give back"
@@ -205,7 +205,7 @@ def test_what_an_old_leader_still_sends_is_refused(
     cluster: Cluster, sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looked at its clock, and then its last request was on its way for very long. By then another one leads and has
-    given the device to somebody else, whose answer to the first claim is on its way as well.
+    given the device to another claim, whose answer to the first claim is on its way as well.
 
     Without the seal this history has a device with two owners: the test can tell.
     """
@@ -301,7 +301,7 @@ def test_health_is_for_all_and_metrics_for_those_who_can_read_them(cluster: Clus
             assert ask("/metrics", cluster.token)[0] == 401, "it is for the API server"
             assert ask("/metrics", scraper(cluster, ""))[0] == 401, "that of a pod is for the API server, too"
             assert ask("/metrics", scraper(cluster, "other"))[0] == 401
-            assert cluster_refuses(cluster, reader), "whoever gets hold of it can do nothing else with it"
+            assert cluster_refuses(cluster, reader), "a thief of the token can do nothing else with it"
         else:
             assert ask("/metrics", cluster.tokens["system:node:node-a"])[0] == 403
             assert ask("/metrics", cluster.token)[0] == 200
@@ -428,17 +428,17 @@ def test_what_a_crashed_node_had_stays_its_own_until_its_finalizer_is_gone(clust
         assert cluster.replace(f"{CLAIMS}/left", {**current, "metadata": metadata}).ok
         assert cluster.delete(f"{CLAIMS}/left").ok
         create(cluster, gpu_claim("next"))
-        until(lambda: ("next", "Warning", "DevicesInUse") in events(cluster), "nobody else gets it")
+        until(lambda: ("next", "Warning", "DevicesInUse") in events(cluster), "no other claim gets it")
         current = cluster.get(f"{CLAIMS}/left").content
         assert "deletionTimestamp" in current["metadata"]
         assert cluster.replace(f"{CLAIMS}/left", {**current, "metadata": {**current["metadata"], "finalizers": []}}).ok
-        until(lambda: holders(cluster) == {"next": ("p/d0",)}, "now somebody does")
+        until(lambda: holders(cluster) == {"next": ("p/d0",)}, "now one does")
 
 
 def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
     cluster: Cluster, progress: Progress
 ) -> None:
-    """Its Node was deleted, so Kubernetes deletes its pools; nobody is there who would let go. docs/controller.md."""
+    """Its Node was deleted, so Kubernetes deletes its pools; no one is there to release it. docs/controller.md."""
     kubectl = [kube_build.kubectl(progress), f"--kubeconfig={cluster.kubeconfig('admin')}"]
     create(cluster, gpu_pool("p", devices=2, node="gone"), host("gone", cpus=2))
     create(cluster, gpu_claim("left"), gpu_claim("moves"), machine("vm", "1", "1Gi", "left"))
@@ -449,7 +449,7 @@ def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
         for pool in ("p", "gone-host"):
             assert cluster.delete(f"{POOLS}/{pool}").ok
         create(cluster, gpu_pool("q", devices=1, node="other"))
-        until(lambda: ("left", "Warning", "DeviceLost") in events(cluster), "it is told")
+        until(lambda: ("left", "Warning", "DeviceLost") in events(cluster), "the loss is an event")
         for kind, path in (("dclaim", f"{CLAIMS}/left"), ("vmachine", f"{MACHINES}/vm")):
             assert cluster.delete(path).ok
             assert "deletionTimestamp" in cluster.get(path).content["metadata"], "it stays"
@@ -658,7 +658,7 @@ def test_clocks_of_the_two_need_not_agree(cluster: Cluster) -> None:
 def test_a_write_whose_answer_was_lost_is_not_done_later(
     cluster: Cluster, settled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader's own: the connection broke, and the request arrives when the device has gone to somebody else."""
+    """The leader's own: the connection broke, and the request arrives when another claim has the device."""
     if not settled:
         monkeypatch.setattr(UncertainWrites, "note", lambda self, keys: None)
     history, lost = History(cluster), list[tuple[str, Object]]()
@@ -677,7 +677,7 @@ def test_a_write_whose_answer_was_lost_is_not_done_later(
     create(cluster, gpu_pool("p", devices=1), gpu_claim("late"))
     controller, thread, _ = run_controller(cluster, "one", client)
     try:
-        until(lambda: lost, "it has sent what nobody answers")
+        until(lambda: lost, "it has sent a request that stays without an answer")
         create(cluster, gpu_claim("soon", priority="5"))
         until(lambda: "soon" in holders(cluster), "the device goes to another claim")
         refused = cluster.replace(*lost[0]).status

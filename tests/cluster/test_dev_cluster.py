@@ -116,7 +116,7 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
         assert "claims of other namespaces" in described
         assert "default/" not in described
         explained = terminal.run("devalloc explain big -n team-a --kubeconfig $KUBECONFIG || true")
-        assert "default/train" in explained, "an admin is told which"
+        assert "default/train" in explained, "an admin sees which"
 
         terminal.run("kubectl drain dev-cluster --ignore-daemonsets --delete-emptydir-data")
         terminal.run("kubectl uncordon dev-cluster")

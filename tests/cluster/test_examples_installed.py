@@ -301,7 +301,7 @@ def _served(people: People) -> set[str]:
 def test_claims_of_kubernetes_are_answered_from_what_a_cluster_has_and_left_alone_there(
     people: People, tmp_path: Path
 ) -> None:
-    """`dra` is for `devalloc dra allocate`: on a cluster nobody allocates a claim that no pod uses."""
+    """`dra` is for `devalloc dra allocate`: on a cluster no controller allocates a claim that no pod uses."""
     folder = EXAMPLES / "dra"
     admins = flags([folder / name for name in ("nodes.yaml", "classes.yaml", "slices.yaml")])
     people.as_admin("apply", *admins)

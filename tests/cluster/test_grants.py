@@ -183,7 +183,7 @@ def test_a_refusal_is_no_proof(api: Cluster, claim: ClaimRef) -> None:
 
 
 def _stranger(api: Cluster) -> Client:
-    """Somebody whose token the server does not know."""
+    """A client whose token the server does not know."""
     path = api.kubeconfig("system:node:node-b")
     text = path.read_text().replace(api.tokens["system:node:node-b"], "unknown")
     stolen = path.with_name("stranger.kubeconfig")

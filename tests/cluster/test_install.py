@@ -91,7 +91,7 @@ def kubectl(own: Cluster, progress: Progress, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Install:
-    """The command as somebody types it; the lines it prints."""
+    """The command as a user types it; the lines it prints."""
 
     def call(*arguments: str, code: int = 0) -> list[str]:
         capfd.readouterr()

@@ -125,7 +125,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def kubectl(installed: Cluster, progress: Progress, tmp_path: Path) -> Kubectl:
-    """kubectl as somebody who may edit the namespace, and keeps the cluster's classes; what it prints."""
+    """kubectl as a user who may edit the namespace, and keeps the cluster's classes; what it prints."""
     program = kube_build.kubectl(progress)
     token = kube_rights.token(installed, USER)
     kubeconfig = kube_rights.with_token(installed, USER, token)
@@ -341,7 +341,7 @@ def test_a_node_is_drained_of_a_machine_and_its_card(site: Site, kubectl: Kubect
 
 
 def test_a_machine_scales_by_permits_of_neons_scheduler_plugin(site: Site, kubectl: Kubectl, tmp_path: Path) -> None:
-    """Objects as NeonVM makes them name the machine's pod; nobody else writes it into its status."""
+    """Objects as NeonVM makes them name the machine's pod; no other writer puts it into its status."""
     kube_rights.install(site.cluster, "both", neon=True)
     site.controller.close()
     site.controller.options = ("--neon",)

@@ -233,7 +233,7 @@ def test_an_agent_that_knows_no_address_finds_the_controller_that_leads(neon: Ne
     with (tmp_path / "proxy.log").open("wb") as log:
         proxy = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        until(lambda: _probed(pod) is False, "it runs, and nobody leads")
+        until(lambda: _probed(pod) is False, "it runs, and there is no leader")
         assert scheduler_address(cluster, "devalloc") is None
         first = controller(cluster, tmp_path, "first", "4s")
         first.options = (*first.options, "--neon")
@@ -246,7 +246,7 @@ def test_an_agent_that_knows_no_address_finds_the_controller_that_leads(neon: Ne
         assert agent.ask(4000, 8) == (4000, 8)
         agent.scale(4000, 8)
         first.close()
-        until(lambda: not _probed(pod), "nobody leads")
+        until(lambda: not _probed(pod), "there is no leader")
         assert scheduler_address(cluster, "devalloc") is None, "an agent waits, and loses nothing"
         second = controller(cluster, tmp_path, "second", "4s")
         second.options = (*second.options, "--neon")

@@ -187,7 +187,7 @@ def allocated(ruled: As) -> Iterator[dict[str, Any]]:
 
 OWN_FIELD = "only the controller of devalloc writes"
 WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
-    # where, what is written there, and what those are told who may not
+    # where, what is written there, and the message for users who may not
     (f"annotations.{meta.ALLOCATED_NODE}", "elsewhere", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
     (f"annotations.{meta.ALLOCATED_NODE}", None, {"person": OWN_FIELD, "plugin": OWN_FIELD}),
     (f"annotations.{meta.ALLOCATED_SPEC}", '{"claims":[]}', {"person": OWN_FIELD, "plugin": OWN_FIELD}),
@@ -286,7 +286,7 @@ def test_a_status_brings_nothing_else_along(ruled: As, allocated: dict[str, Any]
 
 
 def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: dict[str, Any]) -> None:
-    """Whoever removes the mark has the devices given to somebody else while a machine has them."""
+    """A user who removes the mark has the devices given to another claim while a machine has them."""
     plugin, path = ruled("plugin"), f"{CLAIMS}/held"
     marked = deep_changed(allocated, f"annotations.{meta.PREPARED_ON}", "n")
     marked = plugin.replace(path, deep_changed(marked, "finalizers", [meta.NODE_FINALIZER]))
@@ -498,7 +498,7 @@ def test_people_leave_room_for_the_mark_of_a_new_leader(ruled: As, path: str) ->
 
 
 def test_what_etcd_has_no_room_for_keeps_no_leader_from_deciding(ruled: As) -> None:
-    """No policy bounds all of an object, and etcd's 1.5 MiB are told as an error of the server: it is certain that
+    """No policy bounds all of an object, and a refusal by etcd's 1.5 MiB is an error of the server: it is certain that
     nothing was written."""
     admin = ruled("admin")
     store = KubernetesStore(Client.connect(kubeconfig(ruled("controller"), "controller")))
@@ -896,7 +896,7 @@ def moved(claim: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def kubeconfig(api: Cluster, name: str) -> Path:
-    """For whoever ``api`` asks as."""
+    """For the user as whom ``api`` asks."""
     content = json.loads(api.kubeconfig("admin").read_text())
     content["users"][0]["user"]["token"] = api.token
     path = api.folder / f"policies-{name}.kubeconfig"

@@ -1,5 +1,5 @@
 """`devalloc node --publish pools`, with no more rights than it is given: pools that follow the host, claims from
-allocation to the initial state, what is told on machines, and a node that publishes slices instead. Its host is a fake
+allocation to the initial state, what machines report, and a node that publishes slices instead. Its host is a fake
 one; the allocator has the rights of the controller."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def store(furnished: Cluster) -> Iterator[KubernetesStore]:
 
 @pytest.fixture
 def user(furnished: Cluster) -> Iterator[KubernetesStore]:
-    """Whoever makes classes, claims and machines."""
+    """The user who makes classes, claims and machines."""
     with closing(KubernetesStore(Client.connect(furnished.kubeconfig("admin")))) as store:
         yield store
 

@@ -73,7 +73,7 @@ def test_what_pods_wait_for_is_allocated_jointly_and_reserved_for_them(space: Sp
         assert claim["status"]["reservedFor"] == [{"resource": "pods", "name": "pair", "uid": uid}]
         assert claim["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
         assert space.node_of("a") == on(space, "small")
-        until(lambda: len(allocator.notes("Allocated")) == 3, "each is told")
+        until(lambda: len(allocator.notes("Allocated")) == 3, "each has an event")
         assert not space.given("unused"), "no pod waits for it"
         assert {each.regarding["name"] for each in allocator.events} == {"a", "b", "four"}
 
@@ -241,7 +241,7 @@ def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space
     with allocating(client) as allocator:
         space.all_given("c")
         assert space.node_of("c") == on(space, "small")
-        until(lambda: allocator.notes("DevicesInUse"), "it is told what is in the way")
+        until(lambda: allocator.notes("DevicesInUse"), "its event names what is in the way")
     assert not space.given("b")
 
 

@@ -38,7 +38,7 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1"
 CLAIMS = f"{DEVMGMT}/namespaces/{SPACE}/deviceclaims"
 KINDS = "dpool,dclaim,vmachine,resourceslices,resourceclaims,resourcequotas"
 OUR_DEVICES = {"free": 8, "held": 7, "unavailable": 4, "excluded": 2}
-"""Of what ``everything`` makes, once all claims are answered; as whoever reads the manifests counts them."""
+"""Of what ``everything`` makes, once all claims are answered; as a reader of the manifests counts them."""
 
 
 class Read(HTMLParser):
@@ -245,7 +245,7 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
         return tmp_path / name
 
     shipped = ["--kubeconfig", str(kube_rights.controller_kubeconfig(fleet)), "--resource-claims"]
-    # a long lease: one that a busy machine makes it lose ends the process, and nobody starts it again here
+    # a long lease: one that a busy machine makes it lose ends the process, and nothing starts it again here
     with controllers(fleet, tmp_path, 2, "--listen", "127.0.0.1:0", *shipped, lease="60s") as processes:
         pages = [
             until(lambda one=one: re.search(r"pages at (https://\S+)", one.output()), "it listens") for one in processes

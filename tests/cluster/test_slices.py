@@ -70,7 +70,7 @@ def break_one(cluster: Cluster) -> str:
         largest["spec"]["devices"] = largest["spec"]["devices"][:1]
         return name if cluster.replace(f"{SLICES}/{name}", largest).ok else ""
 
-    return until(tried, "nobody writes it meanwhile")
+    return until(tried, "no other writer has it meanwhile")
 
 
 def nic(folder: Path, vfs: int = 4) -> list[DevicePool]:
@@ -106,7 +106,7 @@ def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
         stop.set()
         for thread in threads:
             thread.join(SECONDS)
-            assert not thread.is_alive(), "a loop of the publisher ends when it is told to"
+            assert not thread.is_alive(), "a loop of the publisher ends when it is stopped"
 
 
 # -- what is accepted --------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
             until(lambda: len(api.get(f"{SLICES}/{name}").content["spec"]["devices"]) > 1, "it is mended")
             return versions(api, without=name) == {each: before[each] for each in before.keys() - {name}}
 
-        until(no_slice_is_written, "both leave what nobody broke", context=lambda: (old.published, new.published))
+        until(no_slice_is_written, "both leave what was not broken", context=lambda: (old.published, new.published))
         assert old.published.slices == len(slices(api))
 
 

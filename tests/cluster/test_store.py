@@ -96,7 +96,7 @@ def cut(own_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[FaultyProxy, Cli
 
 @contextmanager
 def following(store: KubernetesStore) -> Iterator[dict[Key, Object]]:
-    """What somebody knows of the claims who goes by a watch alone."""
+    """What a reader of a watch alone knows of the claims."""
     objects: dict[Key, Object] = {}
     stop = threading.Event()
 

@@ -247,7 +247,7 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
     assert cluster.create(f"{MACHINES}/namespaces/default/virtualmachines", machine("web", "2", "2Gi", "big")).ok
     world.given("one", "pair-1", "pair-2")
     until(lambda: world.refused("big"), "what is too big is refused")
-    until(lambda: world.conditions("web"), "and what waits for it is told so")
+    until(lambda: world.conditions("web"), "and what waits for it reports that")
     world.prepare("one")
 
     # This version is installed; what runs is still the release before.

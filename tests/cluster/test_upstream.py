@@ -92,7 +92,7 @@ def test_rules_keep_pods_off_a_device_and_drive_them_out_of_it(bed: Bed, ready: 
 
 
 def apply_example(node: Node) -> None:
-    """Classes and templates of examples/pods; its pods are only offered, for nobody here has their image."""
+    """Classes and templates of examples/pods; its pods are only offered, for no node here has their image."""
     paths = {"DeviceClass": f"{RESOURCE}/deviceclasses", "ResourceClaimTemplate": TEMPLATES, "Pod": PODS}
     for file in ("classes", "claims", "pods"):
         for body in yaml.safe_load_all((EXAMPLE / f"{file}.yaml").read_text()):
@@ -127,7 +127,7 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
         status = pods.claim("ours")["status"]
         assert [each["pool"] for each in status["allocation"]["devices"]["results"]] == [NIC + ASIDE]
         assert [each["name"] for each in status["reservedFor"]] == ["ours"]
-        devices = ready.wait_until("its device is told", lambda: pods.claim("ours")["status"].get("devices"))
+        devices = ready.wait_until("its status lists its device", lambda: pods.claim("ours")["status"].get("devices"))
         assert devices[0]["pool"] == NIC + ASIDE
         ready.wait_until("it is set aside from kube-scheduler", unschedulable(ready, "theirs"))
         pods.end("ours")
@@ -179,7 +179,7 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
                 return [name for name in names if name in own]
 
             until(lambda: count(own) == 6 == count(theirs), "devices are given out by both")
-            until(lambda: running.notes("DevicesInUse") or running.notes("LostToCompetition"), "two are told why not")
+            until(lambda: running.notes("DevicesInUse") or running.notes("LostToCompetition"), "two have a reason")
             taken = until(lambda: len(running := bound()) == 6 and running, "pods are where their devices are")
             for name in taken[:3]:
                 ready.cluster.delete(f"{space.pods}/{name}?gracePeriodSeconds=0")

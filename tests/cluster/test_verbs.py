@@ -80,7 +80,7 @@ def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: Kubernet
     assert "verbs-pool" in run("get", "pools")
     assert "no devices" not in run("release", "verbs-a")
     assert "allocations" not in store.get(*Key.of(CLAIMS[0])).get("status", {})
-    assert "DeviceClaim default/nobody does not exist" in run("get", "dclaim/nobody", code=4)
+    assert "DeviceClaim default/absent does not exist" in run("get", "dclaim/absent", code=4)
 
 
 def test_what_if_a_claim_were_applied(

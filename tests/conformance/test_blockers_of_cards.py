@@ -1,4 +1,4 @@
-"""What cards lack for a claim is told by slice: as much as fits stays within the cards, and only the rest needs more.
+"""Blockers show what cards lack for a claim by slice: as much as fits stays within the cards, only the rest needs more.
 
 DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind.
 """

@@ -1,5 +1,5 @@
-"""Must show: of 200 machines that are created at once on a host with room for 50 exactly 50 run, the others are told
-why, and when all are deleted nothing is left. Through all of the plugin, with a process for each machine."""
+"""Must show: of 200 machines that are created at once on a host with room for 50 exactly 50 run, the others have
+a reason, and when all are deleted nothing is left. Through all of the plugin, with a process for each machine."""
 
 from __future__ import annotations
 

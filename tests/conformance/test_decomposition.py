@@ -514,6 +514,6 @@ def test_devices_of_a_pool_with_compatibility_groups_are_competed_for() -> None:
 
 
 def test_an_easy_claim_is_answered_in_the_time_that_a_hard_part_leaves() -> None:
-    """The deadline is over at once: still every claim that nobody competes with has its place."""
+    """The deadline is over at once: still every claim without competitors has its place."""
     documents = [*fleet(), claim("g", {"deviceClass": "gpu"}), claim("n", {"deviceClass": "nic"})]
     assert all(each["allocated"] for each in solve_manifests(documents, deadline=0)["claims"])

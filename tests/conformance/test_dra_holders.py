@@ -42,7 +42,7 @@ class Device:
     """whole, part or shared"""
     numa: int
     slices: frozenset[int] = frozenset()
-    """what it takes of its card, whose slices nobody else may have then"""
+    """what it takes of its card, whose slices no other claim may have then"""
 
 
 @dataclass(frozen=True)

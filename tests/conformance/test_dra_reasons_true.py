@@ -218,4 +218,4 @@ def _supply(slices: Sequence[Content], blocker: Mapping[str, Any], node: Any) ->
                     spec.pop(field, None)
                 spec["nodeName"] = name
         case kind:
-            raise AssertionError(f"nobody knows how to take away a {kind}")
+            raise AssertionError(f"this test cannot take away a {kind}")

@@ -85,7 +85,7 @@ def hopeless() -> list[Manifest]:
 
 
 def easy(name: str) -> Manifest:
-    """A claim of somebody else, for which there is always room on another node."""
+    """A claim of another user, for which there is always room on another node."""
     return claim(name, {"deviceClass": "nic"}, namespace="easy", annotations={PRIORITY: "100"})
 
 

@@ -1,4 +1,4 @@
-"""``make mutants``: what is changed, which tests must notice, and that nobody's working tree is touched."""
+"""``make mutants``: what is changed, which tests must notice, and that no working tree is touched."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> Non
     assert "11 of 11 mutants, 4 survived, 0 accepted, 0 undecided; 1 test modules" in output
     assert git(tree, "status", "--porcelain") == "", "all of it is done in copies"
 
-    reasons = "".join(f"'{line.partition(': ')[2]}' = 'nobody calls it'\n" for line in SURVIVORS.splitlines())
+    reasons = "".join(f"'{line.partition(': ')[2]}' = 'it has no caller'\n" for line in SURVIVORS.splitlines())
     (tree / "tools/mutants.toml").write_text(f'[accepted."devalloc/math/sums.py"]\n{reasons}')
     code, output = run(tree)
     assert (code, "0 survived, 4 accepted" in output) == (0, True), output

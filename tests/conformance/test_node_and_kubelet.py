@@ -451,7 +451,7 @@ def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(
         assert offered(node) == f"in use: claim default/a is not undone yet: {why}"
         bed.grants.fails = Failed("ApiUnavailable", "no answer")
         node.reconciler.reconcile()
-        assert offered(node) is not None, "and stays so while nobody can be asked"
+        assert offered(node) is not None, "and stays so while no server answers"
         bed.grants.fails = None
 
     with open_node(

@@ -67,7 +67,7 @@ def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_shou
 
 
 def unprepare_soon(plugin: MachinePlugin, uid: str) -> None:
-    """As ``unprepare``, with a second for each request: it waits in vain until nobody has the device."""
+    """As ``unprepare``, with a second for each request: it waits in vain until no process has the device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_scenarios, "soon", partial(soon, 1.0))
         plugin.scenario.back(plugin)  # type: ignore[attr-defined]

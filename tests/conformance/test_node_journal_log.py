@@ -168,7 +168,7 @@ def test_a_damaged_log_is_moved_aside_with_its_journal(folder: Path, offset: int
     crashed.log.write_bytes(bad)
     with pytest.raises(Damaged, match="is damaged"):
         backup(folder, folder / "copy.db")
-    assert crashed.log.read_bytes() == bad, "nobody read it with SQLite"
+    assert crashed.log.read_bytes() == bad, "it was not read with SQLite"
     with closing(open_journal(folder)) as journal:
         aside = Path(journal.setting(QUARANTINED) or "")
         assert journal.claims() == []

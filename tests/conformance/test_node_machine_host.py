@@ -53,7 +53,7 @@ def test_a_process_is_its_number_and_its_start(sleeper: subprocess.Popen[bytes])
     assert not wait(running, 0.01)
     kill(running, signal.SIGKILL)
     assert wait(running, 10)
-    assert process(sleeper.pid) is None, "ended, though nobody has collected it"
+    assert process(sleeper.pid) is None, "ended, though its parent has not collected it"
     assert wait(running, 0)
 
 
@@ -101,7 +101,7 @@ def test_each_end_of_a_process_is_reported_once_and_at_once_if_it_has_ended(slee
         names.append(name)
         with_status.append(fd is not None)
         heard.set()
-        raise RuntimeError("who is told may fail")
+        raise RuntimeError("a listener may fail")
 
     deaths = ExitWatcher(ended)
     running = process(sleeper.pid)
@@ -115,7 +115,7 @@ def test_each_end_of_a_process_is_reported_once_and_at_once_if_it_has_ended(slee
     assert heard.wait(60)
     deaths.watch("late", running)
     deaths.close()
-    deaths.watch("after the end", running)  # by a thread that was late, which is nobody's concern
+    deaths.watch("after the end", running)  # by a thread that was late, which does no harm
     assert names == ["a", "late"]
     assert with_status == [True, False], "how one ended can be read, if it was watched before"
     assert len(os.listdir("/proc/self/fd")) == files

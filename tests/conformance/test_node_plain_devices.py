@@ -92,7 +92,7 @@ def test_the_next_plugin_recognises_a_plugged_device_and_unplugs_it_without_a_tr
 ) -> None:
     device = ALL[kind](host)
     assert emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default") == device
-    assert len(held(host)) == {"raw": 2, "qcow2": 2, "tap": 1, "user": 0}[kind], "QEMU has them open, and nobody else"
+    assert len(held(host)) == {"raw": 2, "qcow2": 2, "tap": 1, "user": 0}[kind], "only QEMU has them open"
     inside = state(qemu)
     commands = [command for command, _ in qemu.commands]
     assert commands[-1] == "device_add"
@@ -205,7 +205,7 @@ def test_an_image_or_tap_of_others_is_refused_as_in_use(
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(spawn, "open_tap", busy)
-    qemu.refuses["device_add"] = 'Failed to get "write" lock'  # somebody was quicker
+    qemu.refuses["device_add"] = 'Failed to get "write" lock'  # another process was quicker
     for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
         with pytest.raises(Denied) as denied:
             emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")

@@ -116,7 +116,7 @@ def plugged(qemu: FakeQemu) -> set[str]:
 
 
 def begun(bed: Bed) -> None:
-    """A machine that wants a claim that nobody has answered yet."""
+    """A machine that wants a claim that has no answer yet."""
     until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
     bed.store.create(CLASS)
     bed.store.create(CLAIM)
@@ -146,7 +146,7 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
         assert plugged(qemu) == set()
         assert bed.host.snapshot() == before
         assert all(command != "quit" for command, _ in qemu.commands), "an adopted machine runs on"
-        until(lambda: _users(bed) == [], "nobody uses the claim")
+        until(lambda: _users(bed) == [], "no machine uses the claim")
         assert "finalizers" not in bed.store.get("DeviceClaim", "default", "training")["metadata"]
 
 
@@ -228,7 +228,7 @@ def test_a_guest_that_keeps_the_card_keeps_the_claim_until_it_lets_go(bed: Bed, 
         qemu.guest = "refuses"
         bed.store.delete("VirtualMachine", "default", "web")
         bed.store.delete("DeviceClaim", "default", "training")
-        until(lambda: status(bed).get("reason") == "GuestRefused", "it is told that the guest refuses")
+        until(lambda: status(bed).get("reason") == "GuestRefused", "its status shows that the guest refuses")
         assert plugged(qemu) == set(GPU)
         assert bed.drivers() == {"vfio-pci"}, "what QEMU holds is never unbound"
         qemu.guest = "obeys"

@@ -51,7 +51,7 @@ def disagreements(instance: SearchInstance) -> list[str] | None:
 
 
 def _objections_anywhere(instance: SearchInstance, unit: PlacementUnit, option: Option) -> list[str]:
-    """A unit with network devices only is told no node (S7): then some node must do."""
+    """A unit with network devices only has no node in its answer (S7): then some node must do."""
     nodes = [option.place] if option.place is not None or not unit.is_free else instance.snapshot.nodes or [None]
     by_node = [[*objections(instance, unit, replace(option, place=node))] for node in nodes]
     return min(by_node, key=len)

@@ -41,7 +41,7 @@ def node() -> Iterator[NodeWithForkedQemu]:
 
 
 def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(node: NodeWithForkedQemu) -> None:
-    """Placing, its node and whoever writes the objects race; what counts is what the processes have."""
+    """Placing, its node and the writers of the objects race; what counts is what the processes have."""
     cpus, names = 8, [f"vm{number}" for number in range(4)]
     store, over = node.store, threading.Event()
     store.create(host(NODE, cpus=cpus, numa=2, memory=64))

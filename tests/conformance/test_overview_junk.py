@@ -1,4 +1,4 @@
-"""Whatever somebody wrote, the overview is made, and shows the rest."""
+"""Whatever users wrote, the overview is made, and shows the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.resource_manifests import (
 )
 
 JUNK = [None, 0, -1, 1.5, True, "", "x", "9" * 400, "\ud800", [], [None], [1], [{}], {}, {"a": 1}, {"name": None}]
-"""What somebody may have written anywhere but in the metadata, which are the store's."""
+"""What a user may have written anywhere but in the metadata, which are the store's."""
 
 
 def _theirs() -> list[Any]:

@@ -61,7 +61,7 @@ def complaints() -> Complaints:
 # Before the server goes, which a page would complain of: `url` stands before `page` in a test's arguments.
 @pytest.fixture
 def page(request: pytest.FixtureRequest, browser: Browser, complaints: Complaints) -> Iterator[Page]:
-    """At the end nothing may have been complained of, nor asked of anybody else."""
+    """At the end nothing may have been complained of, nor asked of another server."""
     settings = getattr(request, "param", {})
     with browser.new_context(ignore_https_errors=True, **settings) as context:  # the controller signs its certificate
         opened = new_page(context)
@@ -95,7 +95,7 @@ def example(store: SQLiteStore, *names: str) -> None:
 
 
 def look_now(page: Page) -> None:
-    """As when somebody comes back to the page: it does not wait for its time."""
+    """As when a user comes back to the page: it does not wait for its time."""
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 

@@ -1,4 +1,4 @@
-"""Must show: whoever is cut off from whom, and whoever is killed, at whichever step of a machine's way up and down, no
+"""Must show: whichever part is cut off or killed, at whichever step of a machine's way up and down, no
 more is permitted or used than there is, the guest loses nothing that it counts on, and all comes right afterwards.
 
 The suite takes some of the points, the same each time; ``make partitions`` takes all of them.

@@ -67,7 +67,7 @@ def begun(objects: Iterable[Object]) -> PermitLedgers:
 
 
 def change(store: SQLiteStore, draw: random.Random) -> None:
-    """One change of one machine, as its owner, its node or somebody else makes it."""
+    """One change of one machine, as its owner, its node or another user makes it."""
     name = draw.choice(NAMES)
     what = draw.choices(("delete", "make", "label", "run", "read back", "move", "pod"), (4, 6, 2, 2, 2, 1, 1))[0]
     if what == "delete":
@@ -108,7 +108,7 @@ def asking(bench: PermitBench, seed: int, answers: Counter[int]) -> None:
 
 
 def ledger(book: PermitLedgers) -> dict[MachineKey, Any]:
-    """What counts of each machine, but for what nobody writes down."""
+    """What counts of each machine, but for what is not written down."""
     by_key: dict[MachineKey, Any] = {}
     for key, record in book.records.items():
         machine = book.nodes[record.node].machines[key]

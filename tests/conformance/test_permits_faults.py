@@ -1,4 +1,4 @@
-"""Each call to the store fails once, before or after it did what it was to do: nothing is told that is not written, no
+"""Each call to the store fails once, before or after it did what it was to do: no answer says what is not written, no
 node is overdrawn, and the server goes on by itself."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Faulty(SQLiteStore):
             raise Unavailable(f"{name} fails")
         done = getattr(SQLiteStore, name)(self, *of, **more)
         if fails:
-            raise Unavailable(f"nobody knows whether {name} was done")
+            raise Unavailable(f"it is unknown whether {name} was done")
         return done
 
 
@@ -86,7 +86,7 @@ def course(path: Path, store: Faulty) -> None:
 
 
 def ask(bench: PermitBench, name: str, cpu: int, memory: int) -> Any:
-    """Asked until it is answered; what is not is 503, or nobody listens for a moment."""
+    """Asked until it is answered; what is not is 503, or no server listens for a moment."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""The server of permits where somebody else has its ports: nothing else waits for that, and nobody is told wrong."""
+"""The server of permits whose ports are in use: nothing else waits for that, and no answer is wrong."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_pe
         ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
         assert ledgers["leaseValid"] is True
         assert b"devalloc_permit_requests" in at_socket(path, "/metrics")
-        assert status_of(port, "POST") == 401, "who gets to loopback, as guests could, is nobody"
+        assert status_of(port, "POST") == 401, "a client on loopback, as guests could be, has no rights"
     assert not path.exists()
 
 

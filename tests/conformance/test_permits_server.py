@@ -1,4 +1,4 @@
-"""The server of permits as those see it who ask: what survives, what is refused, and what nobody can do to others."""
+"""The server of permits as clients see it: what survives, what is refused, and that no client can harm others."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Gated(SQLiteStore):
 
 
 def sent(bench: PermitBench, name: str, cpu: Any, version: int) -> socket.socket:
-    """A request that nobody has waited for yet."""
+    """A request whose answer was not read yet."""
     client = bench.client(version)
     body = json.dumps(client.message(name, cpu, "2Gi" if version > 5 else 1024)).encode()
     connection = socket.create_connection(bench.addresses.requests, timeout=30)
@@ -352,7 +352,7 @@ def test_a_server_that_was_replaced_writes_nothing(path: Path) -> None:
     with serving(path, TEN) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
         lease = bench.store.get("Lease", "default", "devalloc-permits")
-        bench.store.replace({**lease, "spec": {**lease["spec"], "holderIdentity": "somebody else"}})
+        bench.store.replace({**lease, "spec": {**lease["spec"], "holderIdentity": "another server"}})
         status, _, _ = client.post(json.dumps(client.message("a", 8, "8Gi")).encode())
         assert status == 503
         assert (permit_of(bench.store, "a") or {})["cpus"] == "1"
@@ -720,7 +720,7 @@ def test_a_request_that_makes_the_server_stumble_is_500_and_no_other(path: Path)
         assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- what is reported ------------------------------------------------------------------------------------------------
 
 
 def test_state_and_metrics(path: Path) -> None:

@@ -45,7 +45,7 @@ def answer(snapshot_and_holdings: PreparedProblem | SearchInstance, unit: Placem
 
 
 def complaints(instance: SearchInstance) -> list[str] | None:
-    """What is wrong with the placement of the only unit of an instance; None where nobody knows."""
+    """What is wrong with the placement of the only unit of an instance; None if unknown."""
     (unit,) = instance.units
     try:
         refusal = answer(instance, unit)

@@ -192,7 +192,7 @@ def test_what_is_gone_is_not_what_was_meant(constraints: str) -> None:
 @pytest.mark.parametrize("constraint", [None, "device.numa == 0"])
 @pytest.mark.parametrize("meant", ["n3-O", "n-3-1", "n77-1", "n77-9"])
 def test_an_identifier_is_looked_for_among_those_of_its_class(constraint: str | None, meant: str) -> None:
-    """Among 1,200 identifiers none is looked for; the class that has 400 of them is told the nearest."""
+    """Among 1,200 identifiers none is looked for; the class that has 400 of them gets the nearest."""
     nodes = [gpus(f"n{n}", model="a100" if n < 200 else "l4") for n in range(300)]
     few = device_class("gpu", driver="gpu", constraints="device.model == 'l4'")
     rest = f" && {constraint}" if constraint else ""

@@ -77,7 +77,7 @@ class Machine:
         self.cluster.put(document)
 
     def state(self, *besides: Manifest) -> list[Manifest]:
-        """All but the claims that nobody asks for, and some more."""
+        """All but the claims that are not asked for, and some more."""
         names = {name_of(one) for one in besides}
         items = self.cluster.documents.items()
         current = [one for name, one in items if name not in names and (name[0] != "ResourceClaim" or is_held(one))]
@@ -123,7 +123,7 @@ def answers(state: list[Manifest], placement: str) -> list[dict[str, Any]]:
 
 
 def goals(answer: dict[str, Any]) -> tuple[object, ...]:
-    """What must be equal of two answers to one claim: goals 1 to 4 of S17, and what is told of it."""
+    """What must be equal of two answers to one claim: goals 1 to 4 of S17, and its messages."""
     results = answer["allocations"].get("devices", {}).get("results", [])
     pools = {(one["driver"], one["pool"]) for one in results}
     devices = {(one["driver"], one["pool"], one["device"]) for one in results}

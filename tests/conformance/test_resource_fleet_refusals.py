@@ -176,7 +176,7 @@ NAMED = [
         first_of("any", kind_request("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"], kind_request("nic", 3)["exactly"])
     ),
 ]
-"""What names devices, many of which somebody has after a while."""
+"""What names devices, many of which are in use after a while."""
 
 
 def whole_cluster_asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementUnit]:

@@ -1,4 +1,4 @@
-"""Several processes on one store: nothing acknowledged is lost, nothing is half done, whoever is killed whenever."""
+"""Several processes on one store: nothing acknowledged is lost, nothing is half done, whichever is killed whenever."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_the_run_ends_with_what_hung_and_what_did_not(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 2 passed" in done.stdout
     assert "Timeout (>3.0s)" in done.stdout
-    assert "in later" in done.stderr, "the thread that kept the process is told"
+    assert "in later" in done.stderr, "the output names the thread that kept the process"
 
 
 ENDS_ITS_WORKER = """

@@ -135,7 +135,7 @@ def _goes_on(
     reads("restore", folder / f"backup-{number}", "--store", folder / f"restored-{number}")
     assert reads.objects(folder / f"restored-{number}").keys() == objects.keys()
 
-    # What was applied while nobody ran is answered by the next one, and what is given back goes to somebody else.
+    # The next one answers what was applied while none ran, and what is given back goes to another claim.
     wrote("apply", "-f", "-", stdin=text(gpu_claim(f"late-{number}")))
     with up(version, store):
         reads("wait", f"late-{number}", "--timeout=2m")

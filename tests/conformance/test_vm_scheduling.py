@@ -192,7 +192,7 @@ def test_as_many_are_placed_as_can_be_each_with_all_that_it_needs(first: int, tm
         with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
             fill(store, *manifests(nodes, machines))
             allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(deadline=None), solve=solve_manifests)
-            for _ in range(2):  # who lost to others is told by the round after
+            for _ in range(2):  # the round after reports who lost to others
                 allocator.round()
             problems: list[Any] = list(wrong_with(store, nodes, machines))
             reached = sum(one.worth for number, one in enumerate(machines) if f"m{number}" in node_by_machine(store))

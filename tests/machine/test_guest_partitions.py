@@ -2,7 +2,7 @@
 is mended.
 
 One machine goes up a level with each cut of the first kind and down again with each of the second, for no CPU can come
-to an emulated machine that one has left. All the while somebody looks at QEMU and at what is written down, another
+to an emulated machine that one has left. All the while a watcher looks at QEMU and at what is written down, another
 machine asks for all the room there is, and a disk stays attached. ``DEVALLOC_CUTS=all`` makes all six cuts.
 """
 
@@ -137,7 +137,7 @@ def the_server_is_killed_while_it_writes_a_permit(bed: Bed, level: int) -> None:
         bed.rival.greedy = True
     bed.between.before = lambda request: False
     time.sleep(3)
-    assert bed.watcher.has == ObservedAmounts(level - 1, (level - 1) * GIB), "nothing is plugged that nobody permitted"
+    assert bed.watcher.has == ObservedAmounts(level - 1, (level - 1) * GIB), "nothing is plugged without a permit"
     bed.server.start()
 
 
@@ -192,7 +192,7 @@ def the_network_is_cut_while_the_guest_is_asked(bed: Bed, level: int) -> None:
         (index,) = here.link_lookup(ifname="tap0")
         here.link("set", index=index, state="down")
         bed.guest.check("ip link set eth0 up")
-        time.sleep(7)  # the guest has agreed, and nobody heard it in time
+        time.sleep(7)  # the guest has agreed, and the agent did not hear it in time
         assert bed.watcher.has == before, "nothing is taken from a guest that was not heard to agree"
         here.link("set", index=index, state="up")
 

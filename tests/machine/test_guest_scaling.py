@@ -56,7 +56,7 @@ def host(sriov: Image, python: Image) -> Iterator[Host]:
         # QEMU 10, out of which emulated CPUs can be taken, where the machine's own user can read it.
         subprocess.run(["cp", "-al", str(sriov.folder / "root"), str(image / "root")], check=True)
         launcher = (sriov.folder / "qemu").read_text().replace(str(sriov.folder), str(image))
-        # It writes down what it is asked and does, where it runs a machine; so nobody else has to be believed.
+        # It writes down what it is asked and does, where it runs a machine; so no other record has to be believed.
         traced = f'case "$*" in *-uuid*) set -- "$@" {shlex.join(QEMU_TRACE)};; esac\nexec '
         (image / "qemu").write_text(launcher.replace("exec ", traced, 1))
         (image / "qemu").chmod(0o755)
@@ -186,7 +186,7 @@ def follow(host: Host, record: Record, most: int) -> None:
             disk.check()
 
             # Load: more is requested, permitted, plugged, and the monitor learns of it, in this order.
-            # What is left of it then is little above what is too much for less: nobody waits long for the average.
+            # What is left of it then is little above what is too much for less: the average is soon there.
             begun = record.phase("load")
             keeps = 2 * most - 1
             guest.check(scaled_guest.load(most_of_it=20 - keeps, all_of_it=keeps))

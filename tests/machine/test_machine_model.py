@@ -117,7 +117,7 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
             has = {"cpu_milli": now.observed.cpu_milli, "vcpus": now.observed.vcpus}
             return {**has, "memory_bytes": now.observed.memory_bytes, "told": now.applied.memory_bytes}
 
-        # No guest runs yet: nobody takes memory.
+        # No guest runs yet: none takes memory.
         for what, amount in [*walk(rng, 4, ("cpu",)), ("memory", 1024 * MIB), ("memory", MOST + MIB)]:
             both(what, amount, 1.5)
         assert ("GuestRefused", True) in outcomes

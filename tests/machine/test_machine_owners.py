@@ -115,7 +115,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             machines.start(other, soon())
             assert machines.record_for("default/other").user == 70001
             for key in (KEY, "default/other"):
-                machines.stop(key, None, False, soon())  # nothing ran in it yet, so that nobody is asked
+                machines.stop(key, None, False, soon())  # nothing ran in it yet, so that no guest is asked
                 machines.forget(key, soon())
 
 

@@ -305,7 +305,7 @@ def test_the_disk_that_the_host_runs_from_is_no_device_at_all(plugin: InsidePlug
 def test_nothing_is_taken_from_a_machine_that_has_it_open(plugin: InsidePlugin, linux: Host) -> None:
     gpu, guest = sriov_host.GPU, linux.guest
     plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF)])
-    # The GPU is somebody else's, whom devalloc knows nothing of.
+    # The GPU belongs to another program, which devalloc knows nothing of.
     guest.check(f"echo vfio-pci > /sys/bus/pci/devices/{gpu}/driver_override; echo {gpu} > /sys/bus/pci/drivers_probe")
     second_level.start(guest, f"host={FIRST_VF}", f"host={gpu},romfile=")
     try:

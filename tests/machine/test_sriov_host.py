@@ -206,7 +206,7 @@ def test_the_host_in_a_machine_has_an_iommu_two_nodes_and_virtual_functions(node
 
 def test_a_virtual_function_goes_into_a_machine_and_comes_out_again(claimed: Node) -> None:
     node = claimed
-    assert node.look() == node.before, "allocated is not touched: nobody has wanted it in a machine yet"
+    assert node.look() == node.before, "allocated is not touched: no machine has wanted it yet"
 
     node.in_time(f"vm create -f {MANIFESTS}/web.yaml")
     attached = re.search(r"attached to web: guest-(\S+)/(\S+)", node.in_time("vm attach web uplink"))

@@ -98,13 +98,13 @@ def test_the_guest_has_what_the_plugins_gave_and_returns_it(plugins: Path, progr
             assert host_pings(one.network.address)
             assert first.pings(two.network.address)
             assert first.pings("10.77.0.1")
-            forged = udp("10.77.0.9", two.network.address, 1, b"an address of nobody")
+            forged = udp("10.77.0.9", two.network.address, 1, b"a free address")
             first.send(frame(two.mac, one.mac, IPV4, forged))
             first.send(
                 frame(two.mac, two.mac, IPV4, udp(one.network.address, two.network.address, 1, b"a MAC of another"))
             )
             assert first.pings(two.network.address)
-            assert not second.got(b"an address of nobody")
+            assert not second.got(b"a free address")
             assert not second.got(b"a MAC of another")
         pool.give_back(one.id, soon())
         assert leases() == {two.network.address}

@@ -388,7 +388,7 @@ def test_setups_that_wait_are_made_anew_when_the_network_is_another_one(program:
         assert (",".join(sorted(left)), again) == (first, first)
         for change in ({"isolated": True}, {"uplink": "none", "nameservers": ("9.9.9.9",)}, {"bridge": "b2"}):
             assert next_run(**change)[0] == []  # type: ignore[arg-type]
-        assert not has_interface("devalloc0"), "nobody is on it any more"
+        assert not has_interface("devalloc0"), "no machine is on it any more"
         subnet = ipaddress.IPv4Network("10.89.0.0/29")
         assert next_run(bridge="b2", subnet=subnet)[0] == []
         pool = warm_bed.opened(nft=program)

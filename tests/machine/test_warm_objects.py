@@ -221,7 +221,7 @@ def test_who_has_taken_a_machine_that_waited_can_have_it_kept_by_the_node(open_i
                 return json.dumps(content)
 
             host("apply", "-f", "-", stdin=adopted(f"{waits}/qmp"))
-            until(lambda: host.status().get("reason") == "SetupNotTaken", "it is nobody's")
+            until(lambda: host.status().get("reason") == "SetupNotTaken", "no machine has it")
             setup = json.loads(host("warm", "take", "platform", "-o", "json"))
             assert setup["qmpSocket"] == f"{waits}/qmp"
             monitor = QmpMonitor("platform", setup["qmpSocket"])

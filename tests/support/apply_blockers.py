@@ -97,7 +97,7 @@ def _edit_spec(spec: Manifest, blocker: Blocker) -> None:
             detail.pop("deviceClass", None)
             detail.pop("deviceType", None)
         case kind:
-            raise AssertionError(f"nobody knows how to take away a {kind}")
+            raise AssertionError(f"this helper cannot take away a {kind}")
 
 
 def _at(spec: Manifest, label: str) -> Manifest:

@@ -90,7 +90,7 @@ class BindingRunner:
         return step.shared is not None and any(_same(step, other) for other in self.done[name])
 
     def _pass_on(self, name: str, step: Step) -> None:
-        """What was there before stays known for as long as anybody has it."""
+        """What was there before stays known for as long as a claim has it."""
         self.done[name] = [step if _same(step, other) else other for other in self.done[name]]
 
 

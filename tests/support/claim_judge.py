@@ -1,4 +1,4 @@
-"""Who had what in each state that a cluster ever had, and whether anybody may have had it.
+"""Who had what in each state that a cluster ever had, and whether they may have had it.
 
 This is to judge controllers by, so it shares nothing with them: plain JSON, and a few lines of counting.
 """
@@ -156,7 +156,7 @@ class _Judge:
             self.waited.add(key)
 
     def _user(self, key: ObjectKey, before: Object, now: Object | None) -> str | None:
-        """Who has what was taken away with this state; None where nobody has."""
+        """Who has what was taken away with this state; None if no user has."""
         if key.kind == RESOURCE_CLAIM:
             users = [user["name"] for user in (before.get("status") or {}).get("reservedFor") or ()]
             running = [self.there.get(ObjectKey(POD, key.namespace, name)) for name in users]

@@ -68,7 +68,7 @@ class TestDifferences:
             other.close()
 
     def test_the_first_watch_of_a_kind_gets_all_its_objects(self, store: KubernetesStore) -> None:
-        """What came before the place as well; and what was read singly and has gone is told."""
+        """What came before the place as well; and the deletion of what was read singly."""
         store.create(claim())
         store.create(claim("b"))
         other = KubernetesStore(store.client)
@@ -154,7 +154,7 @@ class TestTwoProcesses:
             other.close()
 
     def test_a_conflict_brings_what_is_there_now(self, store: KubernetesStore) -> None:
-        """So that whoever reads again and tries again does not meet what he knew."""
+        """So that a client that reads again and tries again does not meet what it knew."""
         other = KubernetesStore(store.client)
         try:
             made = store.create(claim())

@@ -1,4 +1,4 @@
-"""Controllers of a cluster as processes that are killed and stopped, and somebody who starts them again."""
+"""Controllers of a cluster as processes that are killed and stopped, and a supervisor that starts them again."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def controllers(
 
 
 def lease_holder(cluster: Cluster) -> str:
-    """Who has the lease; empty where nobody does."""
+    """Who has the lease; empty if no process does."""
     return str(cluster.get(LEASE).content.get("spec", {}).get("holderIdentity", ""))
 
 

@@ -58,7 +58,7 @@ def _of_definitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
 
 def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
     if unknown := sorted((before.keys() | after.keys()) - _READ):
-        yield f"{path}: nobody knows here what {unknown[0]} means"
+        yield f"{path}: this comparison does not know what {unknown[0]} means"
     if before.get(_PRESERVE) and not after.get(_PRESERVE):
         yield f"{path}: drops unknown fields"
     for word in _SAME:

@@ -41,7 +41,7 @@ SHRINKS = 600
 
 @dataclass(frozen=True)
 class Opinion:
-    """An answer, whoever gave it."""
+    """An answer of either allocator."""
 
     outcome: str
     node_local: bool = False
@@ -52,7 +52,7 @@ class Opinion:
 @dataclass(frozen=True)
 class Comparison:
     complaints: tuple[str, ...]
-    """what is wrong with our answer, or what nobody has documented about theirs; the first words tell the kind"""
+    """what is wrong with our answer, or what is not documented about theirs; the first words tell the kind"""
     difference: str | None
     """the documented difference that upstream shows here"""
     outcome: str

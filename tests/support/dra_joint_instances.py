@@ -21,7 +21,7 @@ from tests.support.dra_random_pools import Manifest
 
 API = "resource.k8s.io/v1"
 ALONE = [theme for theme in THEMES if theme not in ("network", "broken", "in use", "several claims")]
-"""What may be drawn of a node whose pools nobody else reaches."""
+"""What may be drawn of a node whose pools no other node reaches."""
 
 
 class TooLarge(Exception):

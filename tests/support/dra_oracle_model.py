@@ -133,7 +133,7 @@ class Problem:
             current = [spec for spec in specs if spec["pool"]["generation"] == generation]
             seen = [spec for spec in seen if spec["pool"]["generation"] == generation]
             if len(seen) == seen[0]["pool"]["resourceSliceCount"]:
-                # Nobody looks further: a newer generation that has nothing for the node goes unnoticed.
+                # Upstream looks no further: a newer generation that has nothing for the node goes unnoticed.
                 current = seen
             elif any(spec["pool"]["generation"] > generation for spec in specs):
                 continue
@@ -282,7 +282,7 @@ class Problem:
                     if not self._selected(device, expressions):
                         continue
                 except LookupError:
-                    # Nobody looks at a device in use, unless all are asked for or it does not matter.
+                    # Upstream looks at no device in use, unless all are asked for or it does not matter.
                     taken = device.dedicated or (device.shared and not device.shareable)
                     self.failing |= slot.everything or slot.admin or not taken
                     continue

@@ -84,7 +84,7 @@ class RandomCluster:
         return _object("ResourceClaim", {"metadata": metadata, "spec": spec})
 
     def _spec(self) -> Manifest:
-        """What nobody has asked for yet."""
+        """What no claim has asked for yet."""
         rng = self.rng
         spec: Manifest = drawn(rng, self.themes)["input"]["claimsToAllocate"][0]["spec"]
         if rng.random() < 0.25:

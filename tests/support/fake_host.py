@@ -5,7 +5,7 @@
     LocalHost(host)                                   # the plugin's `Host`; or, in a child that may be killed:
     with serving(host) as address: RemoteHost(host.root, address)
 
-Stricter than plain files where kernels are: what a process holds open is not let go, and whoever asks for that waits
+Stricter than plain files where kernels are: what a process holds open is not let go, and a caller that wants it waits
 (the write ends when the process does). `snapshot()` is all of the host's state, to compare. Every change that the
 plugin makes goes through `Boundary.call`: the place to count, to fail, or to die at.
 """
@@ -46,7 +46,7 @@ FRESH = {
     "spoofCheck": True,
     "linkState": "auto",
 }
-"""What igb says of a VF that nobody has set up."""
+"""What igb says of a VF that was never set up."""
 _INIT_NAMESPACE = "pid:[4026531836]"
 
 
@@ -362,7 +362,7 @@ class RemoteHost(Boundary):
     def call(self, method: str, *arguments: Any) -> Any:
         if not hasattr(self._local, "connection"):
             self._local.connection = Client(self.address, "AF_UNIX")
-        # Nobody can be told over there that a caller has gone.
+        # The other side cannot hear that a caller has gone.
         sent = tuple(Deadline(each.at) if isinstance(each, Deadline) else each for each in arguments)
         self._local.connection.send((method, sent))
         answer = self._local.connection.recv()
@@ -408,7 +408,7 @@ def _accept(listener: Listener, host: FakeHost) -> None:
 
 
 def _answer(connection: Connection[Any, Any], host: FakeHost) -> None:
-    with suppress(EOFError, OSError):  # whoever asked has been killed
+    with suppress(EOFError, OSError):  # the caller has been killed
         while True:
             method, arguments = connection.recv()
             answer: Any

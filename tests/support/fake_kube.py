@@ -47,7 +47,7 @@ class FakeKube:
         self.users: dict[str, Object] = {}
         """By token."""
         self.allowed: Callable[[Object], bool] = lambda spec: True
-        """Whether somebody may, by the spec of a SubjectAccessReview."""
+        """Whether a user may, by the spec of a SubjectAccessReview."""
         with self.changed:
             self._put("/api/v1/namespaces/kube-system", {"metadata": {"name": "kube-system"}}, "ADDED")
 
@@ -119,7 +119,7 @@ class FakeKube:
             return self._put(path, new, "MODIFIED" if path in self.objects else "ADDED")
 
     def review(self, body: Object) -> Object:
-        """Who a token is, or what somebody may."""
+        """Who a token is, or what a user may."""
         if body["kind"] == "SubjectAccessReview":
             return {**body, "status": {"allowed": self.allowed(body["spec"])}}
         user, audiences = self.users.get(body["spec"]["token"]), body["spec"].get("audiences", [])
@@ -343,8 +343,8 @@ def _is_selected(obj: Object, params: Mapping[str, str]) -> bool:
 
 
 def event_type(type_: str, obj: Object, before: Object | None, params: Mapping[str, str]) -> str:
-    """What an event is to a watch of those that selectors choose; empty for none. One that is chosen no more is told
-    as deleted."""
+    """What an event is to a watch of those that selectors choose; empty for none. One that is no longer chosen
+    counts as deleted."""
     was = before is not None and _is_selected(before, params)
     is_ = type_ != "DELETED" and _is_selected(obj, params)
     return {(True, True): type_, (False, True): "ADDED", (True, False): "DELETED", (False, False): ""}[was, is_]

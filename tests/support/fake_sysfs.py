@@ -10,8 +10,8 @@ uevents that the kernel would send to `host.events`. `store` takes writes the wa
 are: `tests.support.pci_cards`. vGPU instances: `tests.support.fake_vgpu`.
 
 Not played: DMA, new_id. A write of 1 to `reset` is counted in `host.resets`, and fails for what is in `host.stuck`.
-Processes that hold devices, netlink and /dev are in `tests.support.fake_host`. The tree is plain files: what nobody
-plays just stays written.
+Processes that hold devices, netlink and /dev are in `tests.support.fake_host`. The tree is plain files: what is not
+played just stays written.
 """
 
 from __future__ import annotations

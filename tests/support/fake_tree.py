@@ -28,7 +28,7 @@ class MemoryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def written(path: Path) -> str:
-    """What was written to a file that can be written only, which nobody but root can read."""
+    """What was written to a file that can be written only, which only root can read."""
     path.chmod(0o600)
     return path.read_text()
 

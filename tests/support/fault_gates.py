@@ -80,7 +80,7 @@ class PersistentOutside:
             case "store", "list":
                 return sorted(self.marked)
             case _:
-                raise AssertionError(f"nobody answers {where} {method}")
+                raise AssertionError(f"no gate answers {where} {method}")
 
 
 Ask = Callable[..., Any]

@@ -1,6 +1,6 @@
 """A TCP proxy that can be cut, slowed down, or made to hold back data.
 
-What is held arrives when it is let go, also where whoever sent it has given up and is gone by then: a request that was
+What is held arrives when it is let go, even if its sender has given up and is gone by then: a request that was
 on its way for very long.
 """
 
@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 _LINGER_SECONDS = 2.0
-"""How long the server has for what it was sent late, before it sees that nobody is there any more."""
+"""How long the server has for what it was sent late, before it sees that the client is gone."""
 
 
 class FaultyProxy:

@@ -140,7 +140,7 @@ def described_by_monitor(path: Path) -> Any:
 
 
 class QemuForkServer:
-    """A small process that forks machines, so that they are made fast and of nobody else's memory."""
+    """A small process that forks machines, so that they are made fast and share no other memory."""
 
     def __init__(self, root: Path) -> None:
         self._line, theirs = socket.socketpair()

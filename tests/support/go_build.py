@@ -25,7 +25,7 @@ OLDEST_GO = (1, 26)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, with nobody else building into it; no test's time runs meanwhile."""
+    """The folder, made if need be, with no other build into it; no test's time runs meanwhile."""
     with untimed(), cache.lock_folder(folder):
         yield
 

@@ -20,14 +20,14 @@ SERVER = """\
 # The shell on a serial port: $1 is its name, such as ttyS1.
 stty -F /dev/$1 raw -echo 2>/dev/null
 exec 3<>/dev/$1
-# Said at once, for nobody is to wait for it, and again, for there may be nobody yet who hears.
+# Said at once, for no reader is to wait for it, and again, for there may be no reader yet.
 echo READY >&3
 until read -t 1 -r mark text <&3; do echo READY >&3; done
 while :; do
   if [ -n "$text" ]; then
     echo "$mark begin" >&3
     echo "$text" | base64 -d > /tmp/command.$1
-    # Through a pipe, so that programs do not take the port for somebody's terminal.
+    # Through a pipe, so that programs do not take the port for a terminal.
     { sh /tmp/command.$1; printf '\\n%s end %s\\n' "$mark" $?; } < /dev/null 2>&1 | cat >&3
   fi
   read -r mark text <&3 || exit
@@ -57,7 +57,7 @@ class Guest:
         self, port: Path, *, seconds: float = PATIENCE, alive: Callable[[], bool] = lambda: True, is_new: bool = True
     ) -> None:
         """Wait for the machine to make the socket, and for the shell in it. ``alive``: whether waiting makes sense.
-        ``is_new``: its shell has answered nobody yet; one that has says nothing by itself.
+        ``is_new``: its shell has not answered yet; one that has says nothing by itself.
 
         Raises GuestGone, or TimeoutError with the port's last words.
         """

@@ -99,7 +99,7 @@ async def scripted_monitor(script: Script, answer: str = '{"version":1}') -> Asy
 async def raw_server(
     talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """A TCP server that does with each connection as it is told."""
+    """A TCP server that does with each connection what it was given."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,6 +1,6 @@
 """Initial RAM disks of test machines: a static busybox, kernel modules in the order of their needs, and a script.
 
-Everything is written by Python as root's, whoever builds it.
+Everything is written by Python as root's, whichever user builds it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class InsidePlugin:
     def start(self) -> None:
         """In place of the one before."""
         self.kill()
-        # The pipe is made by whoever is first, and opening it waits for the other side.
+        # The first side makes the pipe, and opening it waits for the other side.
         self._guest.check(f"mkdir -p {PIPES}; for p in asked told; do [ -p {PIPES}/$p ] || mkfifo {PIPES}/$p; done")
         self._guest.check(f"setsid python3 {SCRIPT} </dev/null >{LOG} 2>&1 & echo $! > {PIPES}/pid")
 

@@ -1,6 +1,6 @@
 """A real Kubernetes API: etcd and kube-apiserver on loopback in a temporary folder, and a client for tests.
 
-Who asks is told by a token: ``admin``, the scheduler and the controller manager, and the nodes of ``NODES``, each with
+A token says who asks: ``admin``, the scheduler and the controller manager, and the nodes of ``NODES``, each with
 the rights that Kubernetes gives such a component (Node and RBAC authorization, NodeRestriction).
 """
 
@@ -137,7 +137,7 @@ class Cluster:
         return self.request("DELETE", path)
 
     def compact(self) -> None:
-        """Have etcd forget all that was before: whoever watches from there is told 410."""
+        """Have etcd forget all that was before: a watch from there gets 410."""
         newest = int(_etcd(self, "range", {"key": "AA=="})["header"]["revision"])
         _etcd(self, "compaction", {"revision": newest, "physical": True})
 

@@ -1,7 +1,7 @@
 """devalloc on the test bed's node as it is shipped: the images of ``deploy/images`` and the manifests of ``deploy/``.
 
 What is changed in the manifests is only what the test bed has elsewhere, and all of it here: the API server is on
-loopback (pods use the host's network, and are told the address), folders of the kubelet and of CDI are the test bed's,
+loopback (pods use the host's network, and get the address), folders of the kubelet and of CDI are the test bed's,
 the plugin's state is in a folder of the test, and the kernel's /sys is a fake tree, for no test binds a real device.
 """
 
@@ -142,7 +142,7 @@ def check(node: Node, pods: Sequence[Object]) -> None:
 
 
 def log_lines(node: Node, pod: Object) -> list[dict[str, Any]]:
-    """What it wrote to its log, line by line; a line that is no JSON stands under ``text``."""
+    """What it wrote to its log, line by line; a line that is not JSON stands under ``text``."""
     return [_parsed(line) for line in node.output(pod["metadata"]["name"], NAMESPACE)]
 
 

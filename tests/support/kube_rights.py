@@ -26,7 +26,7 @@ def install(
 ) -> None:
     """Accounts, rights and policies, without anything that runs; those that are there already stay.
 
-    But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
+    But for slices the CRDs must be served: a policy whose parameters are of an unknown kind refuses all.
     """
     options = InstallOptions(
         publish=publish,

@@ -86,7 +86,7 @@ class MachineScenario(Scenario):
     start: Mapping[str, Any] = field(default_factory=dict)
     """How the machine starts, beside its kernel."""
     adopted: bool = False
-    """Whether somebody else has started the machine."""
+    """Whether another caller has started the machine."""
     on_two_nodes: bool = False
     """Whether its CPUs and memory come from two NUMA nodes of its host."""
     before: Callable[[MachinePlugin], object] = lambda plugin: None
@@ -277,7 +277,7 @@ class MachineFaults(FaultPoints):
         self.sound(f"{when}: taken back")
 
     def sound(self, when: str) -> None:
-        """What must be so at any time that nobody is at work."""
+        """What must be so at any time without work."""
         host = self.outside.host
         assert isinstance(host, HostWithMachines)
         assert not host.broken, f"{when}: {host.broken}"
@@ -346,7 +346,7 @@ class MachineFaults(FaultPoints):
         ask = ask or self.outside.answer
 
         def passed(call: str, act: Callable[[], Any], failure: Exception) -> Any:
-            if threading.get_ident() != me:  # somebody noticed the end of a machine: not of this request
+            if threading.get_ident() != me:  # another thread noticed the end of a machine: not of this request
                 return act()
             ask("qemu", "look")
             return wanted(call, act, failure)

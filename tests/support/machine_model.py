@@ -1,4 +1,4 @@
-"""What a machine does when it is told to have other amounts: a model of QEMU, its guest's kernel and the machine layer.
+"""What a machine does when it is to have other amounts: a model of QEMU, its guest's kernel and the machine layer.
 
 Small enough to see that it is right, and held against the machine layer on a real QEMU by
 ``tests/machine/test_machine_model.py``. Memory comes and goes by itself, block by block, once it is requested; a guest

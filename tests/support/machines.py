@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 class NoDeviceOwner:
-    """No device of the host is given to anybody here."""
+    """No device of the host is given to a machine here."""
 
     def own(self, node: str, uid: int, gid: int) -> None:
         raise AssertionError(f"{node} was given to {uid}:{gid}")

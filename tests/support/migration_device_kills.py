@@ -182,7 +182,7 @@ class TwoPluginsWithCards(TwoPlugins):
         return {name: host.functions[CARD].driver for name, (host, _) in self.hosts.items()}
 
     def owners(self) -> dict[str, list[str]]:
-        """The VFIO nodes of each host that are given to somebody."""
+        """The VFIO nodes of each host that are given to a machine."""
         return {name: sorted(host.owners) for name, (host, _) in self.hosts.items()}
 
     def check(self, owner: str, where: str) -> None:

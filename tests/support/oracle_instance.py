@@ -62,7 +62,7 @@ class Device:
     held: dict[str, int] = field(default_factory=dict)
     """Resource: blocks that held shares take."""
     in_use: bool = False
-    """Held by somebody, whole or in part: its draws are in the pool's ``free`` already."""
+    """Held by a claim, whole or in part: its draws are in the pool's ``free`` already."""
 
     @property
     def compatibility(self) -> Value | None:

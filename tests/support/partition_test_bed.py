@@ -96,7 +96,7 @@ class PermitProxy:
         self.before: Look = lambda request: False
         """Called with each request before it is passed on."""
         self.keeps: Look = lambda request: False
-        """Whether the answer to this request is kept back: nobody ever hears it."""
+        """Whether the answer to this request is kept back: it never arrives."""
         self.was_kept = threading.Event()
         self.let_go = threading.Event()
         between = self

@@ -1,5 +1,5 @@
-"""A machine that follows its guest up and down, in virtual time, with a world in which anybody can be cut off from
-anybody and everybody can be killed, at any step.
+"""A machine that follows its guest up and down, in virtual time, with a world in which any part can be cut off from
+any other and each can be killed, at any step.
 
 Real are the scaler, its connection to the monitor, the guest monitor with its decisions, the pages of gauges and how
 they are asked for, what changes the machine, the agent's end of the permit protocol, and the book of the server of
@@ -62,7 +62,7 @@ LINKS = {
 """Pairs of parties, and which links of the network are cut with them."""
 PARTIES = ("agent", "server", "monitor", "machine")
 LENGTHS = (2.0, 12.0, 60.0)
-"""Shorter than timers, longer, and for ever as far as anybody can tell."""
+"""Shorter than timers, longer, and for ever as far as the parts can see."""
 MOMENTS = {"ask": (0.0, 0.0025, 0.0055), "change": (0.0, 0.15, 0.9)}
 """Seconds after a step began: before it is heard, before it is done, before its end is heard."""
 OTHERS = (0.0, 0.0015)
@@ -146,7 +146,7 @@ class GuestKernel(GuestSystem):
     async def fit(self, memory: int) -> str:
         """The cache follows what the monitor says."""
         self.cache = memory
-        self._world.check(f"the guest is told that it has {memory / GIB:g} GiB")
+        self._world.check(f"the guest hears that it has {memory / GIB:g} GiB")
         return "told"
 
 
@@ -380,7 +380,7 @@ class PartitionWorld:
             self.begin_monitor()
 
     async def _kill_machine(self) -> None:
-        """The node has it run again, and begins another scaler for that run, before anybody hears of it."""
+        """The node has it run again, and begins another scaler for that run, before any part hears of it."""
         async with self._reborn:
             self.run_number += 1
             self.end_monitor()
@@ -399,7 +399,7 @@ class PartitionWorld:
         return self.now < self._cuts.get(link, 0.0)
 
     def step(self, kind: str) -> None:
-        """Something is about to be asked of somebody."""
+        """Something is about to be asked of another part."""
         number, self.steps = self.steps, self.steps + 1
         self.log.append(f"{number}: {kind}, {self.now:.3f} s")
         for fault in self.faults:

@@ -152,7 +152,7 @@ class PermitBench:
             return answer.status, answer.headers.get("Content-Type", ""), answer.read()
 
     def state(self, node: str = "node-a") -> Any:
-        """The ledger of a node, as it is told."""
+        """The ledger of a node, as the server shows it."""
         return json.loads(self.get("/")[2])["nodes"][node]
 
 

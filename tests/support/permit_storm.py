@@ -237,7 +237,7 @@ class PermitStorm:
         elif draw.random() < 0.2:
             wanted = agent.use
         if agent.shown != agent.use or draw.random() < 0.8:
-            wanted = wanted.most(agent.use)  # a decrease is made before it is told
+            wanted = wanted.most(agent.use)  # a decrease is made before it is reported
         last = agent.permit
         if draw.random() < 0.3:
             last = draw.choice([None, MOST, Resources(2**31, 2**50), UNIT * draw.randint(0, 90)])
@@ -319,7 +319,7 @@ class PermitStorm:
     # -- what has to hold --------------------------------------------------------------------------------------------
 
     def _check_agents(self, store: Store) -> None:
-        """Between two rounds nobody is waiting for an answer."""
+        """Between two rounds no agent is waiting for an answer."""
         has = Resources(sum(agent.has.cpu for agent in self._agents), sum(agent.has.memory for agent in self._agents))
         self.tally.full += not (
             self.limit.excess_over(has).cpu >= UNIT.cpu and self.limit.excess_over(has).memory >= UNIT.memory

@@ -71,7 +71,7 @@ def place(cluster: Cluster) -> PublishedEndpoint | None:
 
 
 def listens(server: PublishedEndpoint | None) -> bool:
-    """Whether somebody is there."""
+    """Whether a server is there."""
     if server is None:
         return False
     with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=10):

@@ -1,4 +1,4 @@
-"""Ports for programs that are told theirs when they are started."""
+"""Ports for programs that get theirs when they are started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ above those of our programs."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 where nobody listens now, and nobody is likely to before they are used: drawn at random, for
+    """Ports of 127.0.0.1 where no program listens now, and none is likely to before they are used: drawn at random, for
     others on this machine draw theirs at the same time."""
     draw, ports = random.SystemRandom(), list[int]()
     while len(ports) < count:

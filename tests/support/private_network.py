@@ -35,7 +35,7 @@ def private_network() -> Iterator[None]:
         finally:
             for kind, before in namespaces.items():
                 _call(_C.setns, before, kind)
-            os.chdir(folder)  # whoever comes to other mounts comes to their root
+            os.chdir(folder)  # a process that comes to other mounts comes to their root
     finally:
         for before in namespaces.values():
             os.close(before)

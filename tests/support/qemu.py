@@ -29,7 +29,7 @@ QUICK_BOOT = "cryptomgr.notests mitigations=off nokaslr audit=0 init_on_alloc=0"
 MICRO_APPEND = (
     f"console=ttyS0 quiet tsc=unstable lpj=4000000 no_timer_check memhp_default_state=online_movable {QUICK_BOOT}"
 )
-"""What the kernel of the micro image is told: not to measure clocks that are emulated on a busy machine, nor to panic
+"""Options of the kernel of the micro image: not to measure clocks that are emulated on a busy machine, nor to panic
 where no tick comes in time, and to keep memory that is added removable."""
 
 

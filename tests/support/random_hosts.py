@@ -5,7 +5,7 @@ rules alone (T3 to T8), and knows nothing of /sys, /proc or the inventory:
 
 - not offered is what the host needs: the boot display, the console, an interface with a default route, address, bridge
   or another interface on it (in any network namespace), a disk that is mounted, swapped to or held;
-- nor what somebody uses: a process that has a node of it open under any name, also only to watch it; another network
+- nor what is in use: a process that has a node of it open under any name, also only to watch it; another network
   namespace that has an interface of it; a machine that has its VFIO group open;
 - nor what cannot be given away alone (IOMMU), is never given away (a BMC's display), or is not allowed;
 - a whole card goes with all that is on it, a virtual function of a network card by itself;
@@ -350,7 +350,7 @@ class _Planner:
             self.host.processes.append((name, [node.number if node.number in REAL else node.path for node in opened]))
         partitions = [node for node in nodes if not node.in_function]
         if partitions and chance.random() < 0.5:
-            is_listed = chance.random() < 0.7  # of one that is not, nobody knows what it uses
+            is_listed = chance.random() < 0.7  # of one that is not, its use is unknown
             used = chance.sample(partitions, chance.randint(0, 1)) if is_listed else partitions
             for node in used:
                 node.users += 1

@@ -235,7 +235,7 @@ class History:
 
     def _lose_counters(self) -> None:
         one = self.random.choice(self.pools)
-        # Whoever has a device of it recorded that, under the name that it had: else no one can know of the counters.
+        # A user of a device of it recorded that, under the name that it had: else no one can know of the counters.
         holders = [name for name, given in self.given.items() if any(each.pool == one.name for each in given)]
         if one.has_counters and all("devalloc.io/device-records" in self._notes(name) for name in holders):
             one.has_counters = False
@@ -301,7 +301,7 @@ class History:
         """The claim with its answer written on it; sometimes without its record, as others write it.
 
         Not for a share of a device that draws what it drew for its first user and is published with less by now: when
-        that user is gone, nobody can know it without a record."""
+        that user is gone, it is unknown without a record."""
         name = new["metadata"]["name"]
         notes = dict(answer.get("annotations", {}))
         given = [self._given(*names) for names in self._devices_of(answer)]

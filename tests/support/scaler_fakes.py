@@ -62,7 +62,7 @@ class ScalerFakes:
         if self.connects:
             self.scaler.monitor_connected()
         else:
-            self.scaler.monitor_disconnected("nobody listens")
+            self.scaler.monitor_disconnected("the port is closed")
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -1,6 +1,6 @@
 """A record of how a real machine is scaled: what the parties say on the wire, and what QEMU did, by QEMU's own clock.
 
-Nothing of it is told by devalloc, so that it can judge devalloc: messages are read off the network (``wiretap``), and
+Nothing of it comes from devalloc, so that it can judge devalloc: messages are read off the network (``wiretap``), and
 what a machine has comes from QEMU's trace of its own commands and of its virtio-mem device (``QEMU_TRACE``).
 """
 
@@ -190,7 +190,7 @@ class Record:
 
 
 def steps_wait_for_each_other(events: list[Event], least: Amounts) -> None:
-    """At no instant has anybody gone ahead of the one before him in the order (docs/scaling.md)."""
+    """At no instant has any part gone ahead of the one before it in the order (docs/scaling.md)."""
     has = permitted = requested = allowed = least
     for event in events:
         amounts = Amounts(event.cpus or 0, event.memory or 0)

@@ -113,7 +113,7 @@ class Vm:
         self.world.spawn(self._begin_run())
 
     async def _begin_run(self) -> None:
-        """The node begins another scaler for another run of a machine, before anybody hears of that run."""
+        """The node begins another scaler for another run of a machine, before any part hears of that run."""
         await self.restart_agent()
         self._write()
 
@@ -180,7 +180,7 @@ class Vm:
         while True:
             await asyncio.sleep(1)
             if self.world.is_cut("guest", self):
-                listener.monitor_disconnected("nobody answers")
+                listener.monitor_disconnected("no answer")
                 continue
             self.connection = asyncio.Event()
             listener.monitor_connected()
@@ -191,7 +191,7 @@ class Vm:
         async def agree() -> None:
             await asyncio.sleep(ANSWER)
             self.agreed = self.agreed.most(granted)
-            self.world.check(f"{self.name}'s monitor is told of {granted}")
+            self.world.check(f"{self.name}'s monitor hears of {granted}")
 
         await self.world.call("guest", self, agree)
 
@@ -269,7 +269,7 @@ class ScalingWorld:
         self.calls += 1
         if self.is_cut(link, vm):
             await asyncio.sleep(5)
-            raise Unknown("NoAnswer", "nobody answers")
+            raise Unknown("NoAnswer", "no answer")
         result = await work()
         if "lost reply" in kinds:
             await asyncio.sleep(1)
@@ -296,7 +296,7 @@ class ScalingWorld:
 
     def check(self, what: str) -> None:
         """What must hold at every instant."""
-        # A machine that nothing is recorded of counts for more than it has, so that nobody else gets it.
+        # A machine that nothing is recorded of counts for more than it has, so that no other machine gets it.
         permitted = sum((self.plugin.recorded(vm.name) or vm.has for vm in self.vms), NOTHING)
         if permitted.exceeds(self.total):
             self.wrong.append(f"{self.now:.2f} s: {what}: {permitted} are permitted of {self.total}")

@@ -81,7 +81,7 @@ class ByModule(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """The test that ended its worker is told and over: it hung, and would for as long in the next worker."""
+        """The test that ended its worker is reported and over: it hung, and would for as long in the next worker."""
         units = self.assigned_work[node].values()
         ended = next(((unit, test) for unit in units for test, is_over in unit.items() if not is_over), None)
         if ended is not None:

@@ -1,4 +1,4 @@
-"""A machine in a test host that nobody but the test knows of: a QEMU with devices by VFIO, whose CPUs do not run.
+"""A machine in a test host that only the test knows of: a QEMU with devices by VFIO, whose CPUs do not run.
 
 Without a guest no device is ever let go: only the end of the QEMU gives them back.
 """

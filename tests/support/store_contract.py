@@ -1,7 +1,7 @@
 """What every store must do: the semantics of the Kubernetes API for custom resources.
 
 A test module has these tests run by importing them, beside a fixture ``store``: an empty store that remembers the last
-20 deletions, with the namespaces default, other and z. What differs between stores is told in
+20 deletions, with the namespaces default, other and z. What differs between stores is described in
 ``devalloc.store.protocol`` and tested with each of them.
 """
 
@@ -455,7 +455,7 @@ class TestWatch:
         assert seen(store, since) == [(EventType.DELETED, "a"), (EventType.ADDED, "a")]
 
     def test_a_watch_sees_every_deletion(self, store: Store) -> None:
-        """Even of an object that came and went between two looks: somebody else may have seen it."""
+        """Even of an object that came and went between two looks: another reader may have seen it."""
         store.create(pool())
         since = store.list().resource_version
         store.create(claim())
@@ -529,7 +529,7 @@ class TestWatch:
             store.delete(*Key.of(store.create(claim(f"n{number}"))))
         with pytest.raises(Expired, match="list again"):
             list(store.watch(None, since, timeout=0))
-        # Nobody who starts over, and nobody who is nearly up to date, is turned away.
+        # No reader that starts over, and none that is nearly up to date, is turned away.
         assert seen(store) == [(EventType.ADDED, "stays")]
         assert list(store.watch(None, store.list().resource_version, timeout=0)) == []
         assert len(seen(store, str(int(store.list().resource_version) - 1))) == 1

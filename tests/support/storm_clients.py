@@ -1,6 +1,6 @@
 """Clients in a storm: claims, groups, machines with claims, pods with ResourceClaims, and the nodes that prepare them.
 
-Whoever writes does so based on what it read, as nodes do. Kubernetes' own part (a scheduler that binds pods, a
+Each client writes based on what it read, as nodes do. Kubernetes' own part (a scheduler that binds pods, a
 controller that takes back what pods had) is played by ``PodScheduler``.
 """
 
@@ -208,7 +208,7 @@ class StormClients:
 
 @dataclass
 class PodScheduler:
-    """What kube-scheduler and kube-controller-manager do for pods with claims that somebody else allocates."""
+    """What kube-scheduler and kube-controller-manager do for pods with claims that another controller allocates."""
 
     cluster: Cluster
     space: Space
@@ -252,7 +252,7 @@ class PodScheduler:
         self.did["pods begun"] += ask(lambda: self.cluster.create(path, body)).ok
 
     def _take_back(self, claim: Object, there: set[str]) -> None:
-        """From pods that are gone; from a claim that nobody uses any more its devices, too."""
+        """From pods that are gone; from a claim that no pod uses any more its devices, too."""
         status, metadata = claim.get("status") or {}, claim["metadata"]
         users = status.get("reservedFor") or []
         left = [user for user in users if user["uid"] in there]

@@ -134,7 +134,7 @@ class StormFaults:
         server.start(self.cluster)
 
     def _forget(self) -> None:
-        """Nobody's watch can go on where it was: 410."""
+        """No watch can go on where it was: 410."""
         self.cluster.compact()
         self._restart(self.cluster.server, 0.0)
 

@@ -223,7 +223,7 @@ class EngineBench:
         self.reconciler = Reconciler(self.claims, boot_id=lambda: BOOT, clock=lambda: self.now)
 
     def restart(self) -> None:
-        """As after kill -9: nothing is told to anybody."""
+        """As after kill -9: no one hears anything."""
         self.start()
         self.reconciler.recover()
 

@@ -22,7 +22,7 @@ class CommandOutput:
 
 
 class VersionedCli:
-    """Where somebody types commands."""
+    """Where a user types commands."""
 
     def __init__(self, process: Popen[str]) -> None:
         self._process = process

@@ -1,7 +1,7 @@
 """A network within one event loop whose clock jumps: connections without sockets, that can be cut and mended.
 
 What is sent while a connection's link is cut arrives when it is mended, as TCP sends it again; who is gone by then
-answers with a reset. Nobody is told of a cut: only timers notice it. Work for threads is done at once, or one step at a
+answers with a reset. No end hears of a cut: only timers notice it. Work for threads is done at once, or one step at a
 time (`Lockstep`), so that nothing but the clock decides what comes first.
 """
 
@@ -58,7 +58,7 @@ class Network:
 
     def listen(self, factory: Factory, address: Address) -> _Server:
         if address in self._listeners:
-            raise OSError(98, "somebody listens there")
+            raise OSError(98, "the port is in use")
         self._listeners[address] = factory
         return _Server(self, address)
 
@@ -288,7 +288,7 @@ class _Thread:
         assert self._end is not None
         result, error = self._end
         if isinstance(error, ProcessKilled):
-            return  # nobody is there who could hear of it
+            return  # no end is there to hear of it
         self.future.set_result(result) if error is None else self.future.set_exception(error)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:

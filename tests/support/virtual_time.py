@@ -1,6 +1,6 @@
 """An event loop whose clock jumps: sockets are real, and waiting costs nothing.
 
-Whoever waits for a time gets it as soon as nothing else can happen: no callback is ready and no socket of this process
+A waiter for a time gets it as soon as nothing else can happen: no callback is ready and no socket of this process
 has anything to read. What one end of a loopback connection sends is there for the other end at once, so both ends, in
 one such loop, see a quiet network in which every timer is exact.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 _SETTLED = 0.002  # seconds without any I/O before the clock may jump: in case the kernel delivers late
-_STUCK = 5.0  # seconds after which a loop with nothing to wait for is told so
+_STUCK = 5.0  # seconds after which a loop with nothing to wait for gets an error
 
 
 class _Selector(selectors.DefaultSelector):
@@ -30,7 +30,7 @@ class _Selector(selectors.DefaultSelector):
             return super().select(_STUCK)
         ready = super().select(_STUCK if timeout is None else self.loop.settled)
         if not ready and timeout is None:
-            raise RuntimeError("nothing will ever happen: no timer is set, and nobody sends")
+            raise RuntimeError("nothing will ever happen: no timer is set, and no peer sends")
         if not ready and timeout:
             self.loop.now += timeout
         return ready

@@ -94,7 +94,7 @@ def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
                 raise
             return None
 
-    free_pool = until(pool, "nobody has the pool any more")
+    free_pool = until(pool, "no process has the pool any more")
     assert free_pool is not None
     return free_pool
 

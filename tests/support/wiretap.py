@@ -1,4 +1,4 @@
-"""What real parties say to each other over TCP, read off the wires of a private network: nobody is in between, so
+"""What real parties say to each other over TCP, read off the wires of a private network: no proxy is in between, so
 nothing is changed by being read. HTTP with lengths, and the text of WebSockets. Needs root."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 SO_TIMESTAMPNS = 35
 ETH_P_ALL, ETH_P_IP, TCP = 3, 0x0800, 6
-"""What goes out is told only to those who want all."""
+"""What goes out is reported only to those who want all."""
 FIN, SYN = 1, 2
 LARGEST = 1 << 17
 
@@ -33,7 +33,7 @@ class WireMessage:
 
 @contextmanager
 def wiretap(ports: frozenset[int], heard: Callable[[WireMessage], None]) -> Iterator[None]:
-    """While inside, ``heard`` is told (in a thread of its own) what servers at these ports and their clients say, on
+    """While inside, ``heard`` gets (in a thread of its own) what servers at these ports and their clients say, on
     all interfaces of the network that this thread is in."""
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL))
     tap.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)

@@ -4,7 +4,7 @@ A start of Python with all that devalloc loads costs seconds of a CPU that is em
 line is a file ``NAME.run`` in the folder that is given (a first word other than ``devalloc`` is a script of Python);
 then a line with NAME comes through the pipe ``asked`` there. What the command says comes into ``NAME.out``, as it says
 it, and its exit status into ``NAME.rc`` when it has ended; a process that waits for that makes a pipe ``NAME.end`` and
-opens it to read. Nobody has to look again and again: each look is a process, and takes the CPU from what is waited for.
+opens it to read. No process has to look again and again: each look is a process, which takes CPU time.
 ``ready`` appears in the folder when the first can come. ``NAME.pid`` contains the process.
 """
 
@@ -81,7 +81,7 @@ def _reap(folder: Path) -> None:
 
 
 def _tell(waiting: Path) -> None:
-    """Wake who waits there; not there: nobody does, or no longer."""
+    """Wake who waits there; not there: none does, or no longer."""
     while waiting.exists():
         try:
             return os.close(os.open(waiting, os.O_WRONLY | os.O_NONBLOCK))

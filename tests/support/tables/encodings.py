@@ -87,7 +87,7 @@ def _pod_names(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     names = content["namespaced_name_format"]
     expected = names["default"]
     yield verdict("namespaced_name_format default", expected, lambda: str(PodName(*expected.split("/"))))
-    why = "how a debugger spells it, which nobody sends"
+    why = "how a debugger spells it, which no peer sends"
     yield from (CaseVerdict(f"namespaced_name_format {name}", unjudged=why) for name in names if name != "default")
 
 

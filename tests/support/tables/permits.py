@@ -1,6 +1,6 @@
 """Permits: what a request gets, what a first one does, when a node is too full, who leaves it, how nodes score.
 
-CPU and memory are judged alike, so most tables have one number for both; each is in units of no kind. What is told of
+CPU and memory are judged alike, so most tables have one number for both; each is in units of no kind. What they say of
 reconciling spells its names in several ways: they are found by words (see ``words``).
 """
 

@@ -128,7 +128,7 @@ def each(
 
 
 def explained(error: Exception) -> str:
-    """An error of whoever judged, and where it was."""
+    """An error of the judge, and where it was."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     missing = f"there is no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
     return f"{missing} ({Path(place.filename).name}:{place.lineno})"

@@ -2,7 +2,7 @@
 
 A table of ours has ``timelines``, each a list of steps ``[seconds, events, actions]`` with an optional fourth entry:
 how a reference tells the step. A table of the reference has ``scenarios`` whose events are prose: the events come from
-our timelines of that name, the actions from the table, and bounds and waits from its title. What is told in a sentence
+our timelines of that name, the actions from the table, and bounds and waits from its title. What stands in a sentence
 (``sentence``) is the course of our timeline; one with numbers is played by them as well, others must be word for word.
 """
 

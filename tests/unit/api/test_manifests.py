@@ -375,7 +375,7 @@ def test_a_map_with_too_many_fields_is_refused(as_json: bool) -> None:
 
 
 def test_fields_that_are_there_twice_are_found_in_one_go() -> None:
-    """Nobody counts each of them among all."""
+    """The search does not count each of them among all."""
     text = "{" + ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(MAX_FIELDS // 2)) + "}"
     problems = load_text(text, "x.json").problems
     assert len(problems) == MAX_FIELDS // 2

@@ -1,4 +1,4 @@
-"""The word that somebody most likely meant."""
+"""The word that a user most likely meant."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_what_makes_no_sense_is_refused(kubeconfig: Path, options: list[str], me
 
 
 def test_a_certificate_that_cannot_be_served_yet_keeps_no_claim_from_being_answered(tmp_path: Path) -> None:
-    """A Secret that is not there, or that somebody filled with something else."""
+    """A Secret that is not there, or that has other content."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     assert _certificate_problem(certificate, key) == f"{certificate}, {key}: No such file or directory"
     certificate.write_text("x")

@@ -1,4 +1,4 @@
-"""Objects of both dialects in one store: nobody is held up, and nobody's object is taken for another's."""
+"""Objects of both dialects in one store: no claim is held up, and no object is taken for another."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class TestMigrate:
         assert "the connection was cut" in waited.err
 
     def test_words_of_its_nodes_do_nothing_to_the_terminal(self, fleet: Shell) -> None:
-        """Whoever has the token of its target writes them."""
+        """The holder of the token of its target writes them."""
         with working(fleet, partial(play, until="Failed", reason="\x1b[2JX\nerror: forged")):
             results = [fleet("migrate", "vm/web", "--timeout", "20s")]
             name = MigrationView(stored(fleet, KIND)).key[1]

@@ -263,7 +263,7 @@ def test_the_refusal_of_a_json_array_shows_how_to_write_several_objects(devalloc
 
 
 def test_apply_writes_all_objects_before_it_prints(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads only the first line, as `| head -1` does, must not end it half-way."""
+    """A reader of only the first line, such as `| head -1`, must not end it half-way."""
     import click
 
     from devalloc.cli.main import OutputClosed

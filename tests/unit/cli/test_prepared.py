@@ -180,6 +180,6 @@ def test_a_user_without_a_name_may_cordon(devalloc: Shell, monkeypatch: pytest.M
 
 def test_what_is_not_there_cannot_be_cordoned(devalloc: Shell) -> None:
     devalloc("apply", "-f", EXAMPLE)
-    refused = devalloc("cordon", "0000-3b-01-0", "nobody")
+    refused = devalloc("cordon", "0000-3b-01-0", "absent")
     assert (refused.code, devalloc("cordon").out) == (4, "nothing is cordoned\n")
-    assert "there is no node, pool or device nobody" in refused.err
+    assert "there is no node, pool or device absent" in refused.err

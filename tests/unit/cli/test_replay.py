@@ -1,4 +1,4 @@
-"""What is not a snapshot is told apart from a snapshot with another answer."""
+"""A file that is not a snapshot has another message than a snapshot with another answer."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_cordon_has_the_name_that_the_cluster_knows(team: Team, monkeypatch: p
     assert "by alice@example.com, " in team("cordon").out
 
 
-# -- nobody leads ------------------------------------------------------------------------------------------------------
+# -- no leader ---------------------------------------------------------------------------------------------------------
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/devices/leases"
 

@@ -51,7 +51,7 @@ def test_the_cause_comes_first(devalloc: Shell, tmp_path: Path, verb: str) -> No
 
 @contextmanager
 def served(tls: ssl.SSLContext | None) -> Iterator[int]:
-    """The port of a server that nobody should send a token to."""
+    """The port of a server that no client should send a token to."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -91,7 +91,7 @@ def test_a_server_without_tls_is_reported(devalloc: Shell, tmp_path: Path) -> No
 
 
 def test_nothing_was_sent_so_a_write_is_not_in_doubt(tmp_path: Path) -> None:
-    """Whoever writes may do it again, and has nothing to look up first."""
+    """A user who writes may do it again, and has nothing to look up first."""
     with served(self_signed(["127.0.0.1"])) as port:
         client = Client.connect(kubeconfig(tmp_path / "k", f"https://127.0.0.1:{port}"))
         with pytest.raises(ApiError, match="cannot verify") as refused:

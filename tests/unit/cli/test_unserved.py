@@ -126,7 +126,7 @@ def test_a_forced_drain_writes_what_is_to_happen_and_gives_nothing_away(unserved
     assert "virtualmachine default/web has not left within 0 s; it will do so later" in drained.err
     web = stored(unserved)
     assert web["metadata"]["annotations"][meta.EVICT] == "a"
-    assert (MachineView(web).holder, MachineView(web).node) == ("a", "a"), "it is nobody else's"
+    assert (MachineView(web).holder, MachineView(web).node) == ("a", "a"), "no other node has it"
     assert unserved("get", "migrations").out == "", "who is to send its memory does not run"
     unserved.allocate()
     assert (MachineView(stored(unserved)).holder, MachineView(stored(unserved)).node) == ("a", "a")

@@ -102,7 +102,7 @@ def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_publis
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(capacity, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs"))
+    monkeypatch.setattr(capacity, "with_host_pool", lambda *_: pytest.fail("a pool for machines that no plugin runs"))
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
     monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
     elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")
@@ -171,7 +171,7 @@ def test_lines_that_differ_are_not_remembered_while_it_serves(tmp_path: Path) ->
 
 
 def test_the_first_scan_withholds_what_only_the_journal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
+    """Else such devices are given away in the second until the plugin looks, and the claim that gets them waits."""
     monkeypatch.setattr(StandaloneNode, "_serve", lambda plugin: None)
     bench = EngineBench(tmp_path)
     bench.claims.prepare(bench.add("a/slot-0"))  # from another store than what is one now

@@ -218,9 +218,9 @@ class TestMachines:
 class TestRefusals:
     def test_denied_and_failed_have_their_own_code_and_advice(self, devalloc_vm: Vm, plugin: Served) -> None:
         devalloc_vm.create()
-        refused = devalloc_vm("attach", "web", "nobody")
+        refused = devalloc_vm("attach", "web", "absent")
         assert refused.code == 1
-        assert refused.err == "error: nobody: denied: claim default/nobody not found [ClaimNotFound]\n"
+        assert refused.err == "error: absent: denied: claim default/absent not found [ClaimNotFound]\n"
         plugin.machines.stubborn.add("default/web")
         failed = devalloc_vm("scale", "web", "--vcpus", "1")
         assert failed.code == 1
@@ -235,10 +235,10 @@ class TestRefusals:
 
     def test_a_machine_that_does_not_exist(self, devalloc_vm: Vm) -> None:
         devalloc_vm.create()
-        output = devalloc_vm("get", "web", "nobody")
+        output = devalloc_vm("get", "web", "absent")
         assert output.code == 1
         assert "web" in output.out
-        assert "machine default/nobody not found" in output.err
+        assert "machine default/absent not found" in output.err
 
     @pytest.mark.parametrize(
         ("args", "words"),
@@ -334,7 +334,7 @@ class TestSocket:
         assert output.code == 1
         assert "no answer at" in output.err
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
     def test_one_that_may_not_be_opened_says_who_may(self, plugin: Served) -> None:
         os.seteuid(65534)
         try:

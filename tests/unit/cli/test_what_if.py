@@ -117,7 +117,7 @@ def test_a_claim_of_the_store_that_is_applied_again_keeps_what_it_holds(live: Sh
 def test_metadata_that_no_object_can_have_hurts_no_claim_beside_it(
     live: Shell, command: str, annotations: object
 ) -> None:
-    """On an object of a foreign kind, which nobody looks at before it is laid over the one of the store."""
+    """On an object of a foreign kind, which no check reads before it is laid over the one of the store."""
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "n"}}
     live("apply", "-f", "-", stdin=text(secret))
     wrong = {**secret, "metadata": {"name": "n", "annotations": annotations}}

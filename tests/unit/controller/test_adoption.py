@@ -151,7 +151,7 @@ def test_a_policy_that_refuses_nothing_restarts_the_wait_and_is_reported_on_the_
 def test_it_stops_if_the_policy_no_longer_refuses() -> None:
     world = World(rule())
     assert world.after(5) == ALL_OF_IT
-    world.trouble = "somebody made the policy again"
+    world.trouble = "another user made the policy again"
     assert world.after(adoption.CHECK_SECONDS + 1) == AllocatablePools()
     assert ADOPTED_AT not in world.rule["metadata"]["annotations"]
 

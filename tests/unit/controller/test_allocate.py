@@ -193,7 +193,7 @@ class TestAnswers:
         assert "team-b/secret" in annotations(store, "waits", "team-a")["message"]
 
     def test_what_kubectl_shows_of_a_claim_is_mended(self, store: SQLiteStore) -> None:
-        """Claims of versions that did not write it, and what somebody else put there."""
+        """Claims of versions that did not write it, and what another writer put there."""
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2))
         allocator = DeviceClaimAllocator(store)
         allocator.round()
@@ -529,7 +529,7 @@ class TestLoop:
         with Loop(store) as loop:
             loop.until(lambda: "reason" in annotations(store, "b"))
             loop.passes_over(lambda obj: "devalloc.io/reason" in obj["metadata"].get("annotations", {}))
-            assert len(loop.rounds) == 2, "who got nothing is told who has it, once it has it"
+            assert len(loop.rounds) == 2, "a claim that got nothing shows the owner, once there is one"
 
     def test_what_is_applied_together_is_solved_together(self, store: SQLiteStore) -> None:
         """The claim of lower priority comes first and does not get the only device."""

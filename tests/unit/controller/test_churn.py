@@ -33,7 +33,7 @@ class Written:
 
 
 def test_what_is_remembered_of_claims_that_came_and_went_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects that live are counted, whoever keeps them: store, reading, fleet, judge, refusals, recorder. What has a
+    """Objects that live are counted, wherever they are: store, reading, fleet, judge, refusals, recorder. What has a
     bound gets one that is reached here."""
     monkeypatch.setattr(node_index, "MIN_CHANGES_KEPT", MAX_REMEMBERED)
     monkeypatch.setattr(recorder_module, "MAX_SERIES", MAX_REMEMBERED)

@@ -19,7 +19,7 @@ def an_object(kind: str, namespace: str, name: str) -> Object:
 
 
 class TestAnotherMessage:
-    """The same reason can have another cause, which nobody sees if it is not reported."""
+    """The same reason can have another cause, which no user sees if it is not reported."""
 
     @pytest.fixture(autouse=True)
     def allocator(self) -> None:

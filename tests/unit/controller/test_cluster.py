@@ -36,7 +36,7 @@ class Clock:
 
 
 class Dead(FakeClient):
-    """Some of its connections are dead: a request takes all the time that it has, and nobody hears of it."""
+    """Some of its connections are dead: a request takes all the time that it has, and gets no answer."""
 
     def __init__(self, kube: FakeKube, clock: Clock) -> None:
         super().__init__(kube)

@@ -322,8 +322,8 @@ class TestNames:
         with pytest.raises(TargetNotFound, match="device d0 of pool n or device d0 of pool p"):
             find_target(store, "d0")
         assert find_target(store, "p/d0").pool == "p"
-        with pytest.raises(TargetNotFound, match="there is no node, pool or device nobody"):
-            find_target(store, "nobody")
+        with pytest.raises(TargetNotFound, match="there is no node, pool or device absent"):
+            find_target(store, "absent")
 
     def test_a_node_with_machines_or_claims_alone_is_one_but_records_no_cordon(self, store: SQLiteStore) -> None:
         web = store.create(machine("web", nodeName="of-machine"))

@@ -1,4 +1,4 @@
-"""Events: what is told of a write, that it is written once and counted after, and that nobody waits for it."""
+"""Events: what they say of a write, that each is written once and counted after, and that no loop waits for it."""
 
 from __future__ import annotations
 

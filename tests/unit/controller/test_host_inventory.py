@@ -45,7 +45,7 @@ class NoEvents:
         return False
 
     def wake(self) -> None:
-        """Nobody waits."""
+        """No caller waits."""
 
 
 def repaired(folder: Path, *errors: StoreError) -> CompactedStore:

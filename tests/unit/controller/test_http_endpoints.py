@@ -181,7 +181,7 @@ def test_an_answer_that_names_no_audience_is_of_a_token_for_the_api_server() -> 
 def test_a_certificate_that_comes_later_and_one_that_is_renewed_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a Secret that cert-manager writes after the pod has begun; whoever has its authority verifies it."""
+    """As of a Secret that cert-manager writes after the pod has begun; a client with its authority verifies it."""
     monkeypatch.setattr(http_endpoints, "CERTIFICATE_CHECK_SECONDS", 0.05)
     files = tmp_path / "tls.crt", tmp_path / "tls.key"
     with served(None, self_signed(["127.0.0.1"]), (str(files[0]), str(files[1]))) as url:

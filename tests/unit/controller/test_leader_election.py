@@ -143,7 +143,7 @@ def test_one_that_stood_still_ends(bed: Bed) -> None:
     with running(controller) as run:
         until(lambda: controller.state == "leading")
         bed.offset += 60
-        assert not controller.lease.is_valid, "by its clock, before anybody has told it"
+        assert not controller.lease.is_valid, "by its clock, before any message"
         run.ended()
     assert isinstance(run.error, LeaseLost)
     assert bed.holder() == "first", "it gives nothing back: it may be another's"

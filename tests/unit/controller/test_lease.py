@@ -90,7 +90,7 @@ def test_one_that_stood_still_does_not_act_before_it_has_renewed(store: Slow, st
     clock.now += stood
     assert not first.is_valid, "by its clock alone, whatever the store says"
     first.renew()
-    assert first.is_valid, "nobody had taken it"
+    assert first.is_valid, "no other had taken it"
 
 
 def test_one_that_stood_still_while_it_asked_counts_from_when_it_asked(store: Slow) -> None:
@@ -219,7 +219,7 @@ def test_one_that_is_given_back_is_taken_at_once_and_never_given_twice(store: Sl
 
 
 def test_many_processes_that_stand_still_at_random_are_never_two_at_once(store: Slow) -> None:
-    """Each has its own clock, with its own offset; whoever stands still does so at any step."""
+    """Each has its own clock, with its own offset; a holder can stand still at any step."""
     import random
 
     rng = random.Random(7)

@@ -52,7 +52,7 @@ def holder(kind: str, name: str) -> Object:
 
 
 def make(kube: FakeKube, path: str, obj: Object) -> Object:
-    """Somebody writes it, with its status."""
+    """Another writer writes it, with its status."""
     created = kube.create(path, {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}})
     if "status" not in obj:
         return created
@@ -94,7 +94,7 @@ def test_two_owners_are_an_event_on_both_and_a_metric(kind: str, dialect: str) -
         assert all(f"{kind} default/a and {kind} default/b" in note for note in notes.values())
         with kube.changed:
             now = [kube.objects[f"{CLAIMS[kind]}/{name}"]["status"] for name in ("a", "b")]
-        assert now == [first["status"], second["status"]], "nothing is taken from anybody"
+        assert now == [first["status"], second["status"]], "no claim loses anything"
         kube.replace(f"{CLAIMS[kind]}/b/status", {**second, "status": {}, "metadata": {"name": "b"}})
         until(lambda: owners() == 0.0)
 
@@ -244,7 +244,7 @@ def test_it_does_not_look_when_it_is_stopped_in_a_pause() -> None:
 
 
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And keeps nobody from being answered."""
+    """And delays no answer."""
     with running(FakeClient(FakeKube())) as cluster:
         until(lambda: cluster.monitor.seen is not None)
         looks: list[None] = []
@@ -303,7 +303,7 @@ def test_pending_claims_are_counted_by_reason_and_namespace() -> None:
         gpu_claim("a", namespace="x", reason="DevicesInUse", message="m"),
         gpu_claim("b", namespace="x", reason="DevicesInUse", message="m"),
         gpu_claim("c", namespace="y"),
-        gpu_claim("d", namespace="y", reason="written by somebody", message="m"),
+        gpu_claim("d", namespace="y", reason="written by a user", message="m"),
         gpu_claim("f", namespace="y", reason="QuotaExceeded", message="m"),
         resource_claim("e", namespace="y"),
     )

@@ -233,7 +233,7 @@ class TestPromise:
         first.renew()
         assert self.is_kept(leases)
         first.give()
-        assert self.is_kept(leases), "nobody leads, so nobody allocates"
+        assert self.is_kept(leases), "there is no leader, so no claim is allocated"
         assert second.take()
         assert self.is_kept(leases)
         second.renew()

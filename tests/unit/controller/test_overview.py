@@ -157,7 +157,7 @@ def test_machines_tell_their_amounts_and_whose_claims_they_have(store: SQLiteSto
 
 
 def test_what_a_machine_is_kept_is_its_own(store: SQLiteStore) -> None:
-    """Of the CPUs of a node: no claim that anybody wrote stands for it."""
+    """Of the CPUs of a node: no claim of a user stands for it."""
     for manifest in load(["examples/placed-machines"]).documents:
         store.create(manifest.content)
     DeviceClaimAllocator(store).round()

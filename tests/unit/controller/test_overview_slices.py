@@ -288,7 +288,7 @@ def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
     assert conflicts(whole, two[0], resource_claim("b", "card/d", adminAccess=True)) == []
     assert conflicts(whole, *two) == [("ResourceSlice", ("card/d",), 2)]
     assert conflicts(*two) == [("ResourceSlice", ("card/d",), 2)], "its slice is gone"
-    assert conflicts(whole, *shares("1Gi", "1Gi")) == [("ResourceSlice", ("card/d",), 2)], "nobody may share it"
+    assert conflicts(whole, *shares("1Gi", "1Gi")) == [("ResourceSlice", ("card/d",), 2)], "it cannot be shared"
     assert conflicts(slice_of("card", "n", [shared]), *shares("4Gi", "4Gi")) == []
     assert conflicts(slice_of("card", "n", [shared]), *shares("4Gi", "5Gi")) == [("ResourceSlice", ("card/d",), 2)]
     assert conflicts(*parts, resource_claim("a", "card/p0")) == []

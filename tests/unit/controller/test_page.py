@@ -1,4 +1,4 @@
-"""The page without a browser: who gets it, what is in it, and that nothing in it is anybody's HTML."""
+"""The page without a browser: who gets it, what is in it, and that nothing in it is HTML of users."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_only_an_address_that_guesses_is_slowed_down() -> None:
     assert wrong == [401] * authorization.WRONG_TOKEN_BURST + [429] * 3
     reviews = tokens.reviews
     assert guard.status("wrong", "1.2.3.4") == 429
-    assert tokens.reviews == reviews, "nobody is asked any more"
+    assert tokens.reviews == reviews, "no more reviews are sent"
     assert guard.status("good", "1.2.3.4") == 200, "who is known is let in from there all the same"
     assert guard.status("wrong", "5.6.7.8") == 401
     clock.now += authorization.REFILL_SECONDS

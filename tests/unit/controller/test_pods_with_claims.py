@@ -356,7 +356,7 @@ def test_a_claim_of_two_pods_goes_where_one_has_room_if_there_are_no_devices_els
 
 
 def test_a_shared_claim_is_reserved_for_the_most_urgent_pod_and_comes_back_from_a_full_node(bed: Bed) -> None:
-    """kube-scheduler gives back only what at most one pod uses; nobody else would ever move it."""
+    """kube-scheduler gives back only what at most one pod uses; no other controller would ever move it."""
     bed.node("n0", "4")
     bed.node("n1", "4")
     bed.refuses = {"n0"}

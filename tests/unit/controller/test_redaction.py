@@ -1,4 +1,4 @@
-"""What a tenant is told names no claims of others, and all else that it named before."""
+"""Messages for a tenant name no claims of others, and all else that it named before."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ def test_a_name_that_is_taken_is_passed_over(world: World) -> None:
     assert list(world.machines()) == ["web-1", "web-2", "web-3"]
     world.apply(replica_set(0))
     world.settle()
-    assert list(world.machines()) == ["web-1"], "that of somebody else stays"
+    assert list(world.machines()) == ["web-1"], "that of another owner stays"
 
 
 def test_without_a_garbage_collector_machines_go_with_their_set(world: World) -> None:

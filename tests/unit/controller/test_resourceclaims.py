@@ -262,7 +262,7 @@ ANY = {
 
 
 class Played:
-    """A cluster that is told of objects, and the solver behind it."""
+    """A cluster that gets objects, and the solver behind it."""
 
     def __init__(self, *objects: Object) -> None:
         self.cluster, self.solver = ClusterState(), IncrementalResourceSolver()
@@ -510,7 +510,7 @@ def test_a_pod_is_kept_to_its_nodes_and_its_claims_to_one() -> None:
 
 
 def test_two_pods_with_several_claims_each_are_answered() -> None:
-    """Whoever is asked for second is answered with those that have devices by then."""
+    """The pod that comes second is answered with those that have devices by then."""
     there = [node("n1"), node("n2")]
     cards = [a_slice(f"s{name}", pool=f"{name}.devalloc", on=name, devices=2) for name in ("n1", "n2")]
     claims = [claim(name) for name in ("a", "b", "x", "y")]
@@ -818,7 +818,7 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
 
 @pytest.mark.parametrize("bound", ["steps", "time"])
 def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its selectors cost more than they may: it is told so, once, and the next claim has its device. The
+    """Its selectors cost more than they may: it gets that reason, once, and the next claim has its device. The
     time suffices without any bound in steps."""
     if bound == "time":
         for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
@@ -857,7 +857,7 @@ def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.Monk
 
 
 class TestCommit:
-    """While the solver is at work, somebody else writes on claims."""
+    """While the solver is at work, another writer changes claims."""
 
     CLAIMS = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims"
 

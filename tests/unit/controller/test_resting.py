@@ -236,7 +236,7 @@ def assert_that_a_hundred_are_looked_at(look: Callable[[], Mapping[Key, object]]
 
 
 class OnlyLookedUp(dict[Key, Any]):
-    """Objects whose number costs nothing, because nobody walks through them."""
+    """Objects whose number costs nothing, because no round walks through them."""
 
     def __iter__(self) -> Any:
         raise AssertionError("all objects were walked through")

@@ -1,4 +1,4 @@
-"""Claims that take long to answer: searched for beside the loop, remembered, and nobody waits for them."""
+"""Claims that take long to answer: searched for beside the loop, remembered, and no claim waits for them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ HARD, EASY = claim("h-hard", {}, namespace="hard"), claim("e", {}, namespace="ea
 
 
 def outcome_by_name(answer: Manifest) -> dict[str, object]:
-    """What each claim is told: its reason, None where it has its devices, SEARCHING where nothing."""
+    """The answer to each claim: its reason, None where it has its devices, SEARCHING where nothing."""
     return {each["name"]: STILL_SEARCHING if each.get(STILL_SEARCHING) else each["reason"] for each in answer["claims"]}
 
 
@@ -491,7 +491,7 @@ def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_d
             answers = {one["name"]: one for one in solver.solve([*waiting, quick], 30.0)}
             assert len({*evaluated} & {*slow.values()}) <= 1, "one has its turn"
             if answers["quick"]["allocated"]:
-                assert not {*evaluated} & {*slow.values()}, "whom nobody has to wait for"
+                assert not {*evaluated} & {*slow.values()}, "no claim has to wait for them"
             assert answers["quick"]["allocated"] or was_given, "in each second round"
             was_given = answers["quick"]["allocated"]
             reasons = {name: answers[name]["reason"] for name in slow if not answers[name].get(STILL_SEARCHING)}

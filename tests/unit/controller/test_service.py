@@ -1,4 +1,4 @@
-"""Machines whose node nobody serves say so, and so do Events."""
+"""Machines whose node has no plugin say so, and so do Events."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_the_inventory_knows_what_claims_hold_but_not_what_admins_look_at(store:
         looks = host.looks
         up.rescan()
         until(lambda: host.looks > looks)
-        assert host.held == {"d0"}, "what an admin looks at may be in use by anybody"
+        assert host.held == {"d0"}, "what an admin looks at may be in use"
         store.delete("DevicePool", None, "p")
         looks = host.looks
         until(lambda: host.looks > looks)
@@ -337,7 +337,7 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     with running(store, None, solve=solve, on_round=lambda done: over.set()) as up:
         assert thinking.wait(60)
     assert store.list() == before
-    with pytest.raises(StoreLocked):  # the abandoned thread could still write: nobody else may
+    with pytest.raises(StoreLocked):  # the abandoned thread could still write: no other may
         Standalone(store.path, None).run()
     enough.set()
     assert over.wait(60)

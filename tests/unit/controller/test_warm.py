@@ -1,4 +1,4 @@
-"""The warm solver of the loop is told what changed in the documents, and nothing of a round stays behind."""
+"""The warm solver of the loop gets what changed in the documents, and nothing of a round stays behind."""
 
 from __future__ import annotations
 

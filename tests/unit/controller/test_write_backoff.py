@@ -1,4 +1,4 @@
-"""Objects that the API server refuses to write on: told, left alone, and in nobody's way."""
+"""Objects that the API server refuses to write on: reported, left alone, and in no other's way."""
 
 from __future__ import annotations
 

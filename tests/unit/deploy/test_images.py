@@ -41,7 +41,7 @@ def assert_part_of_the_constraints(lock: dict[str, Pin]) -> None:
 
 
 def filled(root: Path, *, other: bool = False) -> Path:
-    """A folder; ``other``: made in another order, at another time, with rights that nobody asked for."""
+    """A folder; ``other``: made in another order, at another time, with rights that were not requested."""
     names = ["b/two", "a/one", "program"]
     for name in reversed(names) if other else names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def wrong(expression: str, there: Exported) -> list[str]:
-    """Metrics and labels of an expression that nobody exports."""
+    """Metrics and labels of an expression that no program exports."""
     matchers = re.compile(r"(\w+)\{([^}]*)\}")
     problems = []
     for name, content in matchers.findall(expression):
@@ -166,7 +166,7 @@ def test_the_dashboard_has_a_place_for_each_panel() -> None:
 
 
 def test_the_proxy_of_node_metrics_has_no_power() -> None:
-    """It may ask who somebody is, has nothing of the host but its network, and lets nobody in without a token."""
+    """It may ask who a user is, has nothing of the host but its network, and lets no one in without a token."""
     objects = [
         each
         for name in yaml.safe_load((FOLDER / "node/kustomization.yaml").read_text())["resources"]

@@ -285,7 +285,7 @@ def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
 
 
 def test_no_role_has_a_wildcard() -> None:
-    """Wildcards grant what nobody has thought of yet."""
+    """Wildcards grant what does not exist yet."""
     for one in render_manifests(InstallOptions(), ["rbac"]):
         for rule in one.get("rules", ()):
             granted = [*rule.get("verbs", ()), *rule.get("resources", ()), *rule.get("apiGroups", ())]

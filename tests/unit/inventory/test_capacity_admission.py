@@ -1,4 +1,4 @@
-"""Room on a host: what fits is admitted, exactly that, whoever asks at the same time."""
+"""Room on a host: what fits is admitted, exactly that, however many ask at the same time."""
 
 from __future__ import annotations
 

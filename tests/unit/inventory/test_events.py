@@ -29,7 +29,7 @@ class Event:
 
 
 class ScriptedMonitor:
-    """Gives what it is told, one at a time; its file descriptor is readable while there is something."""
+    """Gives its events, one at a time; its file descriptor is readable while there is something."""
 
     def __init__(self, *script: str | Exception) -> None:
         self.script = list(script)
@@ -174,7 +174,7 @@ class TestWake:
         udev.source.close()
         others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(8)]
         try:
-            assert before & set(others), "its descriptor is somebody else's now"
+            assert before & set(others), "its descriptor belongs to another now"
             udev.source.wake()
             for other in others:
                 with pytest.raises(BlockingIOError):

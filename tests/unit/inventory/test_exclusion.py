@@ -412,7 +412,7 @@ class TestWithheld:
 
 
 class TestAdoptedVgpus:
-    """A vGPU that somebody else made is offered on request, as it is, while nobody uses it (T8)."""
+    """A vGPU that others created is offered on request, as it is, while no process uses it (T8)."""
 
     MDEV = f"mdev-{UUIDS[0]}"
 

@@ -1,4 +1,4 @@
-"""Connections that come just when nobody is there to take them any more."""
+"""Connections that come just when no server is there to take them any more."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_token_is_kept_fresh_and_taken_away_in_the_end(
     thread.start()
     token = pod_access.folder / "token"
     until(lambda: token.exists(), "the token is there")
-    renew(account, "")  # nobody writes it so
+    renew(account, "")  # no kubelet writes it so
     until(lambda: any("no content" in line for line in messages), "it says that there is none")
     assert token.read_text() == "first"
     renew(account, "second")
@@ -141,7 +141,7 @@ def test_of_two_pods_the_one_that_came_after_keeps_the_token(
 
     until(stays, "the first pod leaves it alone")
     os.utime(token, (0, 0))
-    until(lambda: token.read_text() == "first", "what nobody looks after is written anew")
+    until(lambda: token.read_text() == "first", "a file without care is written anew")
     until(stays, "and again")
     stop.set()
     thread.join(60)

@@ -1,4 +1,4 @@
-"""Threads for machines: each has its turn, a change that nobody waits for goes on, and slow guests hold up no other."""
+"""Threads for machines: each has its turn, a change whose caller gave up goes on, and slow guests hold up no other."""
 
 from __future__ import annotations
 

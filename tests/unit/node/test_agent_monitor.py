@@ -224,7 +224,7 @@ def test_a_late_reply_gets_an_invalid_message_with_its_id_and_changes_nothing() 
 def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> None:
     async def script(monitor: ScriptedConnection) -> None:
         request = await monitor.next(kind="DownscaleRequest")
-        await monitor.say({"type": kind, "error": "nobody knows", "id": 999})
+        await monitor.say({"type": kind, "error": "unknown id", "id": 999})
         await monitor.say({"type": kind, "error": "cgroup is gone", "id": request["id"]})
         await monitor.healthy()
 
@@ -234,7 +234,7 @@ def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> No
             with pytest.raises(Failed, match=f"it reports {kind}$"):
                 await monitor.downscale(Resources(250, GIB))
             await asyncio.sleep(6)
-            assert [what for _, what in heard.events] == ["connected"], "the connection stays, and nobody replied"
+            assert [what for _, what in heard.events] == ["connected"], "the connection stays, and no reply was sent"
             assert monitor.status().failures == 1
 
     run(main())

@@ -290,7 +290,7 @@ def test_a_half_open_connection_is_noticed_by_its_health() -> None:
         async with raw_server(talk) as port, watched(port) as (monitor, heard):
             await connected(monitor)
             await asyncio.sleep(40.9)
-            # Nobody answers the goodbye either: the socket is closed a second later, and only then a new one is made.
+            # The goodbye has no answer either: the socket is closed a second later, and only then a new one is made.
             assert heard.times("disconnected") == [40_000]
             assert heard.times("connected") == [0]
             await asyncio.sleep(0.5)

@@ -449,7 +449,7 @@ def test_a_monitor_that_connects_hears_what_its_machine_has() -> None:
         await asyncio.sleep(1)
         around.load = 3
         await asyncio.sleep(30)
-        assert (around.has, around.upscales) == (UNIT * 3, []), "nobody is there who could be told"
+        assert (around.has, around.upscales) == (UNIT * 3, []), "no monitor is there to hear it"
         assert around.scaler is not None
         for again in (1, 2):
             around.scaler.monitor_connected()
@@ -560,7 +560,7 @@ class TestGuestObserved:
 @pytest.mark.parametrize(
     ("around", "message"),
     [
-        (_alone, "no answer from the monitor for more than 20 s: nobody listens"),
+        (_alone, "no answer from the monitor for more than 20 s: the port is closed"),
         (
             lambda: _failing("measure", NO),
             "no metrics from the guest for more than 20 s: it broke",

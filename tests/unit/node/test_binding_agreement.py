@@ -77,7 +77,7 @@ def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: obj
         assert is_label(device), "files and slices cannot name it"
         offered = discovered.unavailable(device) is None
         refused = attempt(host, device, pool.metadata.name)
-        # What somebody made is in use, and adopted on request only (T8); one more of it is made elsewhere (T2).
+        # What others created is in use, and adopted on request only (T8); one more of it is made elsewhere (T2).
         in_use = discovered.unavailable(device) == "in use: a vGPU that no claim holds"
         somebodys = in_use and not device.startswith("mdev-")
         assert offered or somebodys or refused, f"{discovered.unavailable(device)}, but {device} can be had"

@@ -179,7 +179,7 @@ class TestWhatTheHostNeeds:
         assert refusal(host, "0000-00-02-0", allowed=ALL, allow_shared_groups=True) == "GroupShared"
 
     def test_nor_where_a_machine_may_have_a_peer_of_its_group(self, host: FakeHost) -> None:
-        """A peer that VFIO has is not somebody's only if all processes can be seen."""
+        """A peer on VFIO counts as free only if all processes can be seen."""
         host.add(pci_cards.accelerator("0000:00:02.0", iommu_group=7, driver=None))
         host.add(pci_cards.plain_nic(iommu_group=7, driver="vfio-pci"))
         settings = {"allowed": ALL, "allow_shared_groups": True}

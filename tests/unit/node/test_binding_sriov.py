@@ -130,7 +130,7 @@ class TestCreation:
 
 
 class TestTheCount:
-    """Changed from none and to none only, and never under somebody (T6)."""
+    """Changed from none and to none only, and never while one is in use (T6)."""
 
     def apply(self, host: FakeHost, count: int) -> None:
         step_kinds(LocalHost(host))["vf-count"].apply(PF, count, Deadline.after(5))

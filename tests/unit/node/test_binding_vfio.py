@@ -438,7 +438,7 @@ class TestGroups:
         hand = BindingRunner.on(host, allow_shared_groups=True)
         hand.prepare(GPU_DEVICE)
         assert host.driver_of("0000:02:00.0") is None
-        assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", "pci/0000:02:00.0")  # it goes to nobody else meanwhile
+        assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", "pci/0000:02:00.0")  # it goes to no other claim meanwhile
 
     def test_a_peer_that_a_machine_has_keeps_the_group(self, host: FakeHost) -> None:
         host.add(pci_cards.gpu(iommu_group=7))
@@ -506,7 +506,7 @@ def test_admins_look_without_touching(gpu: FakeHost) -> None:
 
 
 def test_an_unbind_that_blocks_is_neither_waited_for_nor_forgotten(gpu: FakeHost) -> None:
-    """Somebody opens the group between the look and the write: it may happen any time, so nothing counts as undone."""
+    """A process opens the group between the look and the write: it may happen any time, so nothing counts as undone."""
     hand = BindingRunner.on(gpu)
     hand.prepare(GPU_DEVICE)
     gpu.process(4711, opens=("/dev/vfio/7",))

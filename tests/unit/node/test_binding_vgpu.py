@@ -194,7 +194,7 @@ class TestVendorLayout:
         assert after.keys() == before.keys()
 
     def test_what_cannot_be_read_is_not_gone(self, l40s: FakeHost) -> None:
-        """As long as the driver does not say what lives there, nobody believes that nothing does."""
+        """As long as the driver does not say what lives there, it does not count as empty."""
         hand = BindingRunner.on(l40s)
         prepared = hand.prepare(L40S_2Q, L40S_POOL)
         l40s.write(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type", "N/A")

@@ -1,4 +1,4 @@
-"""64 requests at once for overlapping devices: none is owned twice, none is forgotten, nobody waits for ever."""
+"""64 requests at once for overlapping devices: none is owned twice, none is forgotten, none waits for ever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_overlapping_claims_never_own_a_device_twice(bench: EngineBench) -> None
                 outcomes[outcome] += 1
                 twice.extend(slots & owned)
                 owned.update(slots)
-            all_there.wait(LONG)  # nobody gives back what another one has not tried to get
+            all_there.wait(LONG)  # none gives back what another one has not tried to get
             if outcome == "prepared":
                 with mutex:
                     owned.difference_update(slots)
@@ -102,7 +102,7 @@ def test_a_removed_folder_of_locks_is_created_again(bench: EngineBench) -> None:
 
 
 def test_a_vanished_device_is_reported_at_once_under_a_machines_lock(bench: EngineBench) -> None:
-    """Somebody else's lock, and one's own around it, does not look like a card that is being changed."""
+    """Another caller's lock, and one's own around it, does not look like a card that is being changed."""
 
     def gone(target: str, value: Value) -> None:
         looks.append(target)
@@ -113,7 +113,7 @@ def test_a_vanished_device_is_reported_at_once_under_a_machines_lock(bench: Engi
     with bench.claims.locks.named("machine/vm", Deadline.after(10), "test"), pytest.raises(Denied) as denied:
         bench.claims.prepare(bench.add("a/slot-0"))
     assert denied.value.code == "DeviceGone"
-    assert looks == ["a/count", "a/count"], "looked again once, and waited for nobody"
+    assert looks == ["a/count", "a/count"], "looked again once, and did not wait"
 
 
 def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: EngineBench) -> None:

@@ -99,7 +99,7 @@ LATER: dict[str, str] = {}
 
 
 def test_a_test_without_a_machine_names_each_code() -> None:
-    """A refusal that no test provokes can go without anybody noticing."""
+    """A refusal that no test provokes can go unnoticed."""
     folders = (ROOT / "tests" / "unit", ROOT / "tests" / "conformance")
     tests = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py") if path != SELF)
     named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", tests))

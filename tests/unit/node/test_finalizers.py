@@ -1,4 +1,4 @@
-"""A device that a node holds is nobody else's: the marks of the node, releases and deletions, in either order."""
+"""A device that a node holds goes to no other claim: marks of the node, releases and deletions, in either order."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class TestReleasing:
         assert held(store, "a") == []
         assert list(store.watch(None, done.resource_version, timeout=0)), "a round is due for what was freed"
         allocator.round()
-        assert held(store, "a") == ["p/d0"], "nobody asks for its release any more"
+        assert held(store, "a") == ["p/d0"], "no request for its release is left"
         allocator.round()
         assert held(store, "a") == ["p/d0"]
 

@@ -106,7 +106,7 @@ def test_a_whole_conversation_is_as_the_protocol_has_it(tmp_path: Path) -> None:
             assert "are in use" in denied["Status"]
             await socket.send('{"content":{"error":"?"},"type":"InvalidMessage","id":99}')
             await socket.send('{"content":{},"type":"HealthCheck","id":10}')
-            assert await next_message(socket) == {"type": "HealthCheck", "id": 10}, "an error is answered by nobody"
+            assert await next_message(socket) == {"type": "HealthCheck", "id": 10}, "an error has no answer"
 
     run(main())
 

@@ -93,7 +93,7 @@ class TestWatching:
         assert (seen.since, seen.seen) == (1000.0, 1005.0)
 
     def test_the_unwell_are_withheld_until_they_are_well(self) -> None:
-        ward = Ward(SICK, Failed("NoAnswer", "nobody answers"), OSError("no entry"))
+        ward = Ward(SICK, Failed("NoAnswer", "no answer"), OSError("no entry"))
         ward.watch.look()
         assert ward.watch.unhealthy() == {"d0": "unhealthy: it does not answer"}, "the unknown are not"
         assert ward.states_reported() == [("d0", "unhealthy"), ("d1", "unknown"), ("d2", "unknown")]
@@ -143,7 +143,7 @@ class TestWatching:
             return [ObservedDevice("p", "d0", lambda: WELL)]
 
         def fail_always(changed: object) -> None:
-            raise RuntimeError("nobody listens")
+            raise RuntimeError("no listener")
 
         watch, stop = HealthWatch(look_at_all, interval=1000, on_change=fail_always), threading.Event()
         thread = threading.Thread(target=watch.run, args=(stop,))
@@ -262,7 +262,7 @@ class TestDevicesOfAHost:
             host.write(f"{host.path(VF)}/aer_dev_fatal", f"Undefined 0\nDLP {errors}\nTOTAL_ERR_FATAL {errors}\n")
 
         count(3)
-        assert node.unhealthy() == {}, "nobody knows when that was"
+        assert node.unhealthy() == {}, "the time of it is unknown"
         count(4)
         assert "fatal errors on its link" in node.unhealthy()["0000-41-10-0"]
         node.clock.now += ERROR_SECONDS

@@ -110,7 +110,7 @@ def test_a_server_that_wants_to_be_left_alone_is(client: Client, server: Server)
         with pytest.raises(ApiError, match="Too many requests") as caught:
             use()
         assert caught.value.retry_after == 600
-    assert len(server.requests) == 2, "for longer than anybody waits here"
+    assert len(server.requests) == 2, "for longer than this test waits"
     server.retry_after = "Mon, 01 Jan 2029 00:00:00 GMT"
     server.replies.append((200, b"{}"))
     assert client.get("/a") == {}

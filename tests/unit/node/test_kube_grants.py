@@ -58,7 +58,7 @@ def test_unknown_parameters_are_refused(parameters: dict[str, Any], message: str
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": None}, {"metadata": {"uid": None}}])
 def test_an_answer_that_says_nothing_proves_nothing(answer: dict[str, Any]) -> None:
-    """As of somebody between us and the API server."""
+    """As of a proxy between us and the API server."""
     server = Server({})
     server.claim = answer
     grants = ResourceClaimGrants(cast(Client, server), "devalloc.io", "n")

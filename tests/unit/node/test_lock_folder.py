@@ -39,7 +39,7 @@ def holding(folder: LockFolder, name: str, seconds: float = LONG, work: str = "s
 
 def refused(folder: LockFolder, name: str, deadline: Deadline | None = None) -> Failed:
     with pytest.raises(Failed) as caught, folder.held(name, deadline or Deadline.after(SOON), "stop", busy):
-        raise AssertionError("somebody else holds it")
+        raise AssertionError("another process holds it")
     return caught.value
 
 
@@ -164,7 +164,7 @@ class TestWhoHoldsIt:
             assert other.stdout.readline() == "held\n"
             assert "delete has been in progress" in (error := refused(locks, "m")).message
             assert f"process {other.pid})" in error.message
-            # Who waits behind a thread that waits for that process is told of the process.
+            # The message to a waiter behind a thread that waits for that process names the process.
             first = in_thread(lambda: errors.append(refused(locks, "m", Deadline.after(0.5))))
             until(lambda: locks._lines.get("m"), "it waits")
             assert f"process {other.pid})" in refused(locks, "m").message

@@ -70,7 +70,7 @@ def test_devices_of_a_lost_claim_are_unplugged_and_free(world: World, change: Ca
     arrived(world)
     change(world)
     world.round(times=2)
-    assert (devices(world), prepared(world)) == ([], []), "nobody has them"
+    assert (devices(world), prepared(world)) == ([], []), "no claim has them"
     assert world.machines.views[MACHINE].runs, "the machine goes on"
     for _ in range(3):
         DeviceClaimAllocator(world.store, solve=solve_manifests).round()

@@ -486,7 +486,7 @@ def test_a_refusal_of_the_guest_leaves_the_amounts_it_reached(machines: MachineL
 def test_a_request_to_the_guest_counts_though_the_plugin_ended_before_the_record(
     machines: MachineLifecycle, qemu: FakeQemu, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what it is about to take would be given back, and permitted to somebody else."""
+    """Else what it is about to take would be given back, and permitted to another machine."""
     machines.adopt(adopting(qemu.path), soon())
     qemu.stuck_at = 256 * MIB
 
@@ -623,7 +623,7 @@ def test_a_look_during_a_change_is_not_shown_afterwards() -> None:
         if not seen_first:
             seen_first.append(record)
             seen.forget(record.spec.key)  # it was ended, and begun again
-            raise Failed("MonitorUnreachable", "nobody listens")
+            raise Failed("MonitorUnreachable", "the port is closed")
         return MachineAmounts(1000, 1, 64 * MIB), ()
 
     seen_first: list[MachineRecord] = []

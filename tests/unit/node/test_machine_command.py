@@ -108,7 +108,7 @@ def test_no_two_cards_have_the_same_default_address() -> None:
 
     all_macs = [mac for spec in machines for mac in macs(spec)]
     assert len(set(all_macs)) == 8
-    assert all(int(mac[:2], 16) & 3 == 2 for mac in all_macs), "of one card, and assigned by nobody"
+    assert all(int(mac[:2], 16) & 3 == 2 for mac in all_macs), "of one card, and locally administered"
     assert macs(SPEC) == macs(SPEC), "the guest knows its card again after the next start"
 
 
@@ -561,7 +561,7 @@ class Gone:
     """The monitor of a QEMU that has ended."""
 
     def execute(self, *_: Any, **__: Any) -> Any:
-        raise Failed("MonitorUnreachable", "nobody listens")
+        raise Failed("MonitorUnreachable", "the port is closed")
 
 
 @pytest.mark.parametrize(

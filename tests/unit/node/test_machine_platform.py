@@ -260,7 +260,7 @@ def test_what_was_plugged_in_as_the_plugin_was_killed_is_judged_anew_by_the_next
         with pytest.raises(KeyboardInterrupt):
             world.bench.claims.add(ref, step, due(), device=device)
     assert set(world.qemu.devices) == {next(iter(world.qemu.devices))}
-    assert not world.operations.claims.is_in(ref, KEY), "nobody has seen that it has its addresses"
+    assert not world.operations.claims.is_in(ref, KEY), "its addresses were never seen"
     world.bench.restart()
     world.bench_again()
     if fits:
@@ -317,7 +317,7 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
 def test_a_machine_that_the_journal_lost_is_listed_and_not_gone(world: World) -> None:
     config = world.machines.config
     with living(config) as lives:
-        assert world.operations.all_machines() == [], "nobody knows what it is called"
+        assert world.operations.all_machines() == [], "its name is unknown"
         config.plan(machine_id(KEY)).write_text(json.dumps({"key": KEY}))
         (there,) = world.operations.all_machines()
         assert (there.key, there.phase, there.reason, there.pid) == (KEY, "Unknown", "MachineLost", lives.pid)
@@ -580,7 +580,7 @@ def test_a_machine_with_halted_cpus_has_a_reason_and_goes_on_when_created_again(
     there = world.operations.machine(KEY)
     assert (there.phase, there.reason) == ("Running", code)
     assert status == "io-error" or status in there.message
-    world.adopted()  # is somebody else's, who may have stopped it for a reason
+    world.adopted()  # belongs to another program, which may have stopped it for a reason
     assert world.qemu.status == status
     world.operations.go_on(KEY, due())
     assert (world.operations.machine(KEY).reason, world.qemu.status) == ("", "running")
@@ -591,7 +591,7 @@ def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(
         machine = virtual_machine("m", restartPolicy=policy)
         world.machines.put(MachineRecord(machine.to_manifest(), "starting", "a run that never began"))
         assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")], policy
-    world.machines.recover()  # it does not live: a start that failed, of which somebody was told
+    world.machines.recover()  # it does not live: a start that failed, which its caller heard of
     assert world.machines.to_restart() == []
     assert world.operations.machine(KEY).phase == "Failed"
 

@@ -209,7 +209,7 @@ def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: 
 def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_device(
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
-    """QEMU answers nobody while the memory of a machine is unlocked, and who looks at it waits for two seconds."""
+    """QEMU does not answer while the memory of a machine is unlocked, and who looks at it waits for two seconds."""
     qemu.guest = "silent"
     hotplug.plug_device(line, KEY, card(), soon())
 

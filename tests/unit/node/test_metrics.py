@@ -63,7 +63,7 @@ def test_the_metrics_of_a_machine_show_its_process_allocation_and_usage() -> Non
     assert sample(metrics, "machine_allocated_memory_bytes", **of) == 1 << 30
     assert sample(metrics, "machine_cpu_seconds_total", **of) == 12.25
     assert sample(metrics, "machine_resident_memory_bytes", **of) == 1 << 29
-    assert sample(metrics, "machine_allocated_cpus", machine="default/hung") is None, "nobody knows"
+    assert sample(metrics, "machine_allocated_cpus", machine="default/hung") is None, "it is unknown"
 
 
 def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_it(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_what_the_spec_says_counts_and_not_what_the_node_has() -> None:
 def test_as_many_slots_have_windows_as_the_cpus_have_addresses_for() -> None:
     there = port_reserves(SPEC, BarSizes(128 * GIB), 40)
     assert [reserve.prefetchable for reserve in there] == [256 * GIB] * 3 + [0] * 2
-    assert port_reserves(SPEC, BarSizes(128 * GIB), None)[4].prefetchable == 256 * GIB, "nobody knows: QEMU says it"
+    assert port_reserves(SPEC, BarSizes(128 * GIB), None)[4].prefetchable == 256 * GIB, "unknown here: QEMU says it"
     assert port_reserves(SPEC, BarSizes(1 << 40), 40) == (WindowReserve(),) * 5
 
 

@@ -30,7 +30,7 @@ def test_two_serve_side_by_side_only_as_pods_of_a_rolling_update(
             pass
         assert (error.value.code, error.value.retryable) == ("NodeServed", True)
     with exclusive_host(tmp_path, second, messages.append, wait=0.0):
-        assert messages == [], "who ended stands in nobody's way"
+        assert messages == [], "a process that ended is in no one's way"
 
 
 def test_one_that_ends_is_waited_for(tmp_path: Path) -> None:

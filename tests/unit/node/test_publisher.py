@@ -172,7 +172,7 @@ def test_a_node_that_came_back_owns_its_slices(server: Server, one: SlicePublish
     server.slices.clear()
     server.node = None
     assert 'nodes "node-a" not found' in (one.publish(pools).error or "")
-    assert server.slices == {}, "nobody would collect them"
+    assert server.slices == {}, "no collector would delete them"
     server.node = "uid-2"
     assert one.publish(pools).error is None
     assert owners() == {"uid-2"}

@@ -86,7 +86,7 @@ class TestGone:
         assert report.removed == []
         assert "some could not be looked up: no answer" in report.halted
         assert bench.reconciler.gone.keys() == {ref.uid}, "what it held is not offered again because the store is away"
-        # Nobody knows what happened meanwhile: the grace period begins anew.
+        # What happened meanwhile is unknown: the grace period begins anew.
         bench.grants.fails = None
         bench.now += 1
         assert bench.reconciler.reconcile().removed == []
@@ -309,7 +309,7 @@ class TestDoubts:
             assert report.removed == report.finished == []
         assert bench.host.state == host
         assert bench.claims.prepared() == []
-        assert bench.grants.marked == {ref.uid: ref}, "its devices go to nobody else"
+        assert bench.grants.marked == {ref.uid: ref}, "its devices go to no other claim"
         aside.unlink()
         assert bench.reconciler.reconcile().doubts == []
 
@@ -376,7 +376,7 @@ def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: EngineBen
 
 
 def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(bench: EngineBench) -> None:
-    """It was waited for 40 s at each start, before anybody was served, and in each pass."""
+    """It was waited for 40 s at each start, before any call was served, and in each pass."""
 
     class Deaf(ToyAttachment):
         def apply(self, target: str, value: Value, deadline: Deadline) -> None:

@@ -299,7 +299,7 @@ def test_memory_that_qemu_accepts_and_does_not_show_is_not_there(monkeypatch: py
 
 
 def test_no_thread_of_another_process_is_bound_to_cpus() -> None:
-    """QEMU may have been taken over, and names a thread of somebody else."""
+    """QEMU may have been taken over, and names a thread of another process."""
     stranger = {"props": {"socket-id": 0, "core-id": 0}, "thread-id": os.getppid()}
     before = os.sched_getaffinity(os.getppid())
     with raises(Failed, "CpusNotPinned", "has no such thread"):

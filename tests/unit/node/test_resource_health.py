@@ -1,4 +1,4 @@
-"""The health stream: all devices when a listener comes, all again when one changes, and nobody holds the plugin up."""
+"""The health stream: all devices when a listener comes, all again when one changes, and none holds the plugin up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Board:
 def board() -> Board:
     board = Board()
     board.set("gpu-0", HealthState("healthy"))
-    board.set("gpu-1", HealthState("unknown", "nobody looked yet"))
+    board.set("gpu-1", HealthState("unknown", "not looked at yet"))
     return board
 
 
@@ -73,12 +73,12 @@ def health_by_name(response) -> dict[str, tuple[int, str]]:
 def test_the_whole_list_at_first_and_at_each_change(kubelet: KubeletClient, board: Board, version: str) -> None:
     stream = kubelet.watch(version)
     first = next(stream)
-    assert health_by_name(first) == {"gpu-0": (1, ""), "gpu-1": (0, "nobody looked yet")}
+    assert health_by_name(first) == {"gpu-0": (1, ""), "gpu-1": (0, "not looked at yet")}
     assert {each.device.pool_name for each in first.devices} == {"pool"}
     assert {each.last_updated_time for each in first.devices} == {1700000000}
     assert {each.health_check_timeout_seconds for each in first.devices} == {30}
     board.set("gpu-0", HealthState("unhealthy", "fell off the bus"))
-    assert health_by_name(next(stream)) == {"gpu-0": (2, "fell off the bus"), "gpu-1": (0, "nobody looked yet")}
+    assert health_by_name(next(stream)) == {"gpu-0": (2, "fell off the bus"), "gpu-1": (0, "not looked at yet")}
     board.set("gpu-0", HealthState("healthy"))
     assert health_by_name(next(stream))["gpu-0"] == (1, "")
     stream.cancel()

@@ -251,7 +251,7 @@ def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, 
     due = list(world.made)
 
     def taken_away() -> list[VirtualMachine]:
-        """Seen as ended; before it is started again somebody deletes or stops it."""
+        """Seen as ended; before it is started again a user deletes or stops it."""
         world.made.clear()
         if what == "deleted" and due:  # the second look is under the machine's lock
             world.operations.delete("default/web", None, Deadline.after(10))

@@ -143,7 +143,7 @@ class TestShare:
         world.machines.views[KEY] = replace(there, applied=applied, observed=replace(there.observed, cpu_milli=2000))
         assert share.get() == 3500
         world.machines.views[KEY] = replace(there, applied=applied, observed=replace(there.observed, cpu_milli=1700))
-        assert share.get() == 1700, "somebody else has changed it"
+        assert share.get() == 1700, "another program has changed it"
 
     def test_another_run_or_machine_is_not_touched(self, world: World) -> None:
         at = world.at()

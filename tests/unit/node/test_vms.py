@@ -160,7 +160,7 @@ class World:
         self.store.replace({**old, "spec": pool["spec"]})
 
     def is_free(self, name: str) -> bool:
-        """Whether the claim counts as held by nobody."""
+        """Whether no object counts as owner of the claim."""
         claim = self.store.get("DeviceClaim", "default", name)
         return "finalizers" not in claim["metadata"] and "podNames" not in claim["status"]
 
@@ -283,7 +283,7 @@ class TestWaiting:
 
 class TestPluginEnds:
     def test_a_plugin_that_ends_lets_go_of_machines_that_never_ran(self, world: World) -> None:
-        """Nobody may come after it: its node may be labelled otherwise."""
+        """No other plugin may come after it: its node may be labelled otherwise."""
         world.machines.fail.add("start")
         world.apply(vm())
         world.round()
@@ -411,7 +411,7 @@ class TestStart:
     def test_a_machine_that_a_plugin_with_another_state_folder_started_is_not_started_again(
         self, world: World, is_recorded: bool, is_held: bool
     ) -> None:
-        """``is_held`` False: somebody removed the node's finalizer by hand."""
+        """``is_held`` False: a user removed the node's finalizer by hand."""
         world.apply(vm("web", restartPolicy="Never"))
         world.round(times=2)
         obj = world.store.get("VirtualMachine", "default", "web")
@@ -1129,7 +1129,7 @@ class TestCrash:
             assert world.machines.views["default/web"].runs
             assert caplog.text.count("default/web have no object in it") == 1
             operations = world.loop._operations
-            operations.delete("default/web", None, Deadline.after(60), caller="somebody by hand")
+            operations.delete("default/web", None, Deadline.after(60), caller="a user by hand")
             caplog.clear()
             world.loop = world.new_loop()
             world.apply(vm("other"))
@@ -1203,7 +1203,7 @@ class TestLoop:
         assert len(begun) == 2
 
     def test_guests_that_power_down_slowly_delay_no_other_machine(self, world: World) -> None:
-        """Whoever writes a machine chooses how long its guest may take."""
+        """The writer of a machine chooses how long its guest may take."""
         stop, over, slow = threading.Event(), threading.Event(), 0
         loop = VirtualMachineLoop(
             world.store,
@@ -1446,7 +1446,7 @@ class TestLoop:
         assert looked == []
         assert world.machines.glances.count("default/web") >= 4
         world.machines.as_seen.clear()
-        world.machines.end("default/web")  # and nobody said so
+        world.machines.end("default/web")  # and no event said so
         world.round(times=2)
         assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
 
@@ -1563,7 +1563,7 @@ def failed(*of: object, **more: object) -> Any:
 
 
 def _vanish(world: World, name: str = "web") -> None:
-    """The object goes without its finalizer having been removed by us: somebody took it off by hand."""
+    """The object goes without its finalizer having been removed by us: a user removed it by hand."""
     obj = world.store.get("VirtualMachine", "default", name)
     metadata = {key: value for key, value in obj["metadata"].items() if key != "finalizers"}
     world.store.replace({**obj, "metadata": metadata})
@@ -1705,7 +1705,7 @@ class TestPlaced:
         assert "1k/s bandwidth, 2k/s more wanted" in world.status()["message"]
 
     def test_what_a_machine_is_about_to_get_counts_before_it_gets_it(self, world: World) -> None:
-        """Lowered again while it is being raised: what its node was about to give it is nobody else's."""
+        """Lowered again while it is being raised: what its node was about to give it goes to no other."""
         world.store.create(host(NODE, cpus=4, numa=1))
         world.apply(self.use("1"))
         self.allocate(world)

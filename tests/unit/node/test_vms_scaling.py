@@ -428,7 +428,7 @@ def test_ipv4_in_other_words_is_in_no_network() -> None:
     everywhere = ScalingSettings(guests=(ip_network("::/0"), ip_network("0.0.0.0/0")))
     assert everywhere.reaches("10.0.0.1")
     assert not everywhere.reaches("::ffff:10.0.0.1")
-    assert not ScalingSettings().reaches("10.0.0.1"), "nobody is anywhere by default"
+    assert not ScalingSettings().reaches("10.0.0.1"), "there are no guest networks by default"
 
 
 def _permit(world: World, cpus: str, memory: str) -> None:

@@ -48,7 +48,7 @@ def test_filling_nothing_makes_nothing(tmp_path: Path, toy: ToyPart) -> None:
 
 
 def test_what_comes_back_comes_back_once(tmp_path: Path, toy: ToyPart) -> None:
-    """ReturnByVmid twice: done, then the error that nobody has it."""
+    """ReturnByVmid twice: done, then the error that it has no owner."""
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
         pool.give_back(name, soon())
@@ -59,7 +59,7 @@ def test_what_comes_back_comes_back_once(tmp_path: Path, toy: ToyPart) -> None:
             assert (refused.value.code, refused.value.retryable) == ("SetupNotTaken", False)
         pool.fill(1)
         with pytest.raises(SetupNotTaken):
-            pool.give_back(toy.there[0], soon())  # which is ready, and nobody's
+            pool.give_back(toy.there[0], soon())  # which is ready, and has no owner
 
 
 def test_no_more_than_may_be(tmp_path: Path, toy: ToyPart) -> None:
@@ -133,7 +133,7 @@ def test_the_first_error_of_filling_is_reported_and_ready_setups_stay(tmp_path: 
 
 
 def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: ToyPart) -> None:
-    together = threading.Barrier(3)  # nobody gets on before three are being made, and the status is asked meanwhile
+    together = threading.Barrier(3)  # none gets on before three are being made, and the status is asked meanwhile
 
     def wait(setup: Setup) -> None:
         assert pool.status().making == 3

@@ -1,4 +1,4 @@
-"""Warm setups as homes of machines of the node: each run has one, and nobody keeps what he has left."""
+"""Warm setups as homes of machines of the node: each run has one, and none keeps what an earlier run left."""
 
 from __future__ import annotations
 

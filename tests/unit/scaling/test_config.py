@@ -122,7 +122,7 @@ def test_window_may_be_longer_than_the_wait_where_the_largest_is_used_anyway() -
     short = {**NEWEST, "lfcUseLargestWindow": True, "lfcMinWaitBeforeDownscaleMinutes": 1}
     config = read_defaults(short).config
     assert config is not None
-    # Whoever compares windows again needs a wait for them.
+    # A comparison of windows needs a wait for them.
     back = read_overrides({"lfcUseLargestWindow": False}).overrides
     assert _paths(merge_overrides(config, back).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
 

@@ -261,7 +261,7 @@ def test_what_a_version_cannot_have_sent_is_refused_with_the_reason() -> None:
 
 
 def test_agents_of_every_age_are_understood() -> None:
-    """Nobody is refused for what the version that he names had not yet, or still had, in one of its releases."""
+    """No agent is refused for what the version that it names had not yet, or still had, in one of its releases."""
     ages: list[dict[str, Any]] = [
         *(message(version, metrics={"loadAvg1M": 1, "loadAvg5M": 2}) for version in (1, 2, 3)),
         *(message(version, metrics=FULL) for version in (1, 2, 3, 4, 5, 6)),
@@ -276,7 +276,7 @@ def test_agents_of_every_age_are_understood() -> None:
 
 
 def test_checks_come_in_their_order() -> None:
-    """Each body is wrong in all the ways that are still to come; the first one is told, and mended."""
+    """Each body is wrong in all the ways that are still to come; the first one is reported, and mended."""
     body = message(0, resources={"vCPUs": "x"}, metrics=None, computeUnit=ZERO)
     assert refusal(body, "PUT")[1] == "must be POST"
     assert refusal(body)[1] == "bad JSON"

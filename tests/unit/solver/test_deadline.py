@@ -139,7 +139,7 @@ def test_what_was_found_is_filled_up_with_what_has_room_besides(monkeypatch: pyt
 def test_an_answer_with_fewer_of_a_higher_priority_has_no_bound_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The search found nobody of 9, all of 5, and that then none of 0 fits: the first fit has what shows otherwise."""
+    """The search found none of 9, all of 5, and that then none of 0 fits: the first fit has what shows otherwise."""
     documents = [
         GPU,
         *fleet(1),

@@ -71,7 +71,7 @@ ALARMS = {
         [shared_slice(), resource_claim("a", "p/d0"), share("b", "1Gi")],
         "device devalloc.io/p/d0 has several owners",
     ),
-    "shares of what nobody may share, by ResourceClaims": (
+    "shares of what cannot be shared, by ResourceClaims": (
         [slice_of("p", "n", [device("d0")]), share("a", "1Gi"), share("b", "1Gi")],
         "device devalloc.io/p/d0 has several owners",
     ),
@@ -122,7 +122,7 @@ def test_what_cannot_be_held_together_is_a_problem_of_every_holder(documents: li
         for text in by_name.values():
             assert message in text
             assert "default/a and default/b" in text
-        assert all(claim["allocated"] for claim in answer["claims"]), "nothing is taken from anybody"
+        assert all(claim["allocated"] for claim in answer["claims"]), "no claim loses anything"
 
 
 @pytest.mark.parametrize("documents", QUIET.values(), ids=QUIET)

@@ -18,7 +18,7 @@ NAMES = [f"slice{number}" for number in range(6)]
 
 @st.composite
 def pool_kinds(draw: st.DrawFn) -> PoolKind:
-    """Groups of devices that draw on anything or nothing, some of which nobody can have."""
+    """Groups of devices that draw on anything or nothing, some of which no claim can have."""
     capacities = draw(st.sampled_from([st.just(2), st.integers(0, 4)]))
     resources = {name: Resource(1, draw(capacities)) for name in NAMES}
     most = draw(st.sampled_from([1, 3]))

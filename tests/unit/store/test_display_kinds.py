@@ -1,4 +1,4 @@
-"""What is only shown is kept without what nobody is shown."""
+"""Kinds that are only shown are cached without the fields that no view shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fields_that_any_user_can_make_large_are_dropped() -> None:
     large["status"] = {**claim["status"], "allocation": held, "devices": [{"data": HUGE}]}
     assert clean_object(large, BY_KIND["ResourceClaim"]) == claim
     assert build_overview([clean_object(large, BY_KIND["ResourceClaim"])]).claims == build_overview([claim]).claims
-    assert large["spec"]["devices"]["config"] == [HUGE], "nobody else's is changed"
+    assert large["spec"]["devices"]["config"] == [HUGE], "the original is unchanged"
 
 
 @pytest.mark.parametrize(

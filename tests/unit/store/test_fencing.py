@@ -91,7 +91,7 @@ def _annotated(obj: Object, name: str, value: str) -> Change:
 
 
 class TestWhatRefusesTheStamp:
-    """The API server takes 256 KiB of annotations, and whoever makes a claim may fill them."""
+    """The API server takes 256 KiB of annotations, and any user who makes a claim may fill them."""
 
     def test_it_is_sealed_by_a_label(self) -> None:
         client = FakeClient(FakeKube())

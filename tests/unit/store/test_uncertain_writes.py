@@ -1,4 +1,4 @@
-"""Writes of which the answer is lost, and nothing can be read for a while: nobody decides before they are certain."""
+"""Writes of which the answer is lost, and nothing can be read for a while: none decides before they are certain."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def claim_of(name: str) -> Object:
 
 
 def lost(store: KubernetesStore, client: Cut) -> tuple[Object, Object, Fence]:
-    """Two machines, and a fence of before one of them was written and nobody knows how that ended."""
+    """Two machines, and a fence of before one of them was written with an unknown outcome."""
     a, b = (store.create(machine(name)) for name in "ab")
     fence = Fence(store.list(KIND).resource_version, specs=frozenset({KIND}), statuses=frozenset({KIND}))
     client.breaks = True
@@ -155,7 +155,7 @@ def test_one_that_is_gone_is_certain(client: Cut, store: KubernetesStore) -> Non
 
 
 def test_a_change_that_changes_nothing_is_made_sure_of_by_the_server(client: Cut, store: KubernetesStore) -> None:
-    """Also where nobody has told yet what somebody else did to the object."""
+    """Also before the watch shows what another writer did to the object."""
     (obj,) = store.commit_each([one(store.create(machine("a")), FEW)])[0]
     writes = len(client.writes)
     assert store.commit_each([one(obj, FEW)]) == [[obj]]

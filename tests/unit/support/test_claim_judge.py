@@ -65,7 +65,7 @@ def vm(name: str, *claims: str, cpus: str | None = None, mark: str | None = None
 
 
 def record(state: str, *objects: Object) -> Object:
-    """What they are to be, as they are told."""
+    """What they are to be, as the controller writes it."""
     members = [
         {
             "key": [obj["kind"], "default", obj["metadata"]["name"]],

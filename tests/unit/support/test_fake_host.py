@@ -1,4 +1,4 @@
-"""The fake host behind the plugin's boundary: what processes hold is not let go, and it outlives whoever asks."""
+"""The fake host behind the plugin's boundary: what processes hold is not let go, and it outlives its callers."""
 
 from __future__ import annotations
 

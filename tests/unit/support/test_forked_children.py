@@ -25,9 +25,9 @@ def test_it_does_not_finalize_what_its_parent_left() -> None:
             gc.collect()
             os._exit(0)
         os.waitpid(child, 0)
-        os.write(says, b"by nobody, ")
+        os.write(says, b"by no one, ")
         gc.collect()
-        assert os.read(reader, 100) == b"by nobody, finalized"
+        assert os.read(reader, 100) == b"by no one, finalized"
     finally:
         gc.enable()
         os.close(reader)

@@ -56,6 +56,23 @@ def test_prose_of_code_is_read(text: str) -> None:
     assert len(complaints(text)) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Nobody waits."""',
+        "# somebody else writes",
+        'assert value == 1, "nobody knows"',
+        'pytest.param(1, id="whoever asks")',
+    ],
+)
+def test_prose_of_tests_is_read_too(text: str) -> None:
+    assert len(complaints(text, "tests/unit/test_module.py")) == 1
+
+
+def test_a_string_without_a_space_is_data() -> None:
+    assert complaints('refused("nobody", "default/nobody")', "tests/unit/test_module.py") == []
+
+
 def test_a_document_is_refused_by_its_line() -> None:
     (line,) = complaints("# Title\n\nThe user is told.\n", "docs/page.md")
     assert line.startswith("docs/page.md:3: is told: ")

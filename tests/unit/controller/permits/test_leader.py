@@ -424,7 +424,7 @@ def is_late(process: Process, cpus: str) -> list[tuple[str, Object]]:
 
 
 def test_a_write_that_arrives_late_takes_nothing_from_those_who_were_answered_since() -> None:
-    """Its answer is lost, and for a while nobody can look what became of it."""
+    """Its answer is lost, and for a while no server can look what became of it."""
     kube = FakeKube()
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
         for name in ("a", "b"):
@@ -442,7 +442,7 @@ def test_a_write_that_arrives_late_takes_nothing_from_those_who_were_answered_si
 
 
 def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lower_bound() -> None:
-    """Nobody can have permitted it anything, as somebody may have before the server began: that one counts for its
+    """No server can have permitted it anything, as another may have before this one began: that one counts for its
     upper bound until it asks. The server has not heard of the new one, so that it has to read all objects anew."""
     kube = FakeKube()
     process, book = Process(kube, 0), PermitLedgers(Settings())
@@ -470,7 +470,7 @@ def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lowe
 
 
 class Steady(Agent):
-    """One that goes by what it was told last until it is told something else, whatever it asked for meanwhile."""
+    """One that goes by its last answer until the next, whatever it asked for meanwhile."""
 
     def request(self, wanted: Resources) -> Any:
         last = self.permit
@@ -481,7 +481,7 @@ class Steady(Agent):
 
 
 def test_a_release_with_a_lost_answer_is_written_again_before_it_counts() -> None:
-    """Nothing has changed as far as anybody knows, so that there is nothing to write; and still that may arrive."""
+    """Nothing has changed as far as the server knows, so that there is nothing to write; and still that may arrive."""
     kube = FakeKube()
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
         for name in ("a", "b"):

@@ -32,7 +32,7 @@ def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None
     assert not second.take()
     assert first.is_valid
     clock.now = 19.1
-    assert not first.is_valid, "nobody else can have it before"
+    assert not first.is_valid, "no other server can have it before"
     assert second.take()
     with pytest.raises(LeaseLost):
         first.renew()

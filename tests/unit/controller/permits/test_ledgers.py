@@ -143,7 +143,7 @@ def test_a_server_that_begins_anew_has_the_same_ledger(
                 }
             )
             draft.answer(decode_request(body.encode()))
-            assert world.book.nodes["node-a"].counted == before, "nobody knows of it"
+            assert world.book.nodes["node-a"].counted == before, "no ledger has it"
         else:
             obj, run = world.objects[name], "1" if what == "read back" else str(amount + 1)
             used[name] = Resources(amount * 100, amount * GIB // 4)
@@ -373,7 +373,7 @@ def test_one_that_names_an_older_permit_makes_no_room_until_its_agent_knows_the_
         world.runs(name, slot=GIB)
         world.ask(name, 1, memory(1), version=version)
     assert permit(world.ask("a", 8, memory(16), last=last(1, 1), version=version)) == amounts(8000, 16)
-    late = world.ask("a", 2, memory(2), last=last(1, 1), version=version)  # sent before that, and it is heard by nobody
+    late = world.ask("a", 2, memory(2), last=last(1, 1), version=version)  # sent before that, and its answer is lost
     assert permit(late) == amounts(2000, 2)
     assert room_beside(world) == amounts(2000, 4), "a may take 8 CPUs, also where the server was killed since"
     assert permit(world.ask("a", 8, memory(16), last=last(8, 16), version=version)) == amounts(8000, 16), "it still can"
@@ -507,7 +507,7 @@ def test_whatever_part_of_a_draft_is_written_no_node_has_given_more_than_it_has(
     requests: list[tuple[str, Resources, Resources | None]],
     written: set[str],
 ) -> None:
-    """In any order, and whoever goes on from there: this server, or the next one."""
+    """In any order, and whichever server goes on from there: this server, or the next one."""
     world = World()
     for name in NAMES:
         world.runs(name)

@@ -94,7 +94,7 @@ def test_it_is_ready_while_a_controller_leads_and_forwards_to_the_next_one(kube:
         with leading(kube, "one"):
             until(lambda: readiness(proxy)[0] == 200, "it is ready", context=lambda: readiness(proxy))
             assert client.ask("web-x7k2p", 2, "2Gi") == {"permit": {"vCPUs": 2, "mem": "2Gi"}}
-        until(lambda: readiness(proxy)[0] == 503, "nobody leads")
+        until(lambda: readiness(proxy)[0] == 503, "there is no leader")
         status, _, text = client.post(body)
         assert (status, text) == (503, b"no controller grants permits now; ask again")
         with leading(kube, "two") as second:
@@ -111,7 +111,7 @@ def test_it_asks_for_machines_by_their_runner_pods_only(kube: FakeKube) -> None:
             status, _, text = client.post(json.dumps(client.message(name, 2, "2Gi")).encode())
             assert (status, text) == (404, b"pod not found"), name
         status, _, text = client.post(b"{}")
-        assert status == 400, "what the controller refuses, the agent is told"
+        assert status == 400, "the agent gets what the controller refuses"
         assert client.post(b"x" * 100_000)[0] == 400
         assert readiness(proxy)[0] == 200
 

@@ -84,7 +84,7 @@ def test_what_its_node_does_not_keep_for_it_yet_is_not_its_own() -> None:
 
     assert least(**host_allocation("1", "4Gi")) == amounts(1000, 4)
     assert least(**host_allocation("8", "16Gi")) == amounts(2000, 4)
-    assert least() == amounts(2000, 4), "nobody keeps anything: its node admits what it is told"
+    assert least() == amounts(2000, 4), "nothing is reserved: its node admits it by its name"
     for damaged in ({"cpus": "x"}, {"nodeName": "node-a", "allocations": [{"devicePoolName": 1}]}):
         assert least(**damaged) == amounts(2000, 4)
     broken = host_allocation("1", "4Gi")
@@ -198,7 +198,7 @@ def test_overcommit_is_once_where_it_is_not_said(text: str, counts: Resources | 
         ('{"cpu":"3","memory":"1Gi"}', 3000, 2 * GIB),  # what is more of either
         ('{"memory":"4Gi"}', 500, 4 * GIB),
         ('{"cpu":"nonsense","memory":"4Gi"}', 8000, 4 * GIB),
-        ("nonsense", 8000, 16 * GIB),  # it has something, and nobody can tell what
+        ("nonsense", 8000, 16 * GIB),  # it has an unknown amount
     ],
 )
 def test_what_others_say_that_a_machine_uses_counts(text: str, cpu: int, memory: int) -> None:
@@ -210,7 +210,7 @@ def test_what_others_say_that_a_machine_uses_counts(text: str, cpu: int, memory:
 
 
 def test_one_that_is_started_and_waits_has_what_it_has() -> None:
-    """Its CPUs stand still until its devices are there, and it is told as Pending so long."""
+    """Its CPUs stand still until its devices are there, and it is Pending so long."""
     waits = {**RUNS, "phase": "Pending"}
     for running in (True, False):
         record = read_vm(stored(machine("a", running=running), **waits))

@@ -147,7 +147,7 @@ def test_a_machine_that_migrates_counts_on_both_nodes(book: Book) -> None:
 
 def test_only_a_machine_that_exists_takes_room_and_no_more_than_it_may_have(book: Book) -> None:
     book.put(pod(use=("900", 16_000)))
-    assert book.counted() == NO_RESOURCES, "whoever may create pods can name any owner"
+    assert book.counted() == NO_RESOURCES, "any user who may create pods can name any owner"
     book.put(neon_vm(1))
     assert book.counted() == amounts(4000, 8)
     book.put(pod(owner={**OWNER, "apiVersion": "devalloc.io/v1alpha1"}))

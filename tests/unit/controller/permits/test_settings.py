@@ -1,4 +1,4 @@
-"""Settings by which anybody could ask are refused; eras differ in what there is for machines."""
+"""Settings by which any client could ask are refused; eras differ in what there is for machines."""
 
 from __future__ import annotations
 

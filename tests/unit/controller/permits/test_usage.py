@@ -81,7 +81,7 @@ def test_what_runs_is_billed_for_what_is_kept_for_it(store: SQLiteStore) -> None
         server.goes_on(0.25)
     assert server.reported() == {}, "it is not written yet"
     server.save()
-    assert server.reported() == {"ep-1": (500, 750), "ep-2": (250, 250)}, "a buffer is a guess, and nobody's"
+    assert server.reported() == {"ep-1": (500, 750), "ep-2": (250, 250)}, "a buffer is a guess, which no owner pays"
 
 
 def test_the_next_server_goes_on_and_counts_the_time_without_one(store: SQLiteStore) -> None:
@@ -196,7 +196,7 @@ def test_ids_that_no_machine_has_are_forgotten_in_the_end(store: SQLiteStore) ->
 def test_a_machine_that_changes_its_id_again_and_again_takes_no_room_from_others(
     store: SQLiteStore, letter: str, ids: int
 ) -> None:
-    """Else the ConfigMap would become larger than Kubernetes stores, and nobody's usage could be written down."""
+    """Else the ConfigMap would become larger than Kubernetes stores, and no usage could be written down."""
     server = Server(store)
     server.begin()
     server.knows("runs", "ep-runs", amounts(1000, 1))

@@ -140,7 +140,7 @@ def _play(node: NodeLedger, books: tuple[Book, Book], action: tuple[str, str, An
             row = book.rows[name]
             held = row.weight()
             row.use = used
-            # What may have been permitted before anybody knew stays counted, used or not.
+            # What may have been permitted before this ledger began stays counted, used or not.
             row.spare = max(0, held - row.base()) if unseen else 0
         return node.with_machine(key, ledger.observe_use(machine, Resources(first, _memory(first))))
     if what == "leave":
@@ -231,7 +231,7 @@ def test_what_always_holds(
         assert answer_request(after, key, now.permit, factor, era=era).counted == after.counted, (
             "asking again changes nothing"
         )
-        assert all(after.machines[k] == m for k, m in node.machines.items() if k != key), "nobody else is touched"
+        assert all(after.machines[k] == m for k, m in node.machines.items() if k != key), "no other is touched"
         node = after
 
 

@@ -58,7 +58,7 @@ def test_a_machine_counts_for_what_was_read_back_of_it_whatever_it_is_permitted(
     assert answer_request(less, ME, both(4), UNIT).machines[ME].permit == both(4), (
         "what it counts for is its own to ask for"
     )
-    assert answer_request(less, OTHERS, both(6), UNIT).machines[OTHERS].permit == both(5), "and of nobody else"
+    assert answer_request(less, OTHERS, both(6), UNIT).machines[OTHERS].permit == both(5), "and of no other"
 
 
 def test_a_machine_that_reserves_its_maximum_counts_for_all_of_it() -> None:

@@ -110,7 +110,7 @@ def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
 
 @pytest.mark.parametrize(("units", "drawing"), [("3", 1), ("1", 2)])
 def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_use(units: str, drawing: int) -> None:
-    """Its counters reach every node, its slice one: elsewhere it matters to the counters, once somebody has it."""
+    """Its counters reach every node, its slice one: elsewhere it matters to the counters, once a claim has it."""
     rng = random.Random(5)
     drawers = [device(f"d{number}", counters={"card": {"units": "1"}}) for number in range(drawing)]
     slices = [
