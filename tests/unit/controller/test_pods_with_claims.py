@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.events import ObjectEvent
-from devalloc.controller.reconcile.resource_claims import allocator
+from devalloc.controller.reconcile.resource_claims import allocator, suitable_nodes
 from devalloc.controller.reconcile.resource_claims.allocator import (
     MAX_AVOID_SECONDS,
     MAX_TRIES,
@@ -280,6 +280,21 @@ def test_without_time_to_share_the_room_each_pod_goes_where_some_is_left(
         bed.pod(f"p{name}", name, cpu=cpu)
     bed.round()
     assert len(bed.placed()) >= 2
+
+
+def test_pods_whose_nodes_there_was_no_time_to_judge_are_answered_in_the_next_round(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.node("n0", "1")
+    bed.claim("a")
+    bed.pod("pa", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(suitable_nodes, "ROUND_SECONDS", 0.0)
+        bed.store.refresh()
+        bed.allocator.round()
+    assert bed.allocator.loop.is_again
+    bed.round()
+    assert bed.placed() == ["pa"]
 
 
 def test_a_claim_that_requests_nothing_holds_up_no_other_wherever_its_pod_may_run(bed: Bed) -> None:

@@ -23,10 +23,10 @@ from devalloc.controller.reconcile.resource_claims.allocator import ResourceClai
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     RESOURCES,
     ClusterState,
-    can_run_on,
     effective_slice,
 )
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
+from devalloc.controller.reconcile.resource_claims.suitable_nodes import can_run_on
 from devalloc.controller.reconcile.searches import BackgroundSearches
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Forbidden, Key

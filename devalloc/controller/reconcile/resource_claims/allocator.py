@@ -244,6 +244,7 @@ class ResourceClaimAllocator:
         avoided = {key: self._avoided(claims[key], now) for want in wanted for key in want.claims}
         wide = {key for want in wanted for key in want.claims if self._of(claims[key]).is_wide}
         requests = [*filter(None, waiting), *self._cluster.build_requests(wanted, avoided, wide)]
+        self.loop.is_again |= self._cluster.has_left
         unplaced = self._unplaced(now)
         is_new = self._solver.update(self._cluster.documents())
         is_same = requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished)

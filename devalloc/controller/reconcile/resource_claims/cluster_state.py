@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.adopted_pools import DEDICATED_ONLY, AllocatablePools, adoption_rules, is_adoption_rule
-from devalloc.api.cordon import not_ready_reason
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
@@ -41,13 +40,11 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     with_namespace_default,
 )
 from devalloc.controller.reconcile.resource_claims.shared_room import RoomRequest, most_at_once, plan_nodes
+from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
-from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
-from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, selects
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
 
 Object = dict[str, Any]
@@ -97,9 +94,6 @@ MAX_SHARING, MAX_SHARING_NODES = 200, 200
 OWN_DRIVER = "devalloc.io"
 COUNT_SECONDS = 0.5
 """How long a round counts devices for messages, of those that devalloc allocates and of others."""
-_UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-"""Taints that Kubernetes sets a moment after the Node says so."""
 RESULT_FIELDS = ("driver", "pool", "device", "shareID", "consumedCapacity", "adminAccess")
 
 
@@ -153,6 +147,9 @@ class ClusterState:
         """Of nodes, for as long as this process lives."""
         self._memo = Memo()
         self._others = OtherClaims()
+        self._suitable = SuitableNodes()
+        self.has_left = False
+        """The last ``build_requests`` left some to the next one."""
         self._matches = {is_ours: MatchCounts(count_seconds) for is_ours in (True, False)}
         """Of devices that devalloc allocates, and of others."""
         self._counted: dict[bool, bool] = {}
@@ -230,17 +227,9 @@ class ClusterState:
         nodes = {content["metadata"]["name"]: content for content in self._objects["Node"]}
         offering = {content["spec"]["nodeName"] for content in self._ours()}
         there = {name: nodes[name] for name in sorted(offering & nodes.keys())}
-        suitable: dict[str, frozenset[str]] = {}
-        """Nodes by what a pod says of them: most pods say the same."""
         roomy = _RoomyNodes(self._ledger(), there)
-
-        def suiting(pod: Object) -> frozenset[str]:
-            pod_wishes = repr(scheduling_key(pod))
-            if pod_wishes not in suitable:
-                suitable[pod_wishes] = frozenset(name for name, node in there.items() if can_run_on(pod, node))
-            return suitable[pod_wishes]
-
-        wanted = list(wanted)
+        wanted, self.has_left = list(wanted), False
+        suitable = self._suitable.of((pod for want in wanted for pod in want.pods), there)
         pending_others = {want.claims: others for want in wanted if (others := self._pending_others(want))}
         if pending_others:
             self._others.look(
@@ -254,7 +243,10 @@ class ClusterState:
             if not offering and (missing := self.not_adopted(self._claims[key] for key in want.claims)):
                 requests.append(SolverRequest(want, (), None, missing, Reason.NOT_ADOPTED))
                 continue
-            left = frozenset(there).intersection(*(suiting(pod) for pod in want.pods))
+            if not all(id(pod) in suitable for pod in want.pods):
+                self.has_left = True
+                continue
+            left = frozenset(there).intersection(*(suitable[id(pod)] for pod in want.pods))
             left = left if want.nodes is None else left & want.nodes
             left = left.difference(*(avoided.get(key, frozenset()) for key in want.claims))
             if there and not left:
@@ -625,46 +617,3 @@ def node_expression(numbers: Iterable[int]) -> str:
     """The expression that holds for the devices of these nodes."""
     node_list = ", ".join(str(number) for number in sorted(numbers))
     return f'device.attributes["{NODE_DOMAIN}"].{NODE_ATTRIBUTE} in [{node_list}]'
-
-
-def can_run_on(pod: Object, node: Object) -> bool:
-    """Whether the pod may run on the node, by selector, required affinity and taints."""
-    spec, labels = pod.get("spec") or {}, node["metadata"].get("labels") or {}
-    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
-        return False
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is not None:
-        try:
-            if not selects(read_node_selector(required), ClusterNode(node["metadata"]["name"], labels)):
-                return False
-        except FieldError:
-            return False
-    node_spec = node.get("spec") or {}
-    taints = [*(node_spec.get("taints") or ())]
-    taints += [_UNSCHEDULABLE] if node_spec.get("unschedulable") else []
-    taints += [_NOT_READY] if not_ready_reason(dict(node)) is not None else []
-    tolerations = spec.get("tolerations") or ()
-    return all(taint.get("effect") == "PreferNoSchedule" or _tolerated(taint, tolerations) for taint in taints)
-
-
-def scheduling_key(pod: Object) -> tuple[Any, ...]:
-    """All that ``can_run_on`` looks at of a pod."""
-    spec = pod.get("spec") or {}
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return (
-        spec.get("nodeSelector"),
-        affinity.get("requiredDuringSchedulingIgnoredDuringExecution"),
-        [{k: v for k, v in each.items() if k != "tolerationSeconds"} for each in spec.get("tolerations") or ()],
-    )
-
-
-def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
-    return any(
-        one.get("effect") in (None, "", taint.get("effect"))
-        and (not one.get("key") or one["key"] == taint.get("key"))
-        and (
-            one.get("operator") == "Exists" or (bool(one.get("key")) and one.get("value", "") == taint.get("value", ""))
-        )
-        for one in tolerations
-    )
