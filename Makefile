@@ -23,7 +23,8 @@ FUZZ_EVENTS ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
 SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py blockers_of_cards.py \
-  reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py decomposition.py oracle.py fencing.py eviction.py
+  reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py decomposition.py oracle.py fencing.py \
+  eviction.py dra_holders.py
 # Workers of the quick tiers, of which one that has nothing left takes over from another.
 JOBS ?= auto
 # Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
@@ -193,7 +194,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	$(BIN)/python -m tools.fuzz_claims --seconds $(FUZZ_SECONDS) --seed $(or $(SEED),$$RANDOM) --out build
 	$(BIN)/python -m tools.fuzz_pools --events $(FUZZ_EVENTS) --seed $(or $(SEED),$$((RANDOM * 32768 + RANDOM)))
 	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/conformance/test_,$(SEARCHED)) -n $(JOBS) -q
-	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
+	@$(if $(SEED),RANDOM=$(SEED);) end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
 	  seed=$$((RANDOM * 32768 + RANDOM)); \
 	  echo "== property tests, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \

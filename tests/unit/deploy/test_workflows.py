@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,6 +73,31 @@ def test_each_night_runs_what_make_has_for_the_night() -> None:
     assert {f"nightly-{what}" for what in job["strategy"]["matrix"]["what"]} == {
         target for target in targets() if target.startswith("nightly-")
     }
+
+
+def test_each_night_draws_more_where_a_change_draws_few() -> None:
+    """Modules that look at a few random instances, or a few steps, unless `make fuzz` asks for more."""
+    makefile = (REPO / "Makefile").read_text()
+    (listed,) = re.findall(r"^SEARCHED := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    searched = {f"test_{name}" for name in listed.replace("\\", "").split()}
+    reading = {
+        path.name
+        for path in (REPO / "tests" / "conformance").glob("test_*.py")
+        if re.search(r"environ.*DEVALLOC_FUZZ_EXAMPLES|DEVALLOC_FUZZ_EXAMPLES.*environ|EVERY_STEP", path.read_text())
+    }
+    assert reading == searched
+    (examples,) = re.findall(r"^FUZZ_EXAMPLES \?= (\d+)$", makefile, re.MULTILINE)
+    assert int(examples) >= 250, "what the module with the most draws by itself"
+
+
+def test_a_night_can_be_repeated_by_its_seed() -> None:
+    """Also the property tests, which draw a seed of their own for each turn."""
+    done = subprocess.run(
+        ["make", "--dry-run", "fuzz", "SEED=20261129"], cwd=REPO, capture_output=True, text=True, check=True
+    )
+    seeds = re.findall(r"--seed (\S+)|\bRANDOM=(\d+);", done.stdout)
+    assert {first or second for first, second in seeds} == {"20261129"}
+    assert len(seeds) == 4, "three programs, and the loop of property tests"
 
 
 def test_no_script_takes_text_that_a_stranger_can_choose() -> None:
