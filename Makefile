@@ -64,7 +64,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
 	@$(PIP) install --root-user-action=ignore --require-hashes --requirement constraints.txt \
-	  | awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " installing"; fflush()} END {print ""}'
+	  | awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " installing, half a minute"; fflush()} END {print ""}'
 	@$(PIP) install --root-user-action=ignore --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -139,7 +139,7 @@ mutants: setup ## change modules in one place at a time, and see their unit test
 mutants-survey: setup ## MUTANTS=100 of all modules together, with a table; records first which tests run which line
 	@$(BIN)/python -m tools.mutants --survey $(or $(MUTANTS),100) --seed $(or $(SEED),1) $(ARGS)
 
-dev-cluster: setup ## a Kubernetes to try things out, until Ctrl-C; as root with a node
+dev-cluster: setup ## a Kubernetes to try things out, until Ctrl-C; as root with a node (built once: 20 minutes)
 	@$(BIN)/python -m tools.dev_cluster
 
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to

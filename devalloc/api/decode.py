@@ -22,7 +22,7 @@ from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem, Severity, closest_match
-from devalloc.api.quantity import type_name
+from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
 from devalloc.api.validation.lenient import Finding, read_leniently, repair_places
 from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
@@ -300,6 +300,13 @@ def _advisories(obj: ApiModel) -> Iterator[Finding]:
                 yield Finding(
                     path, "names neither deviceClass nor deviceType, so it matches every device of every driver"
                 )
+            memory = detail.requests.get("memory")
+            if memory is not None and 0 < memory.nano < _LEAST_MEMORY.nano:
+                yield Finding(f"{path}.requests[memory]", f"is {memory} bytes; did you mean {memory}Gi?")
+
+
+_LEAST_MEMORY = Quantity.parse("1Mi")
+"""A request for less was most likely written without its unit."""
 
 
 def _names_something(detail: DeviceClaimDetail) -> bool:

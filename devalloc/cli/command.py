@@ -226,6 +226,8 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = self._with_plain_dry_run(args)
+        if not self._usual and "--" not in args:  # all is in the short help
+            args = ["--help" if arg == "--help-all" else arg for arg in args]
         try:
             may_be_empty = "" in args or any(arg.endswith("=") for arg in args)
             if may_be_empty and not ctx.resilient_parsing:  # completion reports nothing
@@ -382,7 +384,8 @@ def translate_error(error: Exception) -> click.ClickException:
 
 _EXTRAS = {
     "node": ("grpc", "grpc_health", "grpc_reflection", "google.protobuf", "pyroute2", "pyudev", "qemu"),
-    "permits": ("aiohttp", "jinja2", "markupsafe", "prometheus_client"),
+    "page": ("jinja2", "markupsafe"),
+    "permits": ("aiohttp", "prometheus_client"),
     "guest": ("websockets", "h11"),
     "kubernetes": ("kubernetes",),
     "controller": ("cryptography",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from devalloc.api.kinds import API_KINDS, ApiKind
@@ -11,6 +12,7 @@ from devalloc.cli.object_names import kind_of
 from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.terminal import print_line
 
+_RULES = re.compile(r" \([ST]\d+[a-z]?(?:, [ST]\d+[a-z]?)*\)")
 _MAX_NAMED = 3
 """How many similar fields an error names."""
 
@@ -49,7 +51,7 @@ def print_field(kind: ApiKind, path: str, output: str) -> None:
         "Default": field.default,
         "Required": "yes" if field.required else "no",
         "Valid": "; ".join(field.limits),
-        "Meaning": field.description,
+        "Meaning": _meaning(field),
     }
     for name, text in rows.items():
         if text:
@@ -59,10 +61,15 @@ def print_field(kind: ApiKind, path: str, output: str) -> None:
         print_table(
             ("FIELD", "TYPE", "UNIT", "DEFAULT", "MEANING"),
             [
-                (each.name, each.type, each.unit, "required" if each.required else each.default, each.description)
+                (each.name, each.type, each.unit, "required" if each.required else each.default, _meaning(each))
                 for each in below
             ],
         )
+
+
+def _meaning(field: FieldReference) -> str:
+    """Its description without the numbers of rules, which only the specification has."""
+    return _RULES.sub("", field.description)
 
 
 def unknown_field(kind: ApiKind, path: str) -> str:

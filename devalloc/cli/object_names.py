@@ -42,9 +42,9 @@ def kind_of(word: str, store: Store | None = None) -> ApiKind:
     from devalloc.api.problems import closest_match
 
     words = [word for kind in API_KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
-    near = closest_match(word, words)
-    kinds = ", ".join((*kind.short_names, kind.plural)[0] for kind in API_KINDS.values())
-    raise BadInput(f"unknown kind {word!r}; " + (f"did you mean {near}?" if near else f"the kinds are: {kinds}"))
+    if near := closest_match(word, words):
+        raise BadInput(f"unknown kind {word!r}; did you mean {near}?")
+    raise BadInput(f"unknown kind {word!r}; the kinds are: {', '.join(_USUAL_NAMES)}; for an object: claim/{word}")
 
 
 def _kind_in_store(word: str, store: Store) -> ApiKind | None:
@@ -68,6 +68,11 @@ def _names(kind: ApiKind) -> tuple[str, ...]:
     return kind.singular, *kind.short_names
 
 
+_USUAL_NAMES = (
+    *("pools", "classes", "claims", "vms", "vmrs", "migrations"),
+    *("vfioconfigs", "vfconfigs", "vgpuconfigs", "quotas", "namespaces"),
+)
+"""Of the kinds, as the guides have them."""
 OTHER_KINDS = (
     ApiKind("ResourceQuota", "v1", "resourcequotas", "resourcequota", ("quota", "quotas"), True, ConfigObject),
     ApiKind("Namespace", "v1", "namespaces", "namespace", ("ns",), False, ConfigObject),

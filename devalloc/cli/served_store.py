@@ -10,9 +10,10 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc.api.serving import HELD_KINDS, SHOWN_FIELDS, as_served, unserved_text, unserved_with_objects
+from devalloc.api.views import MachineView
 from devalloc.store.errors import Key, NotFound
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing, Store
-from devalloc.store.serving import has_lost_plugin
+from devalloc.store.serving import has_lost_plugin, lacks_plugin
 from devalloc.store.sqlite import SQLiteStore
 
 Object = dict[str, Any]
@@ -66,14 +67,17 @@ class ServedStore(SQLiteStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.explains_waiting = False
+        """Machines that no node can take have that as their reason, for lists of them."""
         self._looks: dict[str, tuple[float, bool]] = {}
         self.served = ServedView(self._why_unserved)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
-        return self.served.shown(super().get(kind, namespace, name))
+        return self._with_reason(self.served.shown(super().get(kind, namespace, name)))
 
     def list(self, *what: Any, **named: Any) -> Listing:
-        return self.served.listed(super().list(*what, **named))
+        listing = self.served.listed(super().list(*what, **named))
+        return Listing([*map(self._with_reason, listing.objects)], listing.resource_version)
 
     def watch(self, *what: Any, **named: Any) -> Generator[Event, None, None]:
         yield from self.served.watched(super().watch(*what, **named))
@@ -89,6 +93,17 @@ class ServedStore(SQLiteStore):
     def replace_status(self, obj: Object) -> Object:
         change = Change(Key.of(obj), str(obj["metadata"].get("resourceVersion")), obj.get("status"))
         return super().replace_status({**obj, "status": self.served.stored(change, super().get).status})
+
+    def _with_reason(self, obj: Object) -> Object:
+        """A machine that no node has taken yet says so if no plugin is there to take it."""
+        if obj["kind"] != "VirtualMachine" or not self.explains_waiting:
+            return obj
+        view = MachineView(obj)
+        waits = view.holder is None and view.node and view.spec.get("running") is not False and not view.is_deleting
+        if not waits or view.status.get("reason") or not lacks_plugin(self.path, str(view.node)):
+            return obj
+        why = f"no node plugin runs on node {view.node}: run `devalloc up` there as root, or `devalloc node`"
+        return {**obj, "status": {**view.status, "reason": Reason.NODE_NOT_SERVED.value, "message": why}}
 
     def _why_unserved(self, node: str) -> str:
         until, is_lost = self._looks.get(node, (0.0, False))

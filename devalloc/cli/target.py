@@ -241,6 +241,14 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
+def explain_waiting(store: Store) -> None:
+    """Have an embedded store show of machines that wait whether there is a node plugin to take them."""
+    from devalloc.cli.served_store import ServedStore
+
+    if isinstance(store, ServedStore):
+        store.explains_waiting = True
+
+
 def unserved_note(store: Store, *nodes: str | None) -> str:
     """A sentence if the plugin of a node has ended; "" otherwise, or if that cannot be told. ``nodes``: those that
     matter; by default all that have anything."""

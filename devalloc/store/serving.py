@@ -35,6 +35,11 @@ def serving_process(store: Path, node_name: str) -> str:
     return ""
 
 
+def lacks_plugin(store: Path, node_name: str) -> bool:
+    """Whether no plugin of this node runs on the store now, nor perhaps ever did. False if that cannot be told."""
+    return not node_lock_path(store, node_name, "first").exists() or has_lost_plugin(store, node_name)
+
+
 def has_lost_plugin(store: Path, node_name: str) -> bool:
     """Whether a plugin of this node has run on the store, and none does now. False if that cannot be told."""
     with suppress(OSError), FileLock.existing(node_lock_path(store, node_name, "first")) as lock:

@@ -16,7 +16,7 @@ from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
-from devalloc.cli.terminal import print_heading, print_line
+from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.store.errors import Forbidden, Key
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ DEADLINE = 10.0
     "what",
     nargs=-1,
     required=True,
-    metavar="KIND NAME... | KIND/NAME...",
+    metavar="KIND [NAME...] | KIND/NAME...",
     shell_complete=complete_objects,
 )
 @namespace_option
 @target_options
 def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
-    """Show all details of objects: a claim with its devices, a pool with its users.
+    """Show all details of objects: a claim with its devices, a pool with its users. KIND alone: of all.
 
     \b
     devalloc describe dclaim/train
@@ -51,8 +51,10 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
             raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
         keys = keys_of(what, namespace, store=objects)
         if not keys:
-            kind_of(what[0], objects)  # reports a kind that does not exist
-            raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
+            kind = kind_of(what[0], objects)
+            keys = [Key.of(obj) for obj in objects.list(kind.kind, namespace if kind.namespaced else None).objects]
+            if not keys:
+                print_note(f"there are no {kind.plural}" + (f" in namespace {namespace}" if kind.namespaced else ""))
         for i, key in enumerate(keys):
             if i:
                 print_line()

@@ -22,7 +22,7 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.jsonpath import render_template
 from devalloc.cli.render.output import GrowingTable, print_content, print_objects, print_table
 from devalloc.cli.shell_completion import complete_objects
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, explain_waiting, missing_controller_note, open_target, target_options
 from devalloc.cli.terminal import print_data, print_line, print_note
 from devalloc.store.errors import Key
 
@@ -90,6 +90,7 @@ def get(
             return _nodes(store, what, form)
     if "/" not in what[0] and len(what) == 1:
         with open_target(place if all_namespaces else place.within(namespace)) as objects:
+            explain_waiting(objects)
             words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
             kinds = [kind_of(word, objects) for word in words]
             return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
@@ -97,6 +98,7 @@ def get(
         option = "--all-namespaces" if all_namespaces else "--selector"
         raise BadInput(f"a name and {option} cannot be combined; give the namespace with -n")
     with open_target(place.within(namespace)) as objects:
+        explain_waiting(objects)
         keys = keys_of(what, namespace, store=objects)
         return _named(objects, keys, form, watch)
 

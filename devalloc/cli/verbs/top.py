@@ -13,6 +13,7 @@ from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.target import (
     StoreTarget,
+    explain_waiting,
     missing_controller_note,
     open_readable_target,
     target_options,
@@ -73,6 +74,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"
     with open_readable_target(place, own) as source:
+        explain_waiting(source)
         sight = OverviewCache(
             source,
             source if place.is_cluster else None,

@@ -115,7 +115,7 @@ def up(options: UpOptions) -> int:
         raise BadInput(f"{' and '.join(idle)}: only for the node plugin, which does not run with --no-node")
     check_published(plugin_options, host_capacity=options.host_capacity)
     if page is not None:
-        require_packages("aiohttp", "jinja2")
+        require_packages("jinja2", "aiohttp")
     traced = tracing(options.otlp_endpoint, "devalloc-up", name)
     with open_display() as display, abandon_hung_threads(display.say), traced:
         prepare_folder(path)

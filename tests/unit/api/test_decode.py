@@ -151,7 +151,7 @@ def test_a_namespace_on_a_cluster_scoped_object_is_ignored() -> None:
 
 def test_a_detail_that_names_nothing_is_valid_and_warned_of() -> None:
     content = good("DeviceClaim")
-    content["spec"]["claims"] = [{}, {"oneOf": [{"deviceClass": "gpu"}, {"requests": {"memory": 1}}]}]
+    content["spec"]["claims"] = [{}, {"oneOf": [{"deviceClass": "gpu"}, {"requests": {"memory": "1Gi"}}]}]
     assert list(warnings(content)) == ["spec.claims[0]", "spec.claims[1].oneOf[1]"]
 
 

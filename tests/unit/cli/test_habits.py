@@ -583,3 +583,23 @@ def test_a_word_that_is_no_kind_is_named_as_the_mistake(verb: str, fleet: Shell)
 def test_a_filter_of_a_jsonpath_compares(operator: str, values: str) -> None:
     items = [{"a": 1}, {"a": 2}, {"a": 3}, {"a": "x"}]
     assert jsonpath.render_template("{.items[?(@.a" + operator + "2)].a}", {"items": items}) == values
+
+
+def test_describe_of_a_kind_shows_all_of_it(fleet: Shell) -> None:
+    shown = fleet("describe", "claims")
+    names = [line.split()[-1] for line in shown.out.splitlines() if line.startswith("Name:")]
+    assert names == [line.rpartition("/")[2] for line in fleet("get", "claims", "-o", "name").out.splitlines()]
+    assert fleet("describe", "vmrs").err == "there are no virtualmachinereplicasets in namespace default\n"
+
+
+def test_every_verb_takes_help_all(devalloc: Shell) -> None:
+    """Also those whose --help shows everything."""
+    for verb in ("apply", "describe", "version"):
+        assert devalloc(verb, "--help-all").out == devalloc(verb, "--help").out
+
+
+def test_memory_without_a_unit_is_doubted(devalloc: Shell) -> None:
+    wanted = claim("c")
+    wanted["spec"]["claims"][0]["requests"] = {"memory": "40"}
+    checked = devalloc("validate", "-f", "-", stdin=text(wanted))
+    assert (checked.code, "requests[memory]: is 40 bytes; did you mean 40Gi?" in checked.out + checked.err) == (0, True)

@@ -306,10 +306,13 @@ def test_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
 
 
-def test_an_unknown_kind_is_answered_with_the_short_names_of_all(devalloc: Shell) -> None:
+def test_an_unknown_kind_is_answered_with_the_names_of_all(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(pool()))
     output = devalloc("get", "nothings")
-    assert output.err.startswith("error: unknown kind 'nothings'; the kinds are: dpool, dclass, dclaim, vmachine, ")
+    assert output.err.startswith("error: unknown kind 'nothings'; the kinds are: pools, classes, claims, vms, ")
+    assert output.err.endswith("; for an object: claim/nothings\n")
+    for name in output.err.partition("are: ")[2].partition(";")[0].split(", "):
+        assert devalloc("get", name).code == 0, name
 
 
 def test_a_store_without_rights_names_sudo(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

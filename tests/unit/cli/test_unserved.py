@@ -62,6 +62,21 @@ def test_while_the_plugin_runs_all_is_as_it_says(shell: Shell) -> None:
         assert "Running" in shell("get", "vms").out
 
 
+def test_a_machine_that_waits_on_a_node_without_a_plugin_says_so(devalloc: Shell) -> None:
+    """`devalloc up` of a user who is not root places machines, and starts none."""
+    waiting = {**machine("web", "1", "1Gi")}
+    waiting["spec"] = {**waiting["spec"], "nodeName": "a"}
+    devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), waiting))
+    (row,) = [line.split() for line in devalloc("get", "vms").out.splitlines() if line.startswith("web")]
+    assert "NodeNotServed" in row
+    assert "NodeNotServed" in devalloc("top").out
+    message = devalloc("get", "vm/web", "-o", "jsonpath={.status.message}").out
+    assert "no node plugin runs on node a: run `devalloc up` there as root" in message
+    assert not stored(devalloc).get("status"), "nothing of it is written"
+    with closing(PublishLock(devalloc.store, "a", is_plugin=True)):
+        assert "NodeNotServed" not in devalloc("get", "vms").out
+
+
 def test_a_node_that_never_had_a_plugin_is_not_called_silent(shell: Shell) -> None:
     """Pools of examples and tests are of no host."""
     assert "Running" in shell("get", "vms").out
