@@ -56,12 +56,12 @@ class FleetMonitor:
         self._seconds = INTERVAL_SECONDS if seconds is None else seconds
         self._is_busy = is_busy
         self._alarms: frozenset[_Key] = frozenset()
-        """Those that were told."""
+        """Those that were reported."""
         self._logged: frozenset[_Key] = frozenset()
         """Those of the last look, which are in the log already: once each, however often the Event of one cannot be
         recorded."""
-        self._told_of: Overview | None = None
-        """Whose alarms these are. If they could not be told, the next look tells them."""
+        self._reported: Overview | None = None
+        """Whose alarms these are. If they could not be reported, the next look reports them."""
         self.seen: CachedOverview | None = None
         """What there was at the last look."""
 
@@ -91,9 +91,9 @@ class FleetMonitor:
     def look(self) -> None:
         """Once. Raises StoreError."""
         self.seen = seen = self._look()
-        if seen.overview is not self._told_of:
+        if seen.overview is not self._reported:
             self._tell(seen.overview)
-            self._told_of = seen.overview
+            self._reported = seen.overview
 
     def _tell(self, overview: Overview) -> None:
         now = {_key(alarm): alarm for alarm in overview.alarms}

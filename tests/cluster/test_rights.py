@@ -67,7 +67,7 @@ SYNTHETIC = {
 }
 """Verbs and resources that no path is served for, and that the API server asks about."""
 
-ANYBODY = {
+EVERY_ACCOUNT = {
     "authentication.k8s.io/selfsubjectreviews": "create",
     "authorization.k8s.io/selfsubjectaccessreviews": "create",
     "authorization.k8s.io/selfsubjectrulesreviews": "create",
@@ -76,7 +76,7 @@ ANYBODY = {
 """What Kubernetes gives every service account."""
 READ = "get list watch"
 CONTROLLER = {
-    **ANYBODY,
+    **EVERY_ACCOUNT,
     "devmgmtproto.k8s.io/deviceclaims": f"{READ} update allocate",
     "devmgmtproto.k8s.io/deviceclaims/status": "update",
     "devmgmtproto.k8s.io/deviceclasses": READ,
@@ -106,7 +106,7 @@ OF_ITS_NAMESPACE = {
     "coordination.k8s.io/leases": "create list",
     "/configmaps": "get list create update delete",
 }
-NODE = {**ANYBODY, "/nodes": "get"}
+NODE = {**EVERY_ACCOUNT, "/nodes": "get"}
 SLICES = {
     "resource.k8s.io/resourceclaims": "get list",
     "resource.k8s.io/resourceclaims/status": "patch",

@@ -205,11 +205,11 @@ class PermitTransaction:
 
     def _conditions_of(self, record: VmState, node: NodeLedger, leaves: bool) -> dict[str, ConditionValue]:
         """What to write of the pressure, seen before the request counts."""
-        was_told = record.should_migrate is not None and record.should_migrate.is_true
+        is_requested = record.should_migrate is not None and record.should_migrate.is_true
         room = f"node {record.node} has too little room"
         if leaves and self._book.migrates:
             return {MIGRATING: (True, NODE_PRESSURE, f"{room}; it is being migrated")}
-        if leaves and not was_told:
+        if leaves and not is_requested:
             return {
                 SHOULD_MIGRATE: (
                     True,
@@ -218,7 +218,7 @@ class PermitTransaction:
                     "it",
                 )
             }
-        if was_told and not leaves and not is_under_pressure(node):
+        if is_requested and not leaves and not is_under_pressure(node):
             return {SHOULD_MIGRATE: (False, "NodeRelieved", f"node {record.node} has room again")}
         return {}
 

@@ -132,7 +132,7 @@ def read_vm(obj: Object) -> VmState | None:
         use = use.most(begins)
     pod = _text(status.get("runnerPod"))
     conditions = status.get("conditions")
-    told_of = (
+    by_type = (
         {_text(c.get("type")): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
     )
     return VmState(
@@ -154,8 +154,8 @@ def read_vm(obj: Object) -> VmState | None:
         overcommit=read_overcommit(view.annotation(OVERCOMMIT)),
         runner_pod=_pod(pod, view.key[0]) if pod else None,
         created=_text(view.metadata.get("creationTimestamp")),
-        migrating=_condition(told_of.get(MIGRATING)),
-        should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
+        migrating=_condition(by_type.get(MIGRATING)),
+        should_migrate=_condition(by_type.get(SHOULD_MIGRATE)),
         machine_id=_text(status.get("machineID")),
         wire_slot=_bytes(memory.get("slotSize")) or None,
         is_moving=view.migration_target is not None,

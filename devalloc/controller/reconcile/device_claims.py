@@ -202,8 +202,8 @@ class DeviceClaimAllocator:
             return replace(last, seconds=0.0)
         self._memo.turn()
         for key, obj in objects.items():
-            is_told = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
-            if is_told and (old := self._seen.get(key)) is not None and old is not obj:
+            is_from_node = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
+            if is_from_node and (old := self._seen.get(key)) is not None and old is not obj:
                 self._heard(old, obj)  # what its node says of it
         documents, solver_input = self._input(objects)
         if (with_woken := self._wake(solver_input, objects, everything)) is not None:

@@ -66,7 +66,7 @@ class _Agent:
     last_sequence: int = 0
     pending: wire.Endpoint | None = None
     """What it is being asked."""
-    was_told: bool = False
+    was_notified: bool = False
     """It has heard of the wish for more."""
 
 
@@ -163,7 +163,7 @@ class AgentRegistry:
         """The guest needs more. Ask the active agent, and each of its successors, until ``granted``."""
         self._wish = ResourceFlags(self._wish.cpu or more.cpu, self._wish.memory or more.memory)
         for agent in self._agents.values():
-            agent.was_told = False
+            agent.was_notified = False
 
     def calls(self, now: int) -> list[AgentCall]:
         """The calls to begin now: each is given once, and waits for its ``answered``."""
@@ -201,7 +201,7 @@ class AgentRegistry:
         self._count(agent, answer.sequence)
         agent.check_at = now + self._timers.check_every
         if call.endpoint == wire.RESUME:
-            agent.is_running, agent.was_told = True, False
+            agent.is_running, agent.was_notified = True, False
         elif call.endpoint == wire.SUSPEND:
             agent.is_running = False
 
@@ -218,8 +218,8 @@ class AgentRegistry:
             return newest, wire.RESUME
         if running is not newest:
             return running, wire.SUSPEND
-        if self._wish and not newest.was_told and newest.version.has_try_upscale:
-            newest.was_told = True
+        if self._wish and not newest.was_notified and newest.version.has_try_upscale:
+            newest.was_notified = True
             return newest, wire.TRY_UPSCALE
         return None
 

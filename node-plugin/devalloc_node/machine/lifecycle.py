@@ -167,7 +167,7 @@ class MachineLifecycle(MachineRegistry):
         machine, began = record.machine, False
         spec = resources.spec_started_with(record.spec, resources.resources_at_start(record))
         try:
-            with self._told_by(spec.key):  # an image that hangs delays no other machine
+            with self._users_named(spec.key):  # an image that hangs delays no other machine
                 code = ""
                 if spec.firmware == "uefi":
                     code = firmware.code_digest(firmware.firmware_files(spec, self.config))
@@ -502,7 +502,7 @@ class MachineLifecycle(MachineRegistry):
         """Plug in an emulated device, until this QEMU ends (``emulated_devices.plug_emulated``). Raises NodeError."""
         with self.hold(key, deadline, f"plug {device.name}"):
             record, _ = self.running(key)
-            with self.line(record) as monitor, self._told_by(key):
+            with self.line(record) as monitor, self._users_named(key):
                 plugged = emulated_devices.plug_emulated(
                     monitor,
                     key,
@@ -541,7 +541,7 @@ class MachineLifecycle(MachineRegistry):
             self.put(record)
 
     @contextmanager
-    def _told_by(self, key: str) -> Iterator[None]:
+    def _users_named(self, key: str) -> Iterator[None]:
         """Inside, an error about an image in use names the machine that uses it, if that is known."""
         try:
             yield

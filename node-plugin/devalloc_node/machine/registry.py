@@ -83,7 +83,7 @@ class MachineObservation:
     plain: tuple[EmulatedDevice, ...] = ()
     status: str = "running"
     """QEMU's word for what its CPUs do."""
-    told_memory: int | None = None
+    requested_memory: int | None = None
     """Bytes that QEMU was told to have, if its word counts more than what is noted."""
     problem: NodeError | None = None
 
@@ -216,7 +216,9 @@ def machine_view(
         uid=spec.uid,
         phase=phase,
         wanted=resources.wanted_while_running(record) if process else _wanted_next(record),
-        applied=record.applied if look.told_memory is None else replace(record.applied, memory_bytes=look.told_memory),
+        applied=record.applied
+        if look.requested_memory is None
+        else replace(record.applied, memory_bytes=look.requested_memory),
         observed=look.observed,
         reason=reason,
         message=message,

@@ -72,7 +72,7 @@ class WebSocket(asyncio.Protocol):
         self._frames = TokenBucket(limits.frames_a_second, limits.frames_burst)
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
-        self._has_told = False
+        self._has_reported = False
         self._closing: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
@@ -80,7 +80,7 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        return not self._has_told and self._parser.state is OPEN
+        return not self._has_reported and self._parser.state is OPEN
 
     def send(self, text: str) -> None:
         """Send a message. Where the connection has ended nothing happens: `WebSocketPeer.closed` says so."""
@@ -120,7 +120,7 @@ class WebSocket(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=self._limits.unread)
-        if self._has_told:  # given up meanwhile
+        if self._has_reported:  # given up meanwhile
             transport.abort()
             return
         self._begin()
@@ -131,7 +131,7 @@ class WebSocket(asyncio.Protocol):
         if not self._bytes.take(len(data), now):
             self.abort(f"it sends more than {self._limits.bytes_a_second} bytes per second")
         for start in range(0, len(data), _SLICE):
-            if self._has_told:
+            if self._has_reported:
                 return
             self._parser.receive_data(data[start : start + _SLICE])
             events = self._parser.events_received()
@@ -170,7 +170,7 @@ class WebSocket(asyncio.Protocol):
     # Inside
 
     def _take(self, event: object) -> None:
-        if self._has_told:
+        if self._has_reported:
             return
         match event:
             case Frame(opcode=Opcode.TEXT | Opcode.CONT):
@@ -230,8 +230,8 @@ class WebSocket(asyncio.Protocol):
         return "the connection ended"
 
     def _tell(self, why: str) -> None:
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_reported:
+            self._has_reported = True
             self._parts = []
             self._peer.closed(why)
 

@@ -208,7 +208,7 @@ class TestNodes:
         assert status(store, "web")["nodeName"] == "n"
 
     @pytest.mark.parametrize("state", sorted({*CLOSED} - {"cordoned"}))
-    def test_a_machine_whose_nodes_get_nothing_new_for_other_reasons_too_is_told_so(
+    def test_a_machine_whose_nodes_get_nothing_new_for_several_reasons_has_that_reason(
         self, store: SQLiteStore, state: str
     ) -> None:
         closed, _ = CLOSED[state]
@@ -217,7 +217,7 @@ class TestNodes:
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["reason"] == "NodesUnschedulable"
 
-    def test_a_machine_that_is_too_large_for_all_of_them_is_told_that(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_is_too_large_for_all_of_them_has_that_reason(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n", cpus=2), machine("web", "5"))
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["reason"] == "NodesTooSmall"

@@ -162,7 +162,7 @@ def test_an_old_refusal_is_solved_again_once_for_all_its_equals(waiting: Waiting
     assert not waiting.book.has_outdated
 
 
-def test_an_old_refusal_that_holds_as_it_was_is_told_to_no_other(waiting: Waiting) -> None:
+def test_an_old_refusal_that_still_holds_wakes_no_equal(waiting: Waiting) -> None:
     waiting.rest(*(of_model(gpu_claim(f"w{number}"), "x") for number in range(5)))
     waiting.seconds += REFRESH_SECONDS
     waiting.change(gpu_class("another"))

@@ -57,6 +57,20 @@ def test_prose_of_code_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "code",
+    [
+        "def test_a_refusal_is_told(): ...",
+        "class TestNobodyWaits: ...",
+        "def somebody_writes(): ...",
+        "async def test_whoever_asks_is_heard(): ...",
+        "def test_it(are_told): ...",
+    ],
+)
+def test_names_of_tests_are_read(code: str) -> None:
+    assert len(complaints(code, "tests/unit/test_module.py")) == 1
+
+
+@pytest.mark.parametrize(
     "text",
     [
         '"""Nobody waits."""',

@@ -275,10 +275,10 @@ class ResourceClaimRules:
             for kind in kinds.kinds:
                 if order_attribute(name) in kind.one.attributes:
                     return None
-                is_told = (
+                is_certain = (
                     _has_type(kind, name, values) and not kind.one.shareable and not _has_unreadable_attribute(kind)
                 )
-                if not (is_told or read.isdisjoint(kind.one.attributes)):
+                if not (is_certain or read.isdisjoint(kind.one.attributes)):
                     break
             else:
                 nodes = kinds.find(name, values)
