@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimView
+from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.node_codes import node_code_advice
 from devalloc.cli.options.common import (
@@ -151,40 +151,44 @@ def explain(
     devalloc explain vm/web
     devalloc explain claim.spec.claims.limits
     """
-    try:
-        return _explain(words, files, namespace, options, output, with_store, place)
-    except Forbidden as error:
-        if files or not place.is_cluster:
-            raise
-        return _explain_as_stored(place, words, namespace, error)
-
-
-def _explain(
-    words: tuple[str, ...],
-    files: tuple[str, ...],
-    namespace: str,
-    options: SolveOptions,
-    output: str,
-    with_store: bool | None,
-    place: StoreTarget,
-) -> int:
-    """Raises Forbidden if the user may not read what an answer depends on."""
-    from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-
     if len(words) == 1 and not files and _explain_field(words[0], place, namespace, output):
         return 0
     word, _, bare = "/".join(words).rstrip("/").rpartition("/")
     if not files and (stored := resource_kind(word)) is not None:
         return _explain_resource_claim(place, Key(stored, namespace, bare), options, output)
-    given = load_solver_input(files, namespace, place, with_store)
-    question, kind, name = _question_about(words, given, namespace, place)
+    try:
+        given = load_solver_input(files, namespace, place, with_store)
+        question, kind, name = _question_about(words, given, namespace, place)
+    except Forbidden as error:
+        if files or not place.is_cluster:
+            raise
+        return _explain_as_stored(place, words, namespace, output, error)
+    is_of_template = question is not given
+    key = Key(kind, namespace, name)
+    return _explain_answer(question, key, options, output, place, files, is_of_template=is_of_template)
+
+
+def _explain_answer(
+    question: SolverInput,
+    key: Key,
+    options: SolveOptions,
+    output: str,
+    place: StoreTarget,
+    files: Sequence[str],
+    *,
+    is_of_template: bool,
+) -> int:
+    """Solve, and print what that says about the claim, machine or migration of ``key``; the exit code."""
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+
+    kind, namespace, name = key.kind, key.namespace or "default", key.name
     is_machine = kind == "VirtualMachine"
     is_done = _is_placed if is_machine else _has_devices
     waiting = question.is_of_store and not is_done(question.all, namespace, name)
     with show_spinner("solving"):
         answer = solve_with_machines(question.all, **asdict(options), admin_namespaces=question.admin_namespaces)
-    _print_problems_about(Key(kind, namespace, name), answer, question)
+    _print_problems_about(key, answer, question)
     if kind == MIGRATION:
         return _explain_migration(question, answer, namespace, name, output)
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
@@ -196,7 +200,7 @@ def _explain(
         if any((problem.kind, problem.name) == (kind, name) for problem in question.documents.problems):
             return 2  # its problems were already shown
         here = [one["name"] for one in answers if one["namespace"] == namespace]
-        raise NoSuchObject(_no_such(place, question, Key(kind, namespace, name), here))
+        raise NoSuchObject(_no_such(place, question, key, here))
     code, message = "", ""
     if is_machine and claim["allocated"] and question.is_of_store:
         code, message = _why_not_running_on(claim["node"], _stored_machines(question.all, namespace, name))
@@ -206,7 +210,6 @@ def _explain(
             claim = {**claim, "reason": code or None, "message": message or None}
         print_content(claim, output)
     else:
-        is_of_template = question is not given
         only_would = claim["allocated"] and (is_of_template or waiting or (is_machine and bool(files)))
         then = _how_to_get_it(files, is_of_template=is_of_template)
         print_explanation(claim, only_would=only_would, machine=is_machine, then=then)
@@ -223,7 +226,7 @@ def _explain(
     return REFUSED if not claim["allocated"] else int(bool(problem))
 
 
-def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, why: Forbidden) -> int:
+def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: str, output: str, why: Forbidden) -> int:
     """Show what the controller wrote on a claim or machine, to a user who may not read what it depends on. Raises what
     forbids it for anything else, or without a name."""
     from devalloc.cli.object_names import fetch_object, kind_of
@@ -234,21 +237,29 @@ def _explain_as_stored(place: StoreTarget, words: tuple[str, ...], namespace: st
         raise why
     with open_target(place.within(namespace)) as store:
         content = fetch_object(store, Key(kind, namespace, name))
-    view = ClaimView(content)
+    view, machine = ClaimView(content), MachineView(content)
     status = content.get("status") or {}
-    is_given = bool(status.get("allocations"))
-    node = view.node or status.get("nodeName")
-    if is_given:
-        print_line(f"{namespace}/{name} is allocated{f' on node {node}' if node else ''}.")
+    if kind == CLAIM:
+        is_given, node, word = bool(status.get("allocations")), view.node, "allocated"
+        reason, message = view.reason or status.get("reason"), view.message or status.get("message")
     else:
-        reason = view.reason or status.get("reason") or "no reason yet"
-        message = view.message or status.get("message") or ""
-        print_line(f"{namespace}/{name} is not allocated: {reason}", str(message))
+        node, word = status.get("nodeName") or machine.holder, "placed"
+        is_given, (reason, message) = bool(node), why_not_running(content)
+    problem = ": ".join(filter(None, (reason, message)))
+    if output in ("json", "yaml"):
+        about = {"allocated": is_given, "node": node, "reason": reason or None, "message": message or None}
+        print_content({"namespace": namespace, "name": name, **about}, output)
+    elif is_given:
+        print_line(f"{namespace}/{name} is {word}{f' on node {node}' if node else ''}.")
+        if problem and kind != CLAIM:
+            print_line(f"{_how_it_is([content], namespace, name)}: {problem}")
+    else:
+        print_line(f"{namespace}/{name} is not {word}: {reason or 'no reason yet'}", str(message or ""))
     print_note(
         "this is what the controller wrote: to see what is in the way, you must be allowed to list pools and classes "
         "of the whole cluster (ClusterRole view, by a ClusterRoleBinding)"
     )
-    return 0 if is_given else REFUSED
+    return REFUSED if not is_given else int(bool(problem) and kind != CLAIM)
 
 
 def _print_problems_about(subject: Key, answer: dict[str, Any], question: SolverInput) -> None:
@@ -328,7 +339,6 @@ def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) ->
     """Code and message why a machine does not run that is placed on the node; both are empty if it only would be: its
     status then says why it waited before."""
     from devalloc.api.machine_reservation import reserved_entries
-    from devalloc.api.views import MachineView
 
     for machine in machines:
         view = MachineView(machine)
@@ -349,8 +359,6 @@ def _how_it_is(objects: list[Any], namespace: str, name: str) -> str:
 
 def _is_placed(objects: list[Any], namespace: str, name: str) -> bool:
     """Whether the store's machine has a node already, or need not have one: it is to be stopped."""
-    from devalloc.api.views import MachineView
-
     for machine in _stored_machines(objects, namespace, name):
         view = MachineView(machine)
         return bool(view.status.get("nodeName") or view.holder or view.spec.get("running") is False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -178,6 +179,29 @@ def test_why_a_claim_waits_is_explained_as_the_controller_wrote_it(team: Team) -
     assert "none does not exist; there are big, train" in team("explain", "none").err
     team.is_admin = True
     assert "ClusterRole" not in team("explain", "big").err
+
+
+def test_what_the_controller_wrote_is_data_too(team: Team) -> None:
+    waits, held = (json.loads(team("explain", name, "-o", "json").out) for name in ("big", "train"))
+    assert (waits["allocated"], waits["node"], waits["reason"]) == (False, None, "NotEnoughDevices")
+    assert "no node has 9 devices" in waits["message"]
+    none = {"reason": None, "message": None}
+    assert held == {"namespace": "team-a", "name": "train", "allocated": True, "node": "n", **none}
+
+
+def test_a_machine_is_explained_as_its_node_wrote_it(team: Team) -> None:
+    store = KubernetesStore(FakeClient(team.kube))  # type: ignore[arg-type]
+    web = store.get("VirtualMachine", "team-a", "web")
+    store.replace_status({**web, "status": {"phase": "Running", "nodeName": "n"}})
+    runs = team("explain", "vm/web")
+    assert (runs.code, runs.out) == (0, "team-a/web is placed on node n.\n")
+    web = store.get("VirtualMachine", "team-a", "web")
+    why = {"reason": "DiskFailed", "message": "the disk is full"}
+    store.replace_status({**web, "status": {"phase": "Paused", "nodeName": "n", **why}})
+    store.close()
+    stands = team("explain", "vm/web")
+    assert stands.code == 1
+    assert stands.out == "team-a/web is placed on node n.\nIts CPUs stand still: DiskFailed: the disk is full\n"
 
 
 def test_who_counts_for_a_class_is_asked_for_a_claim_of_it(team: Team) -> None:
