@@ -253,10 +253,14 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
     """A sentence if the plugin of a node has ended; "" otherwise, or if that cannot be told. ``nodes``: those that
     matter; by default all that have anything."""
     from devalloc.cli.served_store import served_view
+    from devalloc.store.errors import Forbidden
 
     if (served := served_view(store)) is None:
         return ""
-    wanted = [node for node in nodes if node] if nodes else served.unserved_nodes(store)
+    try:
+        wanted = [node for node in nodes if node] if nodes else [*served.unserved_nodes(store)]
+    except Forbidden:  # users of a cluster may have no right to read pools
+        return ""
     return "; ".join(filter(None, map(served.why_unserved, wanted)))
 
 
