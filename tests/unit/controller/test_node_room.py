@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import tracemalloc
+from random import Random
 from typing import Any
 
 import pytest
 
 from devalloc.api.quantity import Quantity
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
-from devalloc.controller.reconcile.resource_claims.node_room import PODS, NodeRoom, pod_requests
+from devalloc.controller.reconcile.resource_claims.node_room import (
+    PODS,
+    NodeRoom,
+    NodesByRoom,
+    pod_requests,
+)
 from devalloc.controller.reconcile.resource_claims.shared_room import most_at_once
 from devalloc.store.kubernetes import reflector
 from devalloc.store.kubernetes.reflector import clean_object
@@ -204,3 +210,18 @@ def test_parts_of_pods_that_are_gone_do_not_fill_the_memory(monkeypatch: pytest.
     finally:
         tracemalloc.stop()
     assert remembered < 2_000_000, "of 60 pods, of which each has 160,000 bytes"
+
+
+def test_nodes_are_looked_up_by_room_as_each_would_be_asked() -> None:
+    random = Random(7)
+    sizes = {f"n{n}": (str(random.randrange(9)), f"{random.randrange(9)}Gi") for n in range(40)}
+    room = NodeRoom()
+    unreported = {"metadata": {"name": "new"}, "spec": {}}
+    nodes = [node(name, cpu=cpu, memory=memory) for name, (cpu, memory) in sizes.items()]
+    room.update([*nodes, unreported], [pod(f"p{n}", f"n{n}", cpu="1") for n in range(20)], [])
+    ledger, names = room.ledger(), [*sizes, "new", "gone"]
+    by_room = NodesByRoom(ledger, names)
+    for _ in range(200):
+        wanted = {"cpu": nano(str(random.randrange(1, 9))), "memory": nano(f"{random.randrange(1, 9)}Gi")}
+        wanted |= {"example.com/x": 1} if random.random() < 0.1 else {}
+        assert by_room.having(wanted) == {name for name in names if ledger.shortage(name, wanted) is None}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.events import ObjectEvent
-from devalloc.controller.reconcile.resource_claims import allocator, suitable_nodes
+from devalloc.controller.reconcile.resource_claims import allocator, cluster_state, suitable_nodes
 from devalloc.controller.reconcile.resource_claims.allocator import (
     MAX_AVOID_SECONDS,
     MAX_TRIES,
@@ -295,6 +295,21 @@ def test_pods_whose_nodes_there_was_no_time_to_judge_are_answered_in_the_next_ro
     assert bed.allocator.loop.is_again
     bed.round()
     assert bed.placed() == ["pa"]
+
+
+def test_more_pods_than_a_node_runs_wait_together_and_hold_up_no_other(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_state, "MAX_PODS", 1)
+    bed.node("n0", "9")
+    for name in "ab":
+        bed.claim(name, **{"devalloc.io/group": "g"})
+        bed.pod(f"p{name}", name)
+    bed.claim("c")
+    bed.pod("pc", "c")
+    bed.round()
+    assert bed.placed() == ["pc"]
+    assert bed.reasons("a") == ["NoRoomForPod"]
 
 
 def test_a_claim_that_requests_nothing_holds_up_no_other_wherever_its_pod_may_run(bed: Bed) -> None:

@@ -20,6 +20,7 @@ from devalloc.api.views import Order, order_of
 from devalloc.controller.reconcile.resource_claims.node_room import (
     Amounts,
     NodeRoom,
+    NodesByRoom,
     RoomLedger,
     Shortage,
     pod_requests,
@@ -91,6 +92,8 @@ MAX_SELECTED_NODES = 1500
 """How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
 MAX_SHARING, MAX_SHARING_NODES = 200, 200
 """How many requests share the room of how many nodes in one solve: those that come first, and where they are placed."""
+MAX_PODS = 500
+"""Of a want, the most urgent, that count for the room of a node: it runs no more."""
 OWN_DRIVER = "devalloc.io"
 COUNT_SECONDS = 0.5
 """How long a round counts devices for messages, of those that devalloc allocates and of others."""
@@ -364,7 +367,7 @@ class ClusterState:
                 yield _allocated_document(claim, self._pools) or {}
 
     def _needs(self, want: PendingGroup) -> tuple[_PodNeeds, ...]:
-        pods = sorted(want.pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))
+        pods = sorted(want.pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))[:MAX_PODS]
         return tuple(
             _PodNeeds(
                 self._requests(pod),
@@ -488,13 +491,23 @@ def _not_adopted_message(matching: Mapping[str, int], adopting: Collection[str])
 class _RoomyNodes:
     """The nodes that have room for pods; computed once for all pods that need the same."""
 
-    def __init__(self, ledger: RoomLedger, nodes: Collection[str]) -> None:
+    def __init__(self, ledger: RoomLedger, nodes: Iterable[str]) -> None:
         self._ledger = ledger
-        self._nodes = nodes
+        self._nodes = frozenset(nodes)
+        self._by_room = NodesByRoom(ledger, self._nodes)
         self._counts: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def of(self, needs: Sequence[_PodNeeds], want: PendingGroup) -> Mapping[str, int]:
         """By node on which each pending claim has a pod that fits: how many of its pods fit."""
+        together = Counter[str]()
+        for each in needs:
+            together.update(each.requests)
+        having = self._by_room.having(together) if _covers(needs, range(len(needs)), want) else ()
+        counts = dict.fromkeys(having, len(needs))
+        return counts if len(needs) == 1 else counts | self._some_of(needs, want, self._nodes - counts.keys())
+
+    def _some_of(self, needs: Sequence[_PodNeeds], want: PendingGroup, nodes: Collection[str]) -> dict[str, int]:
+        """The same of nodes without room for all pods."""
         pending = {key: place for place, key in enumerate(want.claims)}
         shape = tuple(
             (tuple(sorted(each.requests.items())), tuple(sorted(pending[key] for key in each.claims & pending.keys())))
@@ -502,17 +515,17 @@ class _RoomyNodes:
         )
         if shape not in self._counts:
             amounts = [each.requests for each in needs]
-            fitting = {node: self._ledger.fitting(node, amounts) for node in self._nodes}
+            fitting = {node: self._ledger.fitting(node, amounts) for node in nodes}
             self._counts[shape] = {
                 node: len(places) for node, places in fitting.items() if _covers(needs, places, want)
             }
         return self._counts[shape]
 
     def shortage(self, node: str, needs: Sequence[_PodNeeds]) -> Shortage | None:
-        """What the node lacks for the first pod that finds no room."""
+        """What the node lacks for the first pod that finds no room; None if they are only too many."""
         fitting = self._ledger.fitting(node, [each.requests for each in needs])
-        first = next(each for place, each in enumerate(needs) if place not in fitting)
-        return self._ledger.shortage(node, first.requests)
+        first = next((each for place, each in enumerate(needs) if place not in fitting), None)
+        return None if first is None else self._ledger.shortage(node, first.requests)
 
 
 def _users(claim: Object) -> list[Object]:

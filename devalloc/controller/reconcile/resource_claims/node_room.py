@@ -6,6 +6,7 @@ Source: ``PodRequests`` of k8s.io/component-helpers/resource, and kube-scheduler
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Extended resources that kube-scheduler takes from the DeviceClass of that name."""
 MAX_SHAPES = 10_000
 """Different requests of pods that are remembered; when there are more, all are forgotten."""
+MAX_SETS = 1000
+"""Sets of nodes that are remembered for one round; when there are more, all are forgotten."""
 _POD_LEVEL = ("cpu", "memory", "hugepages-")
 
 
@@ -269,6 +272,39 @@ class RoomLedger:
         trial = RoomLedger(self._allocatable, self._used, self._by_class)
         _add(trial._planned[node], self._planned.get(node) or {})
         return [place for place, requests in enumerate(pods) if trial.place(node, requests) is None]
+
+
+class NodesByRoom:
+    """Which nodes have room for something, looked up by each resource: pods may have thousands of different sizes.
+
+    The ledger must not change meanwhile.
+    """
+
+    def __init__(self, ledger: RoomLedger, nodes: Collection[str]) -> None:
+        self._ledger = ledger
+        self._nodes = frozenset(nodes)
+        self._sorted: dict[str, tuple[list[int], list[str], frozenset[str]]] = {}
+        """By resource: free amounts in order, their nodes, and the nodes without a limit."""
+        self._with: dict[tuple[str, int], frozenset[str]] = {}
+        """Nodes that have what a resource's so-manieth node has, or more."""
+
+    def having(self, requests: Amounts) -> frozenset[str]:
+        """The nodes that have room for these."""
+        return self._nodes.intersection(*(self._having(*each) for each in requests.items()))
+
+    def _having(self, resource: str, amount: int) -> frozenset[str]:
+        if resource not in self._sorted:
+            free = {node: self._ledger.free(node, resource) for node in self._nodes}
+            limited = sorted((amount, node) for node, amount in free.items() if amount is not None)
+            unlimited = frozenset(node for node, amount in free.items() if amount is None)
+            self._sorted[resource] = [amount for amount, _ in limited], [node for _, node in limited], unlimited
+        amounts, nodes, unlimited = self._sorted[resource]
+        place = resource, bisect_left(amounts, amount)
+        if place not in self._with:
+            if len(self._with) >= MAX_SETS:
+                self._with.clear()
+            self._with[place] = unlimited.union(nodes[place[1] :])
+        return self._with[place]
 
 
 def _is_of_class(resource: str, by_class: Collection[str]) -> bool:
