@@ -167,7 +167,7 @@ def overview_lines(overview: Overview, *, wide: bool) -> Iterator[str]:
 
 def _nodes(overview: Overview) -> Iterator[list[Cell]]:
     for node in overview.nodes:
-        yield [node.name or NETWORK, str(len(node.cards)), *_counts(node.counts), node.published_as, node.cordoned]
+        yield [node.name or NETWORK, str(node.card_count), *_counts(node.counts), node.published_as, node.cordoned]
 
 
 def _cards(overview: Overview) -> Iterator[list[Cell]]:

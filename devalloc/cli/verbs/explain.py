@@ -108,6 +108,7 @@ def _counted(objects: Sequence[Any]) -> str:
 
 CLAIM = "DeviceClaim"
 MIGRATION = "VirtualMachineMigration"
+REPLICA_SET = "VirtualMachineReplicaSet"
 
 
 @verb("explain")
@@ -136,7 +137,8 @@ def explain(
 
     resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster: what a
     claim gets beside those that are allocated. vm/NAME explains in the same way why a machine waits for a node with
-    enough room, and migration/NAME why one that runs does not move to another node.
+    enough room, migration/NAME why one that runs does not move to another node, and vmrs/NAME a machine of the set that
+    is not ready.
 
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
@@ -157,6 +159,8 @@ def explain(
     if not files and (stored := resource_kind(word)) is not None:
         return _explain_resource_claim(place, Key(stored, namespace, bare), options, output)
     try:
+        if not files and (machine := _machine_of_set(place, words, namespace)) is not None:
+            words = ("vm", machine)
         given = load_solver_input(files, namespace, place, with_store)
         question, kind, name = _question_about(words, given, namespace, place)
     except Forbidden as error:
@@ -471,6 +475,31 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
         message = f"`devalloc explain` explains claims, machines and migrations, not a {kind_name}"
         raise CommandFailed(f"{message}; see: devalloc describe {kind}/{name}")
     return kind_name, name
+
+
+def _machine_of_set(place: StoreTarget, words: tuple[str, ...], namespace: str) -> str | None:
+    """The machine that explains a set of machines: one that is not ready, if there is any. None if the words name
+    something else. Raises NotFound, and CommandFailed for a set without machines."""
+    from devalloc.api.views import MachineView
+    from devalloc.cli.object_names import fetch_object, kind_of
+    from devalloc.controller.replica_sets import is_ready, owner_of
+
+    word, _, name = "/".join(words).rstrip("/").rpartition("/")
+    try:
+        if not word or kind_of(word).kind != REPLICA_SET:
+            return None
+    except BadInput:
+        return None
+    with open_target(place.within(namespace)) as store:
+        uid = fetch_object(store, Key(REPLICA_SET, namespace, name))["metadata"]["uid"]
+        listed = store.list("VirtualMachine", namespace).objects
+    machines = [one for one in listed if (owner_of(one) or ("", ""))[1] == uid]
+    if not machines:
+        raise CommandFailed(f"set {namespace}/{name} has no machines; see: devalloc describe vmrs/{name}")
+    ready = sum(map(is_ready, machines))
+    chosen = min(machines, key=lambda one: (is_ready(one), MachineView(one).key))
+    print_note(f"{ready} of its {len(machines)} machines are ready; this one is {MachineView(chosen).key[1]}:")
+    return MachineView(chosen).key[1]
 
 
 def _kind_or_none(word: str) -> str | None:

@@ -139,7 +139,7 @@ def build_overview(
         problems=tuple(_problems(docs, counted, memo)),
         notes=tuple(map(shorten, notes)),
         counts=sum((node.counts for node in nodes), DeviceCounts()),
-        cards=sum(len(node.cards) for node in nodes),
+        cards=sum(node.card_count for node in nodes),
         pending=sum(claim.is_pending for claim in listed),
         allocated=sum(bool(ClaimView(doc).entries) for doc in device_claims_in(docs))
         + sum(map(claims.is_allocated, theirs)),

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from devalloc.api import views
+from devalloc.api.host_pool_names import DRIVER as HOST_DRIVER
 from devalloc.printable import printable
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
@@ -223,6 +224,11 @@ class CardSummary:
     """As the attribute `rack` of its devices has it."""
 
     @property
+    def is_of_host(self) -> bool:
+        """Whether it is what a node has for machines, and no card: its devices are CPUs, memory and bandwidth."""
+        return self.driver == HOST_DRIVER
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What else is said of it: of its shared capacity, the parts in use, and no more than a few."""
         drawn = [each.text for each in self.supplies if each.left != each.total]
@@ -242,6 +248,11 @@ class NodeSummary:
     """One (T1), but while it goes from one to the other."""
     rack: str = ""
     """As the attribute `rack` of its devices has it."""
+
+    @property
+    def card_count(self) -> int:
+        """How many cards it has: without what it has for machines."""
+        return sum(not card.is_of_host for card in self.cards)
 
     @property
     def published_as(self) -> str:

@@ -80,7 +80,7 @@ def node_branches(
         within = bool(needle) and needle not in name.lower()
         is_opened = within and fits <= MAX_SHOWN
         is_open = row in opened or is_opened
-        what = f"{count_noun(len(node.cards), 'card')} in {node.published_as}: {_models(node)}"
+        what = f"{count_noun(node.card_count, 'card')} in {node.published_as}: {_models(node)}"
         cards = [card for card in node.cards if not within or needle in _card_words(card)] if is_open else []
         return Branch(
             row, name, what, node.counts, _bar(node.counts), node.cordoned, "", toggle(row), is_open,

@@ -286,3 +286,9 @@ class TestSets:
         late = node.devalloc("wait", "vmrs/workers", "--timeout", "1s")
         assert late.code == 1
         assert ": 0 of 1 are ready; workers-1: " in late.err
+        explained = node.devalloc("explain", "vmrs/workers")
+        assert explained.err == "0 of its 1 machines are ready; this one is workers-1:\n"
+        assert "default/workers-1" in explained.out
+        assert node.devalloc("explain", "vmrs/none").code == 4
+        node.apply({**workers(0), "metadata": {**workers(0)["metadata"], "name": "empty"}})
+        assert "set default/empty has no machines" in node.devalloc("explain", "vmrs/empty").err
