@@ -673,15 +673,20 @@ def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:
 
 
 def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
-    """Such as "it fits without the pin to node n1 and once default/a is released"; empty for nothing in the way."""
+    """Such as "it fits without the pin to node n1, but default/a is in the way now"; empty for nothing in the way.
+
+    What is asked of the reader is the change; where nodes are to be opened, releasing claims is one like it."""
     if not edits:
         return f"releasing {_claim_names(claims)} would make room" if claims else ""
     words = [edit.words for edit in edits[:_MAX_NAMED]]
     if len(edits) > _MAX_NAMED:
         words.append(f"with {len(edits) - _MAX_NAMED} more changes")
-    if claims:
-        words.append(f"once {_claim_names(claims)} {'is' if len(claims) == 1 else 'are'} released")
-    return f"it fits {' and '.join(words)}"
+    are = "is" if len(claims) == 1 else "are"
+    if claims and are_about_schedulability(edits):
+        words.append(f"once {_claim_names(claims)} {are} released")
+        claims = ()
+    now = f", but {_claim_names(claims)} {are} in the way now" if claims else ""
+    return f"it fits {' and '.join(words)}{now}"
 
 
 def _claim_names(claims: Sequence[Key]) -> str:

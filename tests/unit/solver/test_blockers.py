@@ -170,7 +170,9 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
     refusal = answer("c", GPU, gpus(4), held, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
     assert refusal["reason"] == "NotEnoughDevices"
     assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
-    assert refusal["message"].endswith("it fits with at most 4 devices in request 0 and once default/held is released")
+    assert refusal["message"].endswith(
+        "it fits with at most 4 devices in request 0, but default/held is in the way now"
+    )
 
 
 # -- how final -------------------------------------------------------------------------------------------------------
