@@ -10,9 +10,9 @@ from devalloc.api.adopted_pools import POLICY, RULES
 from devalloc.install.manifests import (
     LABEL,
     NAMESPACE,
-    InstallOptions,
     Object,
     collection_path,
+    every_option,
     object_path,
     object_title,
     render_manifests,
@@ -158,17 +158,7 @@ def get_or_none(client: Client, path: str, **params: str) -> Object | None:
 
 def _installed_kinds() -> Iterator[tuple[str, str, str | None]]:
     """API version, kind and namespace of everything that can be installed, as by default; last created first."""
-    options = InstallOptions(
-        version="any",
-        service_monitor=True,
-        runbooks="https://any",
-        resource_claims=True,
-        adoption=True,
-        permits=True,
-        neon=True,
-        neon_agents="any",
-    )
-    every = render_manifests(options)
+    every = render_manifests(every_option())
     yield from reversed(
         dict.fromkeys((one["apiVersion"], one["kind"], one["metadata"].get("namespace")) for one in every)
     )

@@ -196,6 +196,28 @@ class InstallOptions:
         return f"{self.runbooks.partition('#')[0]}#{section}" if page == _RUNBOOKS else text
 
 
+def every_option(publish: Publish = "both", namespace: str = NAMESPACE) -> InstallOptions:
+    """All that can be installed with this way to publish, to find what was: names and kinds count, and no values."""
+    if publish == "slices":  # there is no controller, of which all else is a part
+        return InstallOptions(publish, "", "any", namespace, workers_only=True)
+    return InstallOptions(
+        publish,
+        "",
+        "any",
+        namespace,
+        service_monitor=True,
+        resource_claims=publish == "both",
+        adoption=publish == "both",
+        permits=True,
+        neon=True,
+        neon_agents="any",
+        fencing_secret="any",
+        machines_in_edit=True,
+        workers_only=True,
+        runbooks="https://any",
+    )
+
+
 def source_folder() -> Path:
     """The folder that contains ``deploy/`` and ``crds/``: inside the installed package, or else the repository."""
     packaged = Path(__file__).parent / "data"

@@ -25,8 +25,8 @@ from devalloc.install.apply import (
 from devalloc.install.manifests import (
     DRIVER,
     PUBLISH,
-    InstallOptions,
     Object,
+    every_option,
     object_path,
     object_title,
     render_manifests,
@@ -190,19 +190,7 @@ def _objects_to_remove(client: Client, namespace: str) -> Iterator[Object]:
         yield one
     by_name: dict[str, Object] = {}
     for publish in PUBLISH:
-        options = InstallOptions(
-            publish,
-            "",
-            "any",
-            namespace,
-            service_monitor=publish != "slices",
-            runbooks="https://any" if publish != "slices" else "",
-            resource_claims=publish == "both",
-            adoption=publish == "both",
-            permits=publish != "slices",
-            neon=publish != "slices",
-        )
-        by_name |= {object_path(one): one for one in reversed(render_manifests(options))}
+        by_name |= {object_path(one): one for one in reversed(render_manifests(every_option(publish, namespace)))}
     for path, one in by_name.items():
         if path not in seen and (stored := get_or_none(client, path)) is not None:
             yield {**stored, "apiVersion": one["apiVersion"], "kind": one["kind"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,21 @@ def test_a_claim_that_is_only_allocated_keeps_nothing(devalloc: Shell, kube: Fak
     device_claim(kube, "infer")
     assert devalloc("uninstall").code == 0
     assert f"{CLAIMS}/infer" in kube.objects
+
+
+@pytest.mark.parametrize("part", ["neon_agents", "fencing_secret"])
+def test_parts_that_were_applied_by_other_means_are_removed_too(devalloc: Shell, kube: FakeKube, part: str) -> None:
+    """Such as `kubectl apply` of what --dry-run=client prints: nothing notes there who applied them."""
+    devalloc("install")
+    plain = {object_path(one) for one in render_manifests(InstallOptions(permits=True, neon=True))}
+    values = {"neon_agents": "10.1.0.0/16", "fencing_secret": "bmc"}
+    every = render_manifests(replace(InstallOptions(permits=True, neon=True), **{part: values[part]}))
+    more = [one for one in every if object_path(one) not in plain]
+    assert more
+    for one in more:
+        kube.create(object_path(one).rpartition("/")[0], one)
+    assert devalloc("uninstall").code == 0
+    assert [path for path in map(object_path, more) if path in kube.objects] == []
 
 
 @pytest.mark.parametrize("options", [[], ["--crds"]])

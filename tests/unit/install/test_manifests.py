@@ -8,13 +8,21 @@ import subprocess
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from devalloc.install import manifests
 from devalloc.install import manifests as module
-from devalloc.install.manifests import PARTS, PUBLISH, InstallOptions, object_path, part_of, render_manifests
+from devalloc.install.manifests import (
+    PARTS,
+    PUBLISH,
+    InstallOptions,
+    every_option,
+    object_path,
+    part_of,
+    render_manifests,
+)
 from devalloc.version import VERSION
 from devalloc_node.kube import credentials
 
@@ -340,21 +348,21 @@ def test_neons_agents_need_the_permit_server_and_their_machines(options: Install
 # -- where it comes from -----------------------------------------------------------------------------------------------
 
 
+def test_all_that_can_be_installed_has_every_switch_and_part() -> None:
+    """What is installed, removed and packaged is found by it."""
+    every = every_option()
+    assert [each.name for each in fields(every) if getattr(every, each.name) in (False, "")] == ["image_prefix"]
+    for publish in PUBLISH:
+        render_manifests(every_option(publish))
+
+
 def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for origin, place in included.items():
         if not place.startswith("devalloc/install/"):  # tests/unit/cli/test_examples_verb.py
             continue
         shutil.copytree(ROOT / origin, tmp_path / place)
-    switches = {each.name: True for each in fields(InstallOptions) if each.type in (bool, "bool")}
-    assert {"adoption", "neon"} <= switches.keys()
-    more = InstallOptions(
-        runbooks="https://docs.example.com/operations.html",
-        neon_agents="10.1.0.0/16",
-        fencing_secret="bmc",
-        **cast(Any, switches),
-    )
-    options = [*(InstallOptions(publish=publish) for publish in PUBLISH), more]
+    options = [*(InstallOptions(publish=publish) for publish in PUBLISH), *map(every_option, PUBLISH)]
     expected = [render_manifests(each) for each in options]
     packaged = tmp_path / "devalloc" / "install" / "data"
     monkeypatch.setattr(module, "source_folder", lambda: packaged)
