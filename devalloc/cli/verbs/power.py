@@ -282,6 +282,16 @@ def _check_runs(store: Store, key: Key, what: str) -> None:
         raise CommandFailed(f"cannot {what} {format_key(key)}: it is stopped; start it: devalloc start vm/{key.name}")
 
 
+def _overruled(machine: Object, state: str) -> str:
+    """Why a machine does not reach the state: others have asked for another one since. Empty if they have not."""
+    spec = MachineView(machine).spec
+    if state == "stopped" and spec.get("running") is not False:
+        return "because it was started again meanwhile (spec.running is true)"
+    if state == "paused" and spec.get("paused") is not True:
+        return "because it was resumed meanwhile (spec.paused is false)"
+    return ""
+
+
 def _finish(
     store: Store,
     keys: Iterable[Key],
@@ -301,7 +311,7 @@ def _finish(
     if timeout is None:
         seconds = [MachineView(fetch_machine(store, key)).spec.get("powerdownSeconds", 30) for key in keys]
         timeout = _REST_SECONDS + max([60.0, *(float(each) for each in seconds if isinstance(each, int))])
-    missing = wait_until(store, keys, state, timeout, test=test)
+    missing = wait_until(store, keys, state, timeout, test=test, overruled=lambda obj: _overruled(obj, state))
     for key in keys:
         if key not in missing:
             print_line(f"{format_key(key)} {done}")

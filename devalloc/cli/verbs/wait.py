@@ -226,10 +226,16 @@ def _replica_set_advice(store: Store, replica_set: dict[str, Any]) -> str:
 
 
 def wait_until(
-    store: Store, keys: Sequence[Key], state: str, timeout: float, *, test: StateTest | None = None
+    store: Store,
+    keys: Sequence[Key],
+    state: str,
+    timeout: float,
+    *,
+    test: StateTest | None = None,
+    overruled: Callable[[dict[str, Any]], str] = lambda obj: "",
 ) -> dict[Key, str]:
     """The keys that did not reach the state in time, or never will as they are: then with the reason. ``test``: a
-    stricter test of the state.
+    stricter test of the state. ``overruled``: why others want another state of an object by now; empty if they do not.
 
     Looks at all of them after each event: what seemed hopeless may have been changed.
     """
@@ -239,7 +245,7 @@ def wait_until(
     waiting = [key for key in keys if not _reached(store, key, state, uids[key], test)]
     kinds = {key.kind for key in keys}
     while True:
-        reasons = {key: _why_never(store, key, state, uids[key]) for key in waiting}
+        reasons = {key: _why_never(store, key, state, uids[key], overruled) for key in waiting}
         if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
             return reasons
         for event in store.watch(kinds, since, timeout=left):
@@ -265,7 +271,7 @@ def _same_object(store: Store, key: Key, uid: str | None) -> dict[str, Any] | No
     return obj if uid is None or obj["metadata"].get("uid") == uid else None
 
 
-def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
+def _why_never(store: Store, key: Key, state: str, uid: str | None, overruled: Callable[[dict[str, Any]], str]) -> str:
     """Why an object will not get to the state until someone changes it; empty if it may."""
     from devalloc.api.views import MigrationView
     from devalloc.store.errors import NotFound
@@ -273,6 +279,8 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
     obj = _same_object(store, key, uid)
     if obj is None:
         return "because it was deleted"
+    if why := overruled(obj):
+        return why
     if state in ("allocated", *_OF_MACHINES_THAT_RUN) and obj["metadata"].get("deletionTimestamp"):
         return "because it is being deleted"
     if key.kind == MIGRATION and state != "deleted":

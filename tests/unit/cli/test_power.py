@@ -256,6 +256,41 @@ class TestDelete:
         assert devalloc("delete", "vm/plain").out == "virtualmachine/plain deleted\n"
 
 
+class TestTwoAtOnce:
+    """One stops or pauses a machine, another one starts or resumes it: who has lost hears so at once."""
+
+    @pytest.mark.parametrize(
+        ("verb", "field", "why"),
+        [
+            ("stop", {"running": True}, "was started again meanwhile (spec.running is true)"),
+            ("pause", {"paused": False}, "was resumed meanwhile (spec.paused is false)"),
+        ],
+    )
+    def test_who_is_overruled_does_not_wait_for_the_time_limit(
+        self, devalloc: Shell, verb: str, field: dict[str, bool], why: str
+    ) -> None:
+        devalloc("apply", "-f", "-", stdin=text(vm("web")))
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "node-a"}}
+            web = store.replace({**web, "metadata": {**web["metadata"], **held}})
+            store.replace_status({**web, "status": {"phase": "Running", "nodeName": "node-a", "machineID": "run-1"}})
+            (name, wanted), *_ = field.items()
+
+            def overrule() -> None:
+                def stored() -> Any:
+                    return store.get("VirtualMachine", "default", "web")
+
+                until(lambda: stored()["spec"].get(name) is (not wanted), "it is asked for")
+                store.replace({**stored(), "spec": {**stored()["spec"], **field}})
+
+            other = threading.Thread(target=overrule, daemon=True)
+            other.start()
+            late = devalloc(verb, "vm/web", "--timeout", "1h")
+            other.join(60)
+        assert (late.code, why in late.err) == (1, True), late.err
+
+
 class TestSets:
     def test_all_machines_of_a_set(self, node: Node) -> None:
         node.apply(workers())
