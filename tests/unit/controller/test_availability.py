@@ -9,9 +9,16 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.device_records import DeviceRecord
 from devalloc.api.pool import DevicePool
 from devalloc.controller.reconcile import availability
-from devalloc.controller.reconcile.availability import PoolCounter, device_names_held_on, device_uses, held_devices
+from devalloc.controller.reconcile.availability import (
+    DeviceUse,
+    PoolCounter,
+    device_names_held_on,
+    device_uses,
+    held_devices,
+)
 from devalloc.controller.reconcile.availability import available_devices as available_in
 from tests.support.fleet_manifests import gpu_claim, gpu_class
 
@@ -34,6 +41,15 @@ CARD = {
         ],
     },
 }
+
+
+def in_group(name: str, group: str | None) -> Object:
+    marks = [{"name": "devalloc.io/compatibilityGroup", "stringValue": group}] if group else []
+    return {"name": name, "attributes": marks}
+
+
+IN_GROUPS = [in_group("a1", "a"), in_group("a2", "a"), in_group("b", "b"), in_group("free", None)]
+RECORDED = DeviceRecord(draws=(), group="a")
 
 
 def available(pool: Object, *claims: Object, classes: tuple[Object, ...] = (gpu_class(),)) -> int:
@@ -95,15 +111,28 @@ def test_what_claims_hold_on_a_node() -> None:
 
 
 def test_devices_of_another_compatibility_group_are_not_available() -> None:
-    def device(name: str, group: str | None) -> Object:
-        marks = [{"name": "devalloc.io/compatibilityGroup", "stringValue": group}] if group else []
-        return {"name": name, "attributes": marks}
-
-    devices = [device("a1", "a"), device("a2", "a"), device("b", "b"), device("free", None)]
-    pool = {**CARD, "spec": {"driver": "d", "devices": devices}}
+    pool = {**CARD, "spec": {"driver": "d", "devices": IN_GROUPS}}
     assert available(pool) == 4
     assert available(pool, holding("a1")) == 2
     assert available(pool, holding("free")) == 3
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        ([RECORDED], {"a1", "a2", "free"}),
+        ([RECORDED, RECORDED], {"a1", "a2", "free"}),
+        ([RECORDED, None], {"free"}),
+        ([None], {"free"}),
+        ([RECORDED, DeviceRecord(group="a")], {"free"}),
+    ],
+)
+def test_a_missing_device_is_of_a_known_group_if_each_of_its_claims_recorded_it(
+    records: list[DeviceRecord | None], left: set[str]
+) -> None:
+    pool = decode({**CARD, "spec": {"driver": "d", "devices": IN_GROUPS}}).object
+    assert isinstance(pool, DevicePool)
+    assert available_in(pool, {"gone": DeviceUse(records=records)}) == left
 
 
 def numbered_pool(number: int, devices: int = 3) -> Object:

@@ -26,6 +26,7 @@ from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms import MigrationLoop, objects
 from devalloc_node.vms import migration_objects as moves
+from devalloc_node.vms.migrations import _Move
 from tests.support.migration_nodes import migration
 
 RUN = "7d3c2f3e-0000-4000-8000-00000000a001"
@@ -200,3 +201,14 @@ def test_a_plugin_remembers_only_migrations_that_are_there(store: SQLiteStore) -
         store.delete("VirtualMachineMigration", "default", f"x{number}")
     loop.concerned()
     assert loop._names == {}
+
+
+def test_a_node_without_an_address_for_migrations_receives_no_machine_that_runs(store: SQLiteStore) -> None:
+    operations = SimpleNamespace(node_name="b")
+    loop = MigrationLoop(store, operations, SimpleNamespace(), ChangeNotifier(), MigrationSettings())  # type: ignore[arg-type]
+    made = store.create(migration("x", "m"))
+    moves.write_migration(store, made, "PreparingTarget")
+    assert loop._receive(_Move("default/m", UID, None, machine(store), made)) == 0.0
+    status = store.get(moves.KIND, "default", "x")["status"]
+    assert (status["phase"], status["reason"]) == ("Failed", "MigrationOff")
+    assert "--migration-address" in status["message"]

@@ -43,6 +43,7 @@ from devalloc_node.machine import (
 )
 from devalloc_node.machine import memory as machine_memory
 from devalloc_node.machine import migration_offer as offers
+from devalloc_node.machine.console import log_file, opened_console
 from devalloc_node.machine.launch import IncomingPlatform
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import MachineConfig
@@ -354,6 +355,49 @@ def test_a_tpm_needs_swtpm(tmp_path: Path) -> None:
     assert not config.tpm(SPEC.id).exists()
 
 
+# -- consoles ----------------------------------------------------------------------------------------------------------
+
+
+class ConsoleOf:
+    """A machine that runs, and whose QEMU says who has its console open."""
+
+    def __init__(self, folder: Path, filename: str, **spec: Any) -> None:
+        self.config = MachineConfig(folder / "state", folder / "run")
+        self.record = MachineRecord(virtual_machine("m", **spec).to_manifest(), "running", "run")
+        self.qemu = monitor(query_chardev=[{"label": "monitor", "filename": "x"}, {"label": "console0"}])
+        self.qemu.table["query-chardev"][1]["filename"] = filename
+
+    def running(self, key: str) -> tuple[MachineRecord, None]:
+        return self.record, None
+
+    def record_for(self, key: str) -> MachineRecord:
+        return self.record
+
+    def line(self, record: MachineRecord) -> Any:
+        return nullcontext(self.qemu)
+
+
+def test_one_program_at_a_time_has_a_console(tmp_path: Path) -> None:
+    machines: Any = ConsoleOf(tmp_path, "unix:/run/m/console,server=on <-> ")
+    with raises(Denied, "ConsoleInUse", "end that one first", retryable=True), opened_console(machines, "default/m"):
+        pytest.fail("it is open")
+
+
+def test_a_console_at_which_qemu_does_not_listen_is_reported(tmp_path: Path) -> None:
+    machines: Any = ConsoleOf(tmp_path, "disconnected:unix:/run/m/console,server=on")
+    with raises(Failed, "ConsoleUnreachable", "No such file", retryable=True), opened_console(machines, "default/m"):
+        pytest.fail("it is open")
+
+
+def test_an_adopted_machine_has_neither_console_nor_logs_of_the_plugin(tmp_path: Path) -> None:
+    machines: Any = ConsoleOf(tmp_path, "", start=None, adopt={"qmpSocket": "/run/qmp"})
+    with raises(Denied, "NoConsole", "the program that started it"), opened_console(machines, "default/m"):
+        pytest.fail("it is open")
+    with raises(Denied, "NoConsole", "the program that started it", retryable=False):
+        log_file(machines, "default/m", "console")
+    assert machines.qemu.sent == [], "QEMU is not asked"
+
+
 # -- machines that move ------------------------------------------------------------------------------------------------
 
 
@@ -445,14 +489,16 @@ def test_a_machine_obeys_only_its_own_migration(own: MachineMigration | None, wo
 class Still:
     """A source whose guest has stood still since the first look."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str = "finish-migrate") -> None:
-        self.now, self.state = 100.0, state
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, state: str = "finish-migrate", progress: Progress | None = None
+    ) -> None:
+        self.now, self.state, self.progress = 100.0, state, progress or Progress("active")
         monkeypatch.setattr(migration.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(migration, "_await_change", self.look)
 
     def look(self, machines: object, key: str, deadline: Deadline) -> tuple[Progress, str]:
         self.now += 1.0
-        return Progress("active"), self.state
+        return self.progress, self.state
 
 
 def test_a_guest_that_stands_still_too_long_ends_the_migration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,6 +507,27 @@ def test_a_guest_that_stands_still_too_long_ends_the_migration(monkeypatch: pyte
         migration.await_sent(None, "default/m", Deadline.after(3600), reports.append)  # type: ignore[arg-type]
     assert len(reports) == migration.STALL_SECONDS + 1, "it is given that long, from when it stood still"
     assert still.now == 100.0 + migration.STALL_SECONDS + 1
+
+
+def test_a_migration_that_is_not_over_in_time_is_neither_done_nor_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    still, reports = (
+        Still(monkeypatch, "running", Progress("active", remaining=3 << 20, total=8 << 20)),
+        list[Progress](),
+    )
+
+    def report(now: Progress) -> None:
+        reports.append(now)
+        assert len(reports) == 1, "there is no time for a second look"
+
+    with raises(Unknown, "MigrationSlow", "3Mi of 8Mi are left", retryable=True):
+        migration.await_sent(None, "default/m", Deadline.after(0), report)  # type: ignore[arg-type]
+    assert reports == [still.progress]
+
+
+def test_a_migration_that_qemu_gave_up_has_failed_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    Still(monkeypatch, "running", Progress("failed", error="the target refused it"))
+    with raises(Failed, "MigrationFailed", "the target refused it", retryable=True):
+        migration.await_sent(None, "default/m", soon())  # type: ignore[arg-type]
 
 
 def test_a_guest_that_runs_again_is_given_its_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -653,6 +720,19 @@ def test_one_plugin_at_a_time_has_the_warm_setups_of_a_folder(tmp_path: Path) ->
         pool.take("a")
     with opened(tmp_path, ToyPart()):
         pass  # its lock goes with it
+
+
+def test_a_setup_in_which_a_process_lives_stays_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, ToyPart()) as pool:
+        setup = pool.take("a").setup.id
+        look = pool._clearing.occupants
+        monkeypatch.setattr(pool._clearing, "occupants", lambda records, asking: {setup: ("process 7 (x)",)})
+        with raises(Denied, "SetupInUse", "of a is still in use by process 7 (x)", retryable=True):
+            pool.give_back(setup, Deadline.after(0))
+        assert [each.setup.id for each in pool.taken()] == [setup]
+        monkeypatch.setattr(pool._clearing, "occupants", look)
+        pool.give_back(setup, soon())
+        assert not pool.taken()
 
 
 @pytest.mark.parametrize(
