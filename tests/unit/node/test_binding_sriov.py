@@ -65,6 +65,14 @@ class TestCreation:
         hand.unprepare(VF2)
         assert host.snapshot() == before
 
+    def test_steps_of_the_pf_are_written_down_at_once(self, host: FakeHost) -> None:
+        """A claim waits once for the disk, not once for each step."""
+        hand = BindingRunner.on(host)
+        hand.prepare(VF0, POOL)
+        together = [step.more for step in hand.done[VF0]]
+        assert hand.kinds_of(VF0)[:2] == ["vf-autoprobe", "vf-count"]
+        assert together[:2] == [True, False], "what follows depends on how many VFs there are then"
+
     def test_the_other_vfs_get_no_driver(self, host: FakeHost) -> None:
         BindingRunner.on(host).prepare(VF1, POOL)
         assert [host.driver_of(vf) for vf in host.functions[PF].vfs] == [None, "vfio-pci", *[None] * 5]

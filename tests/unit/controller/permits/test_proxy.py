@@ -78,10 +78,10 @@ def agent(place: tuple[str, int], source: str = "127.0.0.2") -> Client:
     return client
 
 
-def readiness(proxy: PermitProxy) -> tuple[int, str]:
+def readiness(proxy: PermitProxy, path: str = "/readyz") -> tuple[int, str]:
     assert proxy.health is not None
     with closing(http.client.HTTPConnection(*proxy.health, timeout=30)) as connection:
-        connection.request("GET", "/readyz")
+        connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
@@ -89,6 +89,8 @@ def readiness(proxy: PermitProxy) -> tuple[int, str]:
 def test_it_is_ready_while_a_controller_leads_and_forwards_to_the_next_one(kube: FakeKube) -> None:
     with proxying(kube) as (proxy, place), closing(agent(place)) as client:
         assert readiness(proxy)[0] == 503
+        assert readiness(proxy, "/healthz") == (200, "ok"), "it lives, and is not to be restarted"
+        assert readiness(proxy, "/metrics")[0] == 404
         body = json.dumps(client.message("web-x7k2p", 2, "2Gi")).encode()
         assert client.post(body)[0] == 503
         with leading(kube, "one"):

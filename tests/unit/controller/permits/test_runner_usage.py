@@ -145,6 +145,20 @@ def test_a_machine_that_migrates_counts_on_both_nodes(book: Book) -> None:
     assert (book.counted("node-a"), book.counted("node-b")) == (NO_RESOURCES, amounts(1000, 2))
 
 
+@pytest.mark.parametrize("successor", [None, neon_vm(2, uid="u-2")], ids=["gone", "another"])
+def test_a_pod_of_a_machine_that_is_no_longer_there_takes_no_room(book: Book, successor: Object | None) -> None:
+    """A pod that comes after its machine has gone: whoever may create pods can name it as the owner."""
+    book.put(neon_vm(1))
+    assert machine_key(neon_vm(1)) in book.ledgers.machines
+    if successor is None:
+        book.ledgers.drop(machine_key(neon_vm(1)))
+        assert not book.ledgers.machines
+    else:
+        book.put(successor)
+    book.put(pod())
+    assert book.counted() == NO_RESOURCES
+
+
 def test_only_a_machine_that_exists_takes_room_and_no_more_than_it_may_have(book: Book) -> None:
     book.put(pod(use=("900", 16_000)))
     assert book.counted() == NO_RESOURCES, "any user who may create pods can name any owner"
