@@ -46,6 +46,28 @@ class TestAnswers:
         assert (done.pools, done.devices, done.available) == (1, 2, 1)
         assert [key.name for key in done.granted] == ["a"]
 
+    def test_a_claim_notes_which_hardware_it_got(self, store: SQLiteStore) -> None:
+        """Its node compares: firmware may number the buses anew."""
+        fill(store, gpu_pool("p", 1, serial="S1", vendorID="0x10de", model="x"), gpu_class(), gpu_claim("a"))
+        allocator = DeviceClaimAllocator(store)
+        allocator.round()
+        noted = annotations(store, "a")["allocated-identities"]
+        assert json.loads(noted) == {"p/d0": {"serial": "S1", "vendorID": "0x10de"}}
+        fill(store, gpu_pool("q", 1), gpu_claim("b"))
+        allocator.round()
+        assert held(store, "b") == ["q/d0"]
+        assert "allocated-identities" not in annotations(store, "b"), "its pool shows nothing of it"
+
+    def test_what_is_released_is_not_reported_as_granted(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        allocator = DeviceClaimAllocator(store)
+        allocator.round()
+        now = store.get("DeviceClaim", "default", "a")
+        now["metadata"]["annotations"]["devalloc.io/release"] = "asked"
+        store.replace(now)
+        done = allocator.round()
+        assert (done.granted, held(store, "a")) == ([], [])
+
     def test_a_condition_comes_and_goes_with_its_devices(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2), gpu_claim("b"))
         allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS), now=lambda: NOW)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from devalloc.api.adopted_pools import AllocatablePools
 from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.resource_claims import other_claims
@@ -133,3 +135,23 @@ def test_equal_claims_are_judged_once_in_a_round_and_without_time_as_in_the_last
     now = other_claims.ROUND_SECONDS
     assert others.suiting(names, {}, [claim("nic", NIC)]) == {"n3"}
     assert others.suiting(names, {}, [claim("nic", NIC, count=2)]) == {"n1", "n3"}, "of these nothing is known"
+
+
+def test_a_node_is_judged_anew_only_where_something_of_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+    allocate = other_claims.allocate
+
+    def noted(on: Object, *arguments: Any, **more: Any) -> Any:
+        judged.append(on["metadata"]["name"])
+        return allocate(on, *arguments, **more)
+
+    monkeypatch.setattr(other_claims, "allocate", noted)
+    others, nodes, classes = OtherClaims(), {name: node(name) for name in ("n2", "n3")}, [device_class(NIC)]
+    slices, wanted = [pool(NIC, "n2", "nic-0"), pool(NIC, "n3", "nic-0")], [claim("nic", NIC)]
+    for _ in range(2):
+        others.look(slices, classes, [], [])
+        assert others.suiting(nodes, nodes, wanted) == {"n2", "n3"}
+    assert judged == ["n2", "n3"]
+    others.look(slices, classes, [claim("taken", NIC, on="n3")], [])
+    assert others.suiting(nodes, nodes, wanted) == {"n2"}
+    assert judged == ["n2", "n3", "n3"]

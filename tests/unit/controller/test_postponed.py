@@ -118,3 +118,13 @@ def test_a_claim_of_a_machine_belongs_to_it_before_it_is_there() -> None:
     assert postponed.withdraw(claim) == (vm,)
     assert not postponed
     assert postponed.withdraw(claim) == ()
+
+
+def test_a_machine_and_a_claim_of_one_name_are_told_apart() -> None:
+    postponed = PostponedUnits()
+    units = [Key(kind, "default", "m") for kind in ("VirtualMachine", "DeviceClaim")]
+    for key in units:
+        postponed.add(Unit(key), (0, "m"), {key: machine() if key.kind == "VirtualMachine" else {}})
+    for key in reversed(units):
+        assert postponed.withdraw(key) == (key,)
+    assert not postponed

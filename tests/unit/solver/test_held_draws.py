@@ -21,6 +21,7 @@ from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.manifests import with_defaults
+from devalloc_solver.problem.ghosts import Drawn, drawn_in_use
 from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
 from tests.support import dra_builders
 from tests.support.dra_builders import counter_slice, slice_
@@ -50,6 +51,8 @@ def joint(published: Object, held: Object, new: Object = WAITER) -> Object:
     return dict(fleet.allocate_all([new])["claims"][-1])
 
 
+OF_A, OF_B = (DeviceRecord((), counters_digest(frozenset()), group) for group in "AB")
+OF_FOUR = DeviceRecord((("slices", 4 * 10**9),), counters_digest(frozenset({"slices"})))
 WAYS = pytest.mark.parametrize("solve", [cold, warm, joint])
 
 
@@ -216,6 +219,61 @@ def test_a_type_that_is_published_no_longer_keeps_the_other_types_off(solve: Any
     assert not solve(only_b, {**held, "metadata": noted}, one)["allocated"]
 
 
+def test_what_a_device_drew_is_noted_in_one_order() -> None:
+    """Whichever of its claims is read first, and in each process."""
+    counters = [*"fbdace"]
+    few = device("s", requests=dict.fromkeys(counters[:3], 1), resources={"m": 8})
+    much = device("s", requests=dict.fromkeys(counters, 4), resources={"m": 8})
+    fleet = Fleet.from_manifests([device_class("any"), card(much, counters=tuple(counters))])
+    share = request("any", requests={"m": 2})
+    assert fleet.allocate(claim("first", share))["allocated"]
+    fleet.update(card(few, counters=tuple(counters)))
+    noted = fleet.allocate(claim("second", share))["annotations"][DEVICE_RECORDS]
+    assert [*json.loads(noted)["card"]["s"]["draws"].items()] == [(name, "4") for name in sorted(counters)]
+
+
+def shares_of(*records: DeviceRecord | None) -> list[Object]:
+    """Claims with a share of device a each, and what each recorded of it."""
+    shares = []
+    for number, record in enumerate(records):
+        wanted, given = request("any", requests={"m": 1}), [entry("card", "a", m=1)]
+        share = allocated(claim(f"share-{number}", wanted), given, node="n1", details=["0"])
+        if record is not None:
+            share["metadata"]["annotations"][DEVICE_RECORDS] = write_records({("card", "a"): record})
+        shares.append(share)
+    return shares
+
+
+def fits(published: Object, *held: Object) -> bool:
+    (*_, answer) = solve_manifests([device_class("any"), published, *held, claim("w", request("any"))])["claims"]
+    return bool(answer["allocated"])
+
+
+@pytest.mark.parametrize(
+    ("records", "is_free"),
+    [((OF_A, OF_A), True), ((OF_A, None), False), ((None, OF_A), False), ((OF_A, OF_B), False), ((OF_B, OF_A), False)],
+)
+def test_a_missing_device_is_of_one_type_if_all_its_claims_recorded_that(
+    records: tuple[DeviceRecord | None, ...], is_free: bool
+) -> None:
+    published = pool("card", "n1", devices=[device("a2", attributes={"devalloc.io/compatibilityGroup": "A"})])
+    assert fits(published, *shares_of(*records)) is is_free
+
+
+@pytest.mark.parametrize("records", [(OF_FOUR, None), (None, OF_FOUR)])
+def test_one_claim_that_recorded_more_than_is_published_is_enough(records: tuple[DeviceRecord | None, ...]) -> None:
+    shared = device("a", requests={"slices": 1}, resources={"m": 2})
+    assert fits(card(shared, HALVES[0]), *shares_of(None, None))
+    assert not fits(card(shared, HALVES[0]), *shares_of(*records))
+
+
+def test_what_a_pool_has_no_more_is_listed_in_one_order() -> None:
+    """Of claims that recorded it in any order, and with the most of each."""
+    records = [DeviceRecord((("z", 3),)), DeviceRecord((("a", 1), ("z", 2)))]
+    for some in (records, records[::-1]):
+        assert drawn_in_use({"slices": 4}, None, some) == Drawn({"slices": 4}, False, (("a", 1), ("z", 3)))
+
+
 @WAYS
 def test_a_share_of_a_missing_device_counts_once(solve: Any) -> None:
     shared = device("s", requests={"slices": 2}, resources={"memory": 8})
@@ -223,12 +281,13 @@ def test_a_share_of_a_missing_device_counts_once(solve: Any) -> None:
     assert names(solve(card(HALVES[0]), shares, claim("w", request("any")))) == ["h1"]
 
 
-def test_a_later_share_records_what_the_first_one_drew() -> None:
+@pytest.mark.parametrize("now", [1, 2])
+def test_a_later_share_records_what_the_first_one_drew(now: int) -> None:
     """The device draws less than when it came into use, and the claim that recorded more gives its share back."""
     fleet = Fleet.from_manifests([device_class("any"), card(device("s", requests={"slices": 4}, resources={"m": 8}))])
     share = request("any", requests={"m": 2})
     assert fleet.allocate(claim("first", share))["allocated"]
-    fleet.update(card(device("s", requests={"slices": 1}, resources={"m": 8}), *HALVES))
+    fleet.update(card(device("s", requests={"slices": now}, resources={"m": 8}), *HALVES))
     assert names(dict(fleet.allocate(claim("second", share)))) == ["s"]
     fleet.release("default", "first")
     assert not fleet.allocate(claim("w", request("any")))["allocated"]
