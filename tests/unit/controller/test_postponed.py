@@ -120,7 +120,7 @@ def test_a_claim_of_a_machine_belongs_to_it_before_it_is_there() -> None:
     assert postponed.withdraw(claim) == ()
 
 
-def test_a_machine_and_a_claim_of_one_name_are_told_apart() -> None:
+def test_a_machine_and_a_claim_of_one_name_are_two_units() -> None:
     postponed = PostponedUnits()
     units = [Key(kind, "default", "m") for kind in ("VirtualMachine", "DeviceClaim")]
     for key in units:

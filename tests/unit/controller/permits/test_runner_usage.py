@@ -147,7 +147,7 @@ def test_a_machine_that_migrates_counts_on_both_nodes(book: Book) -> None:
 
 @pytest.mark.parametrize("successor", [None, neon_vm(2, uid="u-2")], ids=["gone", "another"])
 def test_a_pod_of_a_machine_that_is_no_longer_there_takes_no_room(book: Book, successor: Object | None) -> None:
-    """A pod that comes after its machine has gone: whoever may create pods can name it as the owner."""
+    """A pod that comes after its machine has gone: a user who may create pods can name it as the owner."""
     book.put(neon_vm(1))
     assert machine_key(neon_vm(1)) in book.ledgers.machines
     if successor is None:
