@@ -28,7 +28,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -304,8 +304,13 @@ class Trial:
     """that may notice it"""
 
 
-def outcomes(copies: Sequence[Copy], trials: Sequence[Trial], limit: float) -> list[str]:
-    """What became of each mutant. One that hangs is noticed."""
+def outcomes(
+    copies: Sequence[Copy],
+    trials: Sequence[Trial],
+    limit: float,
+    decided: Callable[[int, Mutant, str], None] = lambda number, mutant, result: None,
+) -> list[str]:
+    """What became of each mutant. One that hangs is noticed. ``decided``: called with each, and how many are."""
     results, left = dict[int, str](), [*enumerate(trials)]
     running = dict[Copy, tuple[int, Generator[None, None, str]]]()
     while left or running:
@@ -320,6 +325,7 @@ def outcomes(copies: Sequence[Copy], trials: Sequence[Trial], limit: float) -> l
                 except StopIteration as end:
                     results[number] = end.value
                     del running[copy]
+                    decided(len(results), trials[number].mutant, end.value)
         time.sleep(0.02)
     return [results[number] for number in range(len(trials))]
 
@@ -407,7 +413,11 @@ def survey(
     numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
     chosen = [every[number] for number in sorted(numbers)]
     trials = [Trial(one, _tests_of(tree, one, settings, seen, seed)) for one in chosen]
-    results = outcomes(copies, trials, MOST_SECONDS)
+
+    def show(number: int, one: Mutant, result: str) -> None:
+        print(f"{number} of {len(chosen)}: {result}: {one.path}:{one.line}", file=sys.stderr, flush=True)
+
+    results = outcomes(copies, trials, MOST_SECONDS, show)
     left, accepted = _left(chosen, results, settings)
     rows = defaultdict[str, Counter[str]](Counter)
     for one, result in zip(chosen, results, strict=True):
