@@ -99,7 +99,18 @@ def load_resource_objects(place: StoreTarget) -> list[Object]:
         return _load_cluster_objects(place)
     with target.open_target(place) as store:
         objects = store.list().objects
-    return [one for one in objects if api_group_of(one) == RESOURCE_CLAIMS or is_node(one)]
+    return [_without_label(one) for one in objects if api_group_of(one) == RESOURCE_CLAIMS or is_node(one)]
+
+
+def _without_label(content: Object) -> Object:
+    """An object of a store, where the label that chooses an allocator on a cluster says nothing."""
+    from devalloc.api.dedicated_pools import ALLOCATOR_KEY
+
+    labels = content["metadata"].get("labels") or {}
+    if ALLOCATOR_KEY not in labels:
+        return content
+    others = {name: value for name, value in labels.items() if name != ALLOCATOR_KEY}
+    return {**content, "metadata": {**content["metadata"], "labels": others}}
 
 
 def _load_cluster_objects(place: StoreTarget) -> list[Object]:

@@ -72,6 +72,16 @@ def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
     assert "devalloc up" not in of_template.out
 
 
+def test_a_store_answers_as_devalloc_up_would_whatever_allocator_a_label_names(devalloc: Shell) -> None:
+    labels = {"devalloc.io/allocator": "devalloc"}
+    labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": labels}}
+    devalloc("apply", "-f", "-", stdin=text(CLASS, SLICE, labelled))
+
+    shown = devalloc("explain", "resourceclaim/pair")
+    assert (shown.code, "would be on node n1: gpu.io/p/a" in shown.out) == (0, True)
+    assert devalloc("capacity", "resourceclaim/pair").out == "1 more like default/pair: 1 on n1\n"
+
+
 def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Shell) -> None:
     """As in https://github.com/kubernetes/website/pull/49822: all devices, of which one has a taint."""
     taint = {"key": "dra.example.com/bad", "effect": "NoSchedule"}
