@@ -194,6 +194,19 @@ def test_many_adopted_rules_are_checked_at_a_bounded_rate_and_all_at_once_when_o
     assert world.after(200) == AllocatablePools()
 
 
+def test_a_trouble_whose_words_change_is_not_asked_about_more_often() -> None:
+    """Two API servers behind one address lack the policy for two reasons, and answer in turns."""
+    world = World(*(rule(pool=f"p{number}") for number in range(21)))
+
+    def probe(each: AdoptionRule) -> str:
+        world.probes += 1
+        return f"server {world.probes % 2} does not answer for it"
+
+    world.adoption = Adoption(world.store, probe, lambda: world.now)  # type: ignore[arg-type]
+    world.after(10 * adoption.RETRY_SECONDS)
+    assert world.probes <= 21 * 12, "each rule once in a pause"
+
+
 def test_a_new_leader_believes_no_mark() -> None:
     world = World(rule())
     world.after(5)

@@ -145,7 +145,7 @@ class Adoption:
         if trouble:
             if trouble != progress.trouble:
                 log.error("%s: no devices are allocated: %s", rule.title, trouble)
-                for other in self._progress.values():  # it is the policy of all
+                for other in self._progress.values() if not progress.trouble else ():  # it is the policy of all
                     other.next_probe = min(other.next_probe, now)
                 self._write(content, rule, annotations={ADOPTED_AT: None, MESSAGE: trouble[:MAX_MESSAGE]})
             progress.trouble, progress.refused_since, progress.is_adopted = trouble, None, False
