@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 READY: Final = "Ready"
-"""Condition for tools that know no other one: whether a claim has devices; whether a machine runs."""
+"""Condition for tools that know no other one: whether a claim has devices; whether a machine runs and, if its guest
+reports, says that it is ready. A machine that is stopped on request, and whose guest does not report, has none."""
+PLACED: Final = "Placed"
+"""Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 ALLOCATED: Final = "Allocated"
 """Condition of a claim: whether it has devices; and its reason if nothing is wrong with them."""
 WAITING: Final = "Waiting"
@@ -25,6 +28,7 @@ _WAITING: Final = {
 }
 DEFAULT_STATUS: Final[dict[str, dict[str, Any]]] = {
     "DeviceClaim": {"conditions": [{"type": name, **_WAITING} for name in (ALLOCATED, READY)]},
+    "VirtualMachine": {"conditions": [{"type": name, **_WAITING} for name in (PLACED, READY)]},
 }
 """By kind."""
 MAX_MESSAGE: Final = 32768

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.conditions import READY
+from devalloc.api.conditions import READY, with_condition
 from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
@@ -528,9 +528,8 @@ class ReplicaSets:
 
     def _conditions(self, before: Mapping[str, Any], not_created: str, not_deleted: str) -> list[dict[str, Any]]:
         reason, problem = ("FailedCreate", not_created) if not_created else ("FailedDelete", not_deleted)
-        old = [each for each in as_mappings(before.get("conditions")) if each.get("type") == "ReplicaFailure"]
         if not problem:
             return []
-        content = {"type": "ReplicaFailure", "status": "True", "reason": reason, "message": problem[:4096]}
-        since = old[0].get("lastTransitionTime") if old else None
-        return [{**content, "lastTransitionTime": since or self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}]
+        old = [each for each in as_mappings(before.get("conditions")) if each.get("type") == "ReplicaFailure"]
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return with_condition(old, "ReplicaFailure", ("True", reason, problem[:4096]), now)

@@ -1,4 +1,5 @@
-"""A claim that waits is not ready: for kubectl, Helm, and all that judge by kstatus' rules (Argo CD, Flux)."""
+"""A claim that waits and a machine that does not run are not ready: for kubectl, Helm, and all that judge by kstatus'
+rules (Argo CD, Flux)."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ from devalloc.store.kubernetes import Client, KubernetesStore
 from tests.support import fast_yaml, kube_build, kube_crds
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
+from tests.support.host_pools import host, machine
 from tests.support.kube_api import Cluster
 from tests.support.waiting import until
 
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
+MACHINES = "/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines"
 OBJECTS = (gpu_pool(), gpu_class(), gpu_claim("fits"), gpu_claim("big", 9))
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 SETTINGS = AllocatorSettings(form=IN_CONDITIONS)
@@ -96,6 +99,39 @@ def test_a_claim_is_ready_while_it_has_devices_and_not_ready_by_default(
     assert kstatus(big) == "InProgress"
     release_claim(store, "default", "fits")
     assert {one["status"] for one in conditions(cluster, "fits").values()} == {"False"}
+
+
+def test_a_machine_is_not_ready_until_it_runs_and_current_if_it_is_not_to_run(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    bodies = [host("n", cpus=4, numa=1), machine("web", "1", "1Gi"), machine("big", "8", "1Gi")]
+    bodies.append(machine("off", "1", "1Gi", running=False))
+    for body in bodies:
+        store.create(body)
+
+    def seen(name: str) -> dict[str, Any]:
+        return cluster.get(f"{MACHINES}/{name}").content
+
+    def ready(name: str) -> tuple[str, str, int | None]:
+        condition = next(one for one in seen(name)["status"]["conditions"] if one["type"] == "Ready")
+        return condition["status"], condition["reason"], condition.get("observedGeneration")
+
+    try:
+        for name in ("web", "big", "off"):
+            assert ready(name) == ("False", "Waiting", None)
+            assert kstatus(seen(name)) == "InProgress"
+            assert "status" not in store.get("VirtualMachine", "default", name), "nothing was written"
+        allocate(store)
+        assert ready("web") == ("False", "NotStarted", 1)
+        assert ready("big") == ("False", "NodesTooSmall", 1)
+        assert {name: kstatus(seen(name)) for name in ("web", "big", "off")} == {
+            "web": "InProgress",
+            "big": "InProgress",
+            "off": "Current",
+        }
+    finally:
+        for body in bodies:
+            store.delete(*Key.of(body))
 
 
 def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesStore) -> None:

@@ -7,12 +7,13 @@ counts for all that it could have, so that a damaged object makes no room for ot
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.conditions import with_condition
 from devalloc.api.host_pool_names import CPU, MEMORY
 from devalloc.api.machine_reservation import booked_entries, reserved_entries, sum_memory_nano, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
@@ -220,8 +221,10 @@ def permit_change(
                 else {"kept": {"cpus": cpus_text(previous.cpu), "memory": bytes_text(previous.memory)}}
             ),
         }
-    if conditions:
-        status["conditions"] = _merged_conditions(status.get("conditions"), conditions, now)
+    for name, (is_true, reason, message) in conditions.items():
+        content = "True" if is_true else "False", reason, message
+        generation = obj["metadata"].get("generation")
+        status["conditions"] = with_condition(status.get("conditions"), name, content, now, generation)
     return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
 
 
@@ -233,22 +236,6 @@ def cpus_text(milli: int) -> str:
 def bytes_text(count: int) -> str:
     """Bytes as manifests have them."""
     return str(Quantity(count * NANO, Format.BINARY_SI))
-
-
-def _merged_conditions(existing: object, updates: Mapping[str, tuple[bool, str, str]], now: str) -> list[Any]:
-    entries: Iterable[Any] = existing if isinstance(existing, list) else []
-    others = [entry for entry in entries if not (isinstance(entry, dict) and _text(entry.get("type")) in updates)]
-    new = [
-        {
-            "type": name,
-            "status": "True" if is_true else "False",
-            "lastTransitionTime": now,
-            "reason": reason,
-            "message": message,
-        }
-        for name, (is_true, reason, message) in updates.items()
-    ]
-    return [*others, *new]
 
 
 def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:

@@ -231,6 +231,8 @@ class DeviceClaimAllocator:
         taken = {key for unit in units for key in unit.keys}
         units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
+        if self._settings.form.in_conditions:
+            units += vm_scheduling.stopped_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_transient(units)
         aside = [obj for obj in objects.values() if is_foreign(obj)]
         units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from devalloc.api.conditions import ALLOCATED
+from devalloc.api.conditions import ALLOCATED, PLACED, find_condition
 from devalloc.api.fencing import fenced_from
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import Reason
@@ -28,7 +28,7 @@ from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
 
-RELEASED, PLACED = "Released", "Placed"
+RELEASED = "Released"
 NORMAL, WARNING = "Normal", "Warning"
 _EXPECTED_REASONS = ("StoppedOnRequest", "NotPlaced")
 """Reasons of machines that are as they should be, or of which the controller tells."""
@@ -109,7 +109,7 @@ def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
     was, now = _condition(before, PLACED), _condition(after, PLACED)
     if now.get("status") == "True" and was.get("status") != "True":
         yield object_event(after, NORMAL, PLACED, "Place", str(now.get("message", "")))
-    elif now.get("status") == "False" and now.get("reason") != was.get("reason"):
+    elif now.get("status") == "False" and now.get("reason") not in (was.get("reason"), *_EXPECTED_REASONS):
         yield object_event(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
     elif was.get("status") == "True" and not now:
         node = MachineView(before).status.get("nodeName")
@@ -137,8 +137,7 @@ def object_event(obj: Object, type: str, reason: str, action: str, note: str) ->
 
 
 def _condition(machine: Object, name: str) -> Mapping[str, Any]:
-    conditions = as_mappings(MachineView(machine).status.get("conditions"))
-    return next((one for one in conditions if one.get("type") == name), {})
+    return find_condition(MachineView(machine).status.get("conditions"), name)
 
 
 def _lost_devices(claim: Object) -> set[str]:

@@ -24,7 +24,7 @@ from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.vms.readiness import with_condition, with_readiness
+from devalloc_node.vms.readiness import replaced_condition, with_readiness
 
 BUSY_SECONDS = 5.0
 """The pause before what others hold is asked for again: there is no event when they release it."""
@@ -186,13 +186,15 @@ def write_status(
     ``ready``, ``movable``: as ``readiness`` and ``migratability`` say. ``refused``: as of ``Outcome``.
     """
 
+    generation = obj["metadata"].get("generation")
+
     def updated(now: Object) -> Object | None:
         before = now.get("status") or {}
         preserved = [name for name in _PRESERVED if name in before and not (at_rest and name in _RESERVED)]
         after = {**status, **{name: before[name] for name in preserved}}
-        conditions = with_readiness(before, status.get("machineID", ""), ready)
-        conditions = with_condition(conditions, LIVE_MIGRATABLE, movable)
-        conditions = with_condition(conditions, STARTABLE, refused)
+        conditions = with_readiness(before, status.get("machineID", ""), ready, generation)
+        conditions = replaced_condition(conditions, LIVE_MIGRATABLE, movable, generation)
+        conditions = replaced_condition(conditions, STARTABLE, refused, generation)
         if conditions != list(views.as_mappings(before.get("conditions"))):
             after["conditions"] = conditions
         reported = after.get("permitted", {}).get("givenBy")  # by the agent, of another program's server
@@ -222,7 +224,7 @@ def write_ready(store: Store, obj: Object, node_name: str, run: str, ready: Mapp
         before = now.get("status") or {}
         if holder_of(now) != node_name or before.get("machineID") != run:
             return None
-        conditions = with_readiness(before, run, ready)
+        conditions = with_readiness(before, run, ready, obj["metadata"].get("generation"))
         is_same = conditions == list(views.as_mappings(before.get("conditions")))
         return now if is_same else {**now, "status": {**before, "conditions": conditions}}
 

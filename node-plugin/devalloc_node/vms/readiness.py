@@ -1,5 +1,5 @@
-"""Conditions of machines that their node writes: ``Ready``, which is what guests with ``guestReports`` say, as far as
-they run; and ``LiveMigratable``, whether a machine that runs could move to another node now."""
+"""Conditions of machines that their node writes: ``Ready``, whether it runs and, with ``guestReports``, its guest says
+that it is ready; and ``LiveMigratable``, whether a machine that runs could move to another node now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from devalloc.api.conditions import READY
+from devalloc.api.conditions import READY, find_condition, with_condition, without_conditions
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.views import as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
@@ -16,7 +16,7 @@ from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.records import MachineView
 
 NOT_REPORTED = "GuestNotReported"
-_NOT_RUNNING = "MachineNotRunning"
+NOT_RUNNING = "MachineNotRunning"
 _MAX_MESSAGE = 4096
 _OF_STATUS = {
     "ready": ("True", "GuestReady", "its guest reports that it is ready"),
@@ -36,18 +36,36 @@ class ReportReader(Protocol):
 
 
 def readiness(
-    vm: VirtualMachine | None, machine: MachineView | None, reports: ReportReader | None
+    vm: VirtualMachine | None,
+    machine: MachineView | None,
+    reports: ReportReader | None,
+    why: tuple[str, str] = ("", ""),
 ) -> Mapping[str, str] | None:
-    """Status, reason and message of the condition; None for a machine that has none."""
-    if vm is None or not vm.spec.guest_reports:
+    """Status, reason and message of the condition; None for a machine that is stopped on request and whose guest
+    does not report, and for one that cannot be read. ``why``: the code and message of why it does not run."""
+    if vm is None:
         return None
+    if not vm.spec.guest_reports:
+        return _readiness_by_phase(vm, machine, why)
     if machine is None or not machine.runs:
-        return _condition("False", _NOT_RUNNING, "it does not run")
+        return _condition("False", NOT_RUNNING, "it does not run")
     report = None if reports is None else reports.report(machine.key, machine.id)
     if report is None or report.status is None:
         return _condition("False", NOT_REPORTED, "its guest has reported nothing yet")
     status, reason, text = _OF_STATUS[report.status]
     return _condition(status, reason, f"{text}: {report.message}" if report.message else text)
+
+
+def _readiness_by_phase(
+    vm: VirtualMachine, machine: MachineView | None, why: tuple[str, str]
+) -> Mapping[str, str] | None:
+    if machine is not None and machine.shown_phase == "Running" and not machine.is_paused:
+        return _condition("True", "MachineRunning", "it runs")
+    if not (vm.spec.running or (machine is not None and machine.runs)):
+        return None
+    own = ("", "") if machine is None else (machine.reason, machine.message)
+    reason, message = why if why[0] else own
+    return _condition("False", reason or NOT_RUNNING, message or "it does not run")
 
 
 def migratability(
@@ -79,14 +97,18 @@ def _condition(status: str, reason: str, message: str, kind: str = READY) -> Map
 def finished_message(obj: Object, run: str) -> str | None:
     """With which message the guest of that run has finished, as the object says; None if it does not say so."""
     status = as_mapping(obj.get("status"))
-    ready = next((one for one in as_mappings(status.get("conditions")) if one.get("type") == READY), {})
+    ready = find_condition(status.get("conditions"), READY)
     if not run or status.get("machineID") != run or ready.get("reason") != "GuestFinished":
         return None
     return str(ready.get("message") or "").removeprefix(_OF_STATUS["finished"][2]).removeprefix(": ")
 
 
 def with_readiness(
-    before: Mapping[str, Any], run: str, ready: Mapping[str, str] | None, now: datetime | None = None
+    before: Mapping[str, Any],
+    run: str,
+    ready: Mapping[str, str] | None,
+    generation: object = None,
+    now: datetime | None = None,
 ) -> list[Any]:
     """The conditions of a status with this one in place of its own; ``run``: of the machine now.
 
@@ -94,21 +116,22 @@ def with_readiness(
     same run stays.
     """
     conditions = list(as_mappings(before.get("conditions")))
-    old = next((one for one in conditions if one.get("type") == READY), None)
-    is_of_run = before.get("machineID") == run and old is not None and old.get("reason") != _NOT_RUNNING
+    old = find_condition(conditions, READY)
+    is_of_run = before.get("machineID") == run and old and old.get("reason") != NOT_RUNNING
     if is_of_run and ready is not None and ready["reason"] == NOT_REPORTED:
         return conditions
-    return with_condition(conditions, READY, ready, now)
+    return replaced_condition(conditions, READY, ready, generation, now)
 
 
-def with_condition(
-    conditions: list[Any], kind: str, new: Mapping[str, Any] | None, now: datetime | None = None
+def replaced_condition(
+    conditions: list[Any],
+    name: str,
+    new: Mapping[str, Any] | None,
+    generation: object = None,
+    now: datetime | None = None,
 ) -> list[Any]:
-    """Conditions with a new one of its type, or (None) without. The time of its last transition stays as long as its
-    status does."""
-    old = next((one for one in conditions if one.get("type") == kind), None)
+    """Conditions with a new one of its type, or (None) without."""
     if new is None:
-        return [one for one in conditions if one is not old]
-    since = old.get("lastTransitionTime") if old is not None and old.get("status") == new["status"] else None
-    new = {**new, "lastTransitionTime": since or (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")}
-    return [*conditions, new] if old is None else [new if one is old else one for one in conditions]
+        return without_conditions(conditions, [name])
+    at = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return with_condition(conditions, name, (new["status"], new["reason"], new["message"]), at, generation)

@@ -382,7 +382,9 @@ class MachineReconciler:
         machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
         reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
         status = objects.status_of(vm, machine, [], reason, message)
-        objects.write_status(self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports))
+        objects.write_status(
+            self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports, (reason, message))
+        )
         objects.release_object(self._store, obj, self._operations.node_name)
 
     def _patience(self, obj: Object, vm: VirtualMachine | None) -> float:
@@ -678,7 +680,8 @@ class MachineReconciler:
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
-        ready, movable = readiness(vm, machine, self._reports), self._migratability(obj, vm, machine)
+        ready = readiness(vm, machine, self._reports, (status.get("reason", ""), status.get("message", "")))
+        movable = self._migratability(obj, vm, machine)
         return objects.write_status(
             self._store,
             obj,

@@ -45,5 +45,5 @@ def test_any_other_status_stays(status: Any) -> None:
 
 
 def test_other_kinds_have_no_default() -> None:
-    content = {"kind": "VirtualMachine", "status": DEFAULT}
-    assert without_default_status("VirtualMachine", content) == content
+    content = {"kind": "DevicePool", "status": DEFAULT}
+    assert without_default_status("DevicePool", content) == content

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Store
@@ -52,7 +53,8 @@ class TestWhere:
         rounds(store)
         assert node_by_machine(store) == {"web": "b"}
         assert reserved_for(store, "web") == {"numa0": {"cpu": "1500m", "memory": "2Gi"}}
-        assert [(c["type"], c["status"]) for c in status(store, "web")["conditions"]] == [("Placed", "True")]
+        states = {condition["type"]: condition["status"] for condition in status(store, "web")["conditions"]}
+        assert states == {"Placed": "True", "Ready": "False"}
         assert "reason" not in status(store, "web")
 
     def test_a_machine_that_does_not_mind_may_lie_on_several_numa_nodes(self, store: SQLiteStore) -> None:
@@ -346,7 +348,9 @@ class TestOtherAmounts:
             hold(store, "web", "a", applied={"cpus": "3", "memory": use})
 
     def conditions(self, store: Store) -> dict[str, str]:
-        return {one["type"]: one["status"] for one in status(store, "web")["conditions"]}
+        """But whether it runs, which its node says."""
+        listed = status(store, "web")["conditions"]
+        return {one["type"]: one["status"] for one in listed if one["type"] != "Ready"}
 
     @pytest.mark.parametrize(
         ("spec", "expect"),
@@ -626,3 +630,44 @@ class TestWriting:
             thread.join()
         rounds(store)
         assert Counter(node_by_machine(store).values()) == {"a": 2, "b": 1}
+
+
+class TestReady:
+    """Until a node has a machine, the controller says that it is not ready, for the reason why it is not placed."""
+
+    def conditions(self, store: Store, name: str) -> dict[str, tuple[str, str, int]]:
+        listed = status(store, name).get("conditions", ())
+        return {one["type"]: (one["status"], one["reason"], one["observedGeneration"]) for one in listed}
+
+    def test_a_machine_without_room_is_not_ready_for_that_reason(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, numa=1), machine("big", "8", "1Gi"))
+        rounds(store)
+        refused = "False", status(store, "big")["reason"], 1
+        assert self.conditions(store, "big") == {"Placed": refused, "Ready": refused}
+        version = store.list().resource_version
+        rounds(store)
+        assert store.list().resource_version == version
+
+    def test_a_machine_that_is_placed_is_not_ready_until_its_node_says_so(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, numa=1), machine("web", "1", "1Gi"))
+        rounds(store)
+        placed = {"Placed": ("True", "Placed", 1), "Ready": ("False", "NotStarted", 1)}
+        assert self.conditions(store, "web") == placed
+        hold(store, "web", "a")
+        web = store.get("VirtualMachine", "default", "web")
+        ready = {"type": "Ready", "status": "True", "reason": "MachineRunning", "observedGeneration": 1}
+        others = [one for one in web["status"]["conditions"] if one["type"] != "Ready"]
+        store.replace_status({**web, "status": {**web["status"], "conditions": [*others, ready]}})
+        rounds(store)
+        assert self.conditions(store, "web")["Ready"] == ("True", "MachineRunning", 1)
+
+    def test_on_a_cluster_a_machine_that_is_not_to_run_says_so_once(self, store: SQLiteStore) -> None:
+        """The API server's default says that it waits, so that kstatus would have others wait for it."""
+        fill(store, host("a", cpus=4, numa=1), machine("off", "1", "1Gi", running=False))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
+        for _ in range(2):
+            allocator.round()
+            assert self.conditions(store, "off") == {"Placed": ("False", "StoppedOnRequest", 1)}
+        version = store.list().resource_version
+        allocator.round()
+        assert store.list().resource_version == version

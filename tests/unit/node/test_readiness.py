@@ -14,6 +14,7 @@ from devalloc.api.meta import PREPARED_ON
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.machine.guest_report import GuestReport, GuestStatus
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
@@ -95,9 +96,42 @@ def begin(world: World, **spec: Any) -> None:
     assert world.machines.views[KEY].phase == "Running"
 
 
-def test_a_machine_that_does_not_report_has_no_such_condition(world: World) -> None:
+def test_a_machine_that_does_not_report_is_ready_while_it_runs(world: World) -> None:
     begin(world, guestReports=False)
+    assert world.ready() == ("True", "MachineRunning")
+
+
+def test_a_machine_that_is_stopped_on_request_has_no_such_condition(world: World) -> None:
+    """For kstatus it is as it should be then."""
+    begin(world, guestReports=False)
+    assert world.ready() == ("True", "MachineRunning")
+    obj = world.store.get("VirtualMachine", "default", "web")
+    world.store.replace({**obj, "spec": {**obj["spec"], "running": False}})
+    world.round()
+    world.round()
+    assert world.machines.views[KEY].phase == "Stopped"
     assert world.ready() is None
+
+
+def test_a_machine_that_does_not_start_is_not_ready_for_the_same_reason(world: World) -> None:
+    world.machines.refuse[f"start {KEY}"] = Denied("PathMissing", "there is no such disk")
+    world.store.create(vm("web"))
+    world.round()
+    status = world.store.get("VirtualMachine", "default", "web")["status"]
+    assert world.ready() == ("False", status["reason"]) == ("False", "PathMissing")
+    assert world.conditions()["Ready"]["message"] == status["message"]
+
+
+def test_its_conditions_name_the_generation_that_the_node_has_seen(world: World) -> None:
+    begin(world, guestReports=False)
+    assert world.conditions()["Ready"]["observedGeneration"] == 1
+    obj = world.store.get("VirtualMachine", "default", "web")
+    world.store.replace({**obj, "spec": {**obj["spec"], "powerdownSeconds": 7}})
+    world.round()
+    assert world.conditions()["Ready"]["observedGeneration"] == 2
+    version = world.store.list().resource_version
+    world.round()
+    assert world.store.list().resource_version == version
 
 
 def test_ready_is_what_the_guest_says(world: World) -> None:

@@ -1879,7 +1879,14 @@ class TestCannotStart:
             assert (status["phase"], status["reason"], status.get("allocations")) == ("Pending", code, None)
             assert "nothing is reserved for it" in status["message"]
             conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
-            assert conditions == {"Placed": ("False", "StartRefused"), "Startable": ("False", code)}
+            assert conditions == {
+                "Placed": ("False", "StartRefused"),
+                "Ready": ("False", code),
+                "Startable": ("False", code),
+            }
+        version = world.store.list().resource_version
+        self.both(world)
+        assert world.store.list().resource_version == version
 
     def test_it_is_left_alone_after_that(self, world: World) -> None:
         self.refused(world, Denied("PathNotAllowed", "no"))

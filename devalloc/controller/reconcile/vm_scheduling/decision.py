@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.conditions import PLACED, READY, with_condition, without_conditions
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
@@ -19,10 +20,10 @@ from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
 
-PLACED = "Placed"
-"""Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 SERVED = "Served"
 """Condition of a machine: False while no plugin on its node runs machines. It is not there otherwise."""
+_NOT_STARTED = "NotStarted"
+STOPPED_ON_REQUEST = "StoppedOnRequest"
 _LABEL = "devalloc.io/publish"
 _PUBLISH_VALUES = ("pools", "host")
 """Values of the label with which a node has a plugin that runs machines."""
@@ -125,6 +126,21 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
     return units
 
 
+def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
+    """The writes on machines that are not to run, and of which nobody has said anything yet: on a cluster they would
+    look as if they waited, as the API server's default says. ``taken``: as of ``node_service_units``."""
+    stopped = "False", STOPPED_ON_REQUEST, "it is not to run: spec.running is false"
+    units = []
+    for machine in machines.virtual_machines_in(documents):
+        view = MachineView(machine)
+        rests = view.spec.get("running") is False and view.holder is None and not view.is_deleting
+        if view.status or not rests or Key.of(machine) in taken:
+            continue
+        conditions = with_condition(None, PLACED, stopped, now, view.metadata.get("generation"))
+        units.append(WriteUnit((_status_change(machine, {"conditions": conditions}),), granted=False))
+    return units
+
+
 def _not_served_reason(name: str, nodes: Mapping[str, Any], publishing: Iterable[str | None]) -> tuple[str, str] | None:
     if name not in nodes:
         return Reason.NODE_NOT_FOUND.value, f"there is no Node {name} in this cluster"
@@ -166,7 +182,7 @@ def _reserve_change(
         status |= {} if (numa := machines.single_numa(compute, pools)) is None else {"numaNode": numa}
     if MachineView(machine).holder is None:  # no one else wrote anything: the controller takes it back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
-    status["conditions"] = _with_condition(machine, PLACED, "True", "Placed", f"on node {node}", now)
+    status["conditions"] = _with_condition(machine, PLACED, ("True", "Placed", f"on node {node}"), now)
     return _status_change(machine, status)
 
 
@@ -176,7 +192,7 @@ def condition_units(
     """Why it is not placed, or not with more, or not served; nothing if it says so already. ``speaks``: this is the
     reason of the machine as well, unless a node has it, which says how it is."""
     before = MachineView(machine).status
-    status = {**before, "conditions": _with_condition(machine, condition, "False", reason, message[:4096], now)}
+    status = {**before, "conditions": _with_condition(machine, condition, ("False", reason, message[:4096]), now)}
     if speaks and MachineView(machine).holder is None:
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return (
@@ -190,7 +206,7 @@ def _remove_condition_change(machine: Object, name: str) -> Change:
     """Its status without a condition, and without the reason that it was."""
     view = MachineView(machine)
     before, gone = view.status, view.condition(name)
-    left = [one for one in before["conditions"] if one != gone]
+    left = without_conditions(before["conditions"], [name])
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}
     )
@@ -205,20 +221,20 @@ def _free_change(machine: Object) -> Change:
     return replace(change, annotations={meta.EVICT: None}) if machines.is_leaving(machine) else change
 
 
-def _with_condition(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
-    """With this one, which keeps its place: otherwise two that are False would swap places in every round.
-    A machine that is placed fits, unless this condition says otherwise."""
-    listed = MachineView(machine).status.get("conditions")
-    conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    before: Mapping[str, Any] = next((one for one in conditions if one.get("type") == name), {})
-    since = before.get("lastTransitionTime", now) if before.get("status") == value else now
-    condition = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
-    if isinstance(generation := machine["metadata"].get("generation"), int):
-        condition["observedGeneration"] = generation
-    gone = (PLACED, FITS) if name == PLACED else (name,)
-    others = [one for one in conditions if one.get("type") not in gone]
-    place = next((i for i, one in enumerate(conditions) if one is before), len(others))
-    return [*others[:place], condition, *others[place:]]
+def _with_condition(machine: Object, name: str, content: tuple[str, str, str], now: str) -> list[Any]:
+    """Its conditions with this one. A machine that is placed fits, unless this condition says otherwise.
+
+    Until a node has it, it is not ready for the same reason; after that the node says whether it is."""
+    view = MachineView(machine)
+    generation = view.metadata.get("generation")
+    conditions: object = view.status.get("conditions")
+    conditions = without_conditions(conditions, [FITS]) if name == PLACED else conditions
+    conditions = with_condition(conditions, name, content, now, generation)
+    if view.holder is not None:
+        return conditions
+    not_started = "False", _NOT_STARTED, f"{content[2]}, which has not started it yet"
+    not_ready = not_started if content[0] == "True" else content
+    return with_condition(conditions, READY, not_ready, now, generation)
 
 
 def _status_change(machine: Object, status: Mapping[str, Any]) -> Change:
