@@ -301,8 +301,8 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
 
     kubectl("apply", "-f", "-", stdin=manifest(site, "huge").replace("min: 1, max: 4", "min: 1000, max: 1000"))
     site.until(lambda: columns(kubectl("get", "vmachine")).get("REASON") == "NodesTooSmall", "it says why")
-    (placed,) = site.status("huge")["conditions"]
-    assert (placed["type"], placed["status"], placed["reason"]) == ("Placed", "False", "NodesTooSmall")
+    states = [(one["type"], one["status"], one["reason"]) for one in site.status("huge")["conditions"]]
+    assert states == [("Placed", "False", "NodesTooSmall"), ("Ready", "False", "NodesTooSmall")]
     site.until(lambda: "NodesTooSmall" in described(kubectl, "huge"), "an Event says so, too")
     kubectl("delete", "vmachine/huge", "--timeout=120s")
 
