@@ -388,8 +388,9 @@ def test_a_machine_and_its_claims_are_placed_together_or_get_a_reason(cluster: C
         assert holders(cluster) == {"a": ("p/d0",)}
         for name, value in (("small", "True"), ("large", "False")):
             obj = cluster.get(f"{MACHINES}/{name}").content
-            (condition,) = obj["status"]["conditions"]
+            condition, ready = obj["status"]["conditions"]
             assert (condition["type"], condition["status"]) == ("Placed", value)
+            assert (ready["type"], ready["status"]) == ("Ready", "False"), "no node runs it"
             assert condition["observedGeneration"] == obj["metadata"]["generation"]
             assert "devalloc.io/transaction" not in obj["metadata"].get("annotations", {})
         since = condition["lastTransitionTime"]
@@ -397,7 +398,7 @@ def test_a_machine_and_its_claims_are_placed_together_or_get_a_reason(cluster: C
         changed = cluster.replace(f"{MACHINES}/large", obj)
         assert changed.ok, changed.message
         generation = changed.content["metadata"]["generation"]
-        (condition,) = until(
+        condition, _ = until(
             lambda: [
                 one
                 for one in cluster.get(f"{MACHINES}/large").content["status"]["conditions"]

@@ -127,7 +127,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
 
 
 def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
-    """The writes on machines that are not to run, and of which nobody has said anything yet: on a cluster they would
+    """The writes on machines that are not to run, and of which nothing is written yet: on a cluster they would
     look as if they waited, as the API server's default says. ``taken``: as of ``node_service_units``."""
     stopped = "False", STOPPED_ON_REQUEST, "it is not to run: spec.running is false"
     units = []
