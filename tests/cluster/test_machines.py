@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.serving import lease_name
 from devalloc.cli.main import run
 from devalloc_node.machine.confinement import OURS
 from devalloc_node.machine.process import process
@@ -48,6 +49,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{SPACE}/events"
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 USER = "machines-user"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/devalloc-system/leases/{lease_name(NODE)}"
 CGROUPS = Path("/sys/fs/cgroup")
 Object = dict[str, Any]
 Kubectl = Callable[..., str]
@@ -338,6 +340,45 @@ def test_a_node_is_drained_of_a_machine_and_its_card(site: Site, kubectl: Kubect
     assert site.status()["machineID"] != began["machineID"]
     kubectl("delete", "vmachine/web", "dclaim/card", "dclass/machines-gpu", "--timeout=120s")
     assert site.left() == []
+
+
+def test_a_plugin_that_is_dead_is_seen_though_its_node_is_ready(
+    site: Site, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the rights of each: the plugin writes its Lease, and who keeps the fleet reads it."""
+    kubeconfig = kube_rights.with_token(site.cluster, USER, kube_rights.token(site.cluster, USER))
+
+    def devalloc(*words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        code = run([*words, f"--kubeconfig={kubeconfig}"])
+        shown = capfd.readouterr()
+        return code, shown.out + shown.err
+
+    def holder() -> Object:
+        return dict(site.cluster.get(LEASE).content.get("spec", {}))
+
+    site.start()
+    kubectl("apply", "-f", "-", stdin=manifest(site, "web"))
+    site.until(lambda: site.status().get("phase") == "Running", "it runs")
+    site.until(lambda: holder().get("holderIdentity"), "the plugin shows that it runs")
+    assert "NotServed" not in devalloc("get", "nodes", NODE)[1]
+    assert "Running" in devalloc("get", "vms", "-n", SPACE)[1]
+
+    site.bed.running[-1].kill()
+    stored = site.cluster.get(LEASE).content  # as two minutes without a renewal leave it
+    old = {**stored, "spec": {**stored["spec"], "renewTime": "2026-01-01T00:00:00.000000Z"}}
+    assert site.cluster.replace(LEASE, old).ok
+    assert "NotServed" in devalloc("get", "nodes", NODE)[1]
+    assert "Unknown" in devalloc("get", "vms", "-n", SPACE)[1]
+    for words in (("migrate", "vm/web", "-n", SPACE), ("drain", f"node/{NODE}")):
+        code, shown = devalloc(*words)
+        assert (code, "no node plugin serves node" in shown) == (1, True), shown
+    assert site.status()["phase"] == "Running", "nothing of that is written"
+
+    site.start()
+    site.until(lambda: holder()["renewTime"] > "2026-01-02", "the next plugin shows that it runs")
+    assert "NotServed" not in devalloc("get", "nodes", NODE)[1]
+    kubectl("delete", "vmachine/web", "--timeout=120s")
 
 
 def test_a_machine_scales_by_permits_of_neons_scheduler_plugin(site: Site, kubectl: Kubectl, tmp_path: Path) -> None:
