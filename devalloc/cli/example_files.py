@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_PACKAGED = Path(__file__).parent / "data" / "examples"
-"""Where the wheel has them (``force-include`` in pyproject.toml)."""
-_REPOSITORY = Path(__file__).parents[2]
+from devalloc.packaged_files import REPOSITORY, packaged_path
+
+PACKAGED = "cli/data/examples"
+"""Where the wheel has them."""
 _EXAMPLE = re.compile(r"^\| \[(.+?)\]\(.+?\) \| ([^|]+) \|$", re.MULTILINE)
 
 
 def _folder() -> Path:
-    return _PACKAGED if _PACKAGED.is_dir() else _REPOSITORY / "examples"
+    return packaged_path(PACKAGED, "examples")
 
 
 def is_repository() -> bool:
     """Whether the command runs from a checkout, which has a Makefile."""
-    return not _PACKAGED.is_dir() and (_REPOSITORY / "Makefile").is_file()
+    return _folder().parent == REPOSITORY and (REPOSITORY / "Makefile").is_file()
 
 
 def example_folders() -> list[Path]:

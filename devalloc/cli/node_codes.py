@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 
-_PACKAGED = Path(__file__).parents[1] / "data" / "node-codes.md"
-_IN_CHECKOUT = Path(__file__).parents[2] / "docs" / "node-codes.md"
+from devalloc.packaged_files import packaged_path
+
+PACKAGED = "data/node-codes.md"
+"""Where the wheel has the table."""
 _ROW = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
@@ -19,9 +20,8 @@ def node_code_advice(code: str) -> str:
 
 @cache
 def _table() -> dict[str, str]:
-    page = _PACKAGED if _PACKAGED.is_file() else _IN_CHECKOUT
     try:
-        text = page.read_text(encoding="utf-8")
+        text = packaged_path(PACKAGED, "docs/node-codes.md").read_text(encoding="utf-8")
     except OSError:
         return {}
     return {code: _LINK.sub(r"\1", advice).strip() for code, advice in _ROW.findall(text)}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from devalloc.api.yaml_reader import YamlError, read_yaml
+from devalloc.packaged_files import packaged_path
 from devalloc.version import VERSION
 
 Object = dict[str, Any]
@@ -220,8 +221,7 @@ def every_option(publish: Publish = "both", namespace: str = NAMESPACE) -> Insta
 
 def source_folder() -> Path:
     """The folder that contains ``deploy/`` and ``crds/``: inside the installed package, or else the repository."""
-    packaged = Path(__file__).parent / "data"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2]
+    return packaged_path("install/data", ".")
 
 
 def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[Object]:

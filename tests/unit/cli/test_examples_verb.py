@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from devalloc import packaged_files
 from devalloc.api.manifests import load, load_text
-from devalloc.cli import example_files
+from devalloc.cli import example_files, node_codes
 from devalloc.cli.main import VERBS
+from devalloc.packaged_files import packaged_path
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.repository import REPO
 
@@ -77,15 +79,28 @@ def test_the_path_of_the_documents_leads_on_where_it_is_not_there(
     assert "devalloc examples" not in devalloc("solve", "-f", "whole-gpu/claims.yaml").err
 
 
-def test_the_wheel_has_them() -> None:
-    """Examples in the folder of the installed package."""
+@pytest.mark.parametrize(
+    ("origin", "place"), [("examples", example_files.PACKAGED), ("docs/node-codes.md", node_codes.PACKAGED)]
+)
+def test_the_wheel_has_them(origin: str, place: str) -> None:
+    """Examples, and codes of nodes, in the folder of the installed package."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included["examples"] == example_files._PACKAGED.relative_to(REPO).as_posix()
+    assert included[origin] == f"devalloc/{place}"
+
+
+def test_a_file_of_the_repository_is_read_from_the_package_where_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packaged_files, "PACKAGE", tmp_path)
+    assert packaged_path("data/README.md", "README.md") == REPO / "README.md"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "README.md").write_text("")
+    assert packaged_path("data/README.md", "README.md") == tmp_path / "data" / "README.md"
 
 
 def test_the_last_lines_of_the_demo_name_what_everyone_has(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example_files, "_PACKAGED", REPO / "examples")
+    monkeypatch.setattr(example_files, "REPOSITORY", REPO / "elsewhere")
     steps = devalloc("demo").out.partition("What to try next:")[2]
     assert "make" not in steps
     verbs = re.findall(r"devalloc ([a-z]+)", steps)
