@@ -46,14 +46,17 @@ class Words:
     """by path from the root: names that stay there, because manifests or other data have them"""
 
     def in_name(self, name: str) -> Iterator[tuple[str, str]]:
+        """What was written, what to write instead: the whole name, its parts, and the name read as a sentence."""
         plain = name.strip("_").lower()
         if plain in self.names:
             yield name, self.names[plain]
-        for part in _PART.findall(name):
-            if part.lower() in self.parts and part.lower() != plain:
-                yield name, self.parts[part.lower()]
-        if plain in self.parts and plain not in self.names:
-            yield name, self.parts[plain]
+            return
+        parts = {part.lower() for part in (*_PART.findall(name), plain)} & self.parts.keys()
+        for part in sorted(parts):
+            yield name, self.parts[part]
+        if not parts:
+            for _, _, instead in self.in_text(plain.replace("_", " ")):
+                yield name, instead
 
     def in_text(self, text: str) -> Iterator[tuple[int, str, str]]:
         """Offset, what was written, what to write instead."""

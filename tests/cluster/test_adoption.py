@@ -224,7 +224,7 @@ def test_claims_get_the_label_of_their_namespace_or_of_their_class(
     end(chosen, "new", "old", "out")
 
 
-def test_who_allocates_and_who_adopts_is_checked_by_the_api_server(
+def test_the_api_server_checks_writers_of_allocations_and_of_rules(
     own: Cluster, space: Space, client: Client, devalloc: Devalloc
 ) -> None:
     """Whatever kube-scheduler has chosen before it saw the rule, and whatever a stranger writes on rules."""

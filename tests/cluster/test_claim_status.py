@@ -170,7 +170,7 @@ def test_status_lists_a_prepared_device_with_its_health_until_it_is_unprepared(
     assert devices(api) == [THEIRS]
 
 
-def test_what_is_not_there_any_more_is_nobodys_business(api: Cluster, claim: Callable[[str], ClaimRef]) -> None:
+def test_vanished_claims_and_devices_cause_no_write(api: Cluster, claim: Callable[[str], ClaimRef]) -> None:
     ref = claim("node-a")
     statuses = ResourceClaimStatuses(plugin(api, "node-a"), DRIVER)
     other = replace(ref, uid="00000000-0000-4000-8000-000000000000")

@@ -215,7 +215,7 @@ WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
 
 
 @pytest.mark.parametrize(("where", "value", "messages"), WRITES, ids=lambda value: str(value)[:40])
-def test_who_writes_what_of_a_claims_metadata(
+def test_each_field_of_a_claims_metadata_has_its_writers(
     ruled: As, allocated: dict[str, Any], where: str, value: Any, messages: Mapping[str, str]
 ) -> None:
     content = deep_changed(allocated, where, value)
@@ -261,7 +261,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("where", "value", "messages"), GIVEN, ids=lambda value: str(value)[:40])
-def test_who_writes_what_of_a_claims_status(
+def test_each_field_of_a_claims_status_has_its_writers(
     ruled: As, allocated: dict[str, Any], where: str, value: Any, messages: Mapping[str, str]
 ) -> None:
     status = {name: text for name, text in allocated["status"].items() if name != where}
@@ -564,7 +564,7 @@ def test_admin_access_needs_a_labelled_namespace(ruled: As, user: str) -> None:
 # -- machines ------------------------------------------------------------------------------------------------------
 
 
-def test_who_writes_what_of_a_machine(ruled: As) -> None:
+def test_each_field_of_a_machine_has_its_writers(ruled: As) -> None:
     person, controller, plugin = ruled("person"), ruled("controller"), ruled("plugin")
     created = person.create(MACHINES, a_machine("web"))
     assert created.ok, created.message

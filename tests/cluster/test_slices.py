@@ -412,7 +412,7 @@ def test_the_plugins_own_account_writes_the_slices_of_its_node_only(api: Cluster
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_server_keeps_is_asked(api: Cluster) -> None:
+def test_the_plugin_probes_the_features_of_the_server(api: Cluster) -> None:
     assert probe_features(client_of(api), DRIVER, "node-a") == SliceFeatures(counters=True, taints=True, groups=False)
 
 

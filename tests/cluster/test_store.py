@@ -255,7 +255,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 class TestLostAnswers:
-    def test_what_became_of_a_write_is_found_out(self, store: KubernetesStore, own_cluster: Cluster) -> None:
+    def test_the_outcome_of_a_write_with_a_lost_answer_is_read_back(
+        self, store: KubernetesStore, own_cluster: Cluster
+    ) -> None:
         for lost in range(5):
             lossy = Lossy.connect(own_cluster.kubeconfig("admin"))
             assert isinstance(lossy, Lossy)

@@ -26,7 +26,7 @@ from tests.support.toy_machines import vm
 __all__ = ["devalloc"]
 
 
-def test_ctrl_c_ends_a_wait_at_once_with_130_and_without_a_word(devalloc: Shell) -> None:
+def test_ctrl_c_ends_a_wait_at_once_with_130_and_no_message(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(claim()))
     environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
     process = subprocess.Popen(

@@ -139,7 +139,7 @@ def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
         higher[priority] = best
 
 
-def test_who_takes_little_of_what_is_scarce_comes_first_and_the_bound_knows_how_much_there_is() -> None:
+def test_claims_that_take_little_of_a_scarce_resource_come_first_and_the_bound_counts_it() -> None:
     """As machines are: all different, and together more than there is."""
     rng = random.Random(5)
     own = [device("d", resources={"cpu": "16", "memory": "64"})]

@@ -83,7 +83,7 @@ def test_each_node_may_be_asked_for_it_by_itself() -> None:
         assert dra.allocate(node, [wants("a")], [CLASS], LAYOUTS["a slice for each node"]) is not None
 
 
-def test_pools_of_one_name_without_a_device_in_common_are_nobodys_concern() -> None:
+def test_pools_of_one_name_without_a_common_device_are_no_problem() -> None:
     documents = [CLASS, slice_of("n0", [device("d0")]), slice_of("n1", [device("d1")])]
 
     answer = dra.solve_manifests([*documents, wants("a"), wants("b")])
@@ -99,7 +99,7 @@ def test_the_refusal_of_a_claim_for_too_many_names_no_counters() -> None:
     assert [blocker["kind"] for blocker in refusal["blockers"]] == ["amount"]
 
 
-def test_who_takes_it_draws_the_counters_of_every_node() -> None:
+def test_an_allocation_of_it_draws_the_counters_of_every_node() -> None:
     """A node counts what is in use by name: what another node's claim holds draws on its own counters too."""
 
     def of(node: str) -> list[Manifest]:

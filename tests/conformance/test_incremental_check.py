@@ -133,7 +133,7 @@ def test_a_pool_that_changes_is_looked_at_again() -> None:
     assert judge.judge(claim("b", {}), answer("b", "p/e")) == []
 
 
-def test_what_was_found_right_of_other_pools_is_read_again() -> None:
+def test_a_judgement_of_earlier_pools_is_repeated() -> None:
     """A pool that changes between `judge` and `grant` has other devices of the same names."""
     judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
@@ -144,7 +144,7 @@ def test_what_was_found_right_of_other_pools_is_read_again() -> None:
     assert judge.judge(claim("b", {}), answer("b", "p/d"))
 
 
-def test_what_was_found_right_of_other_classes_is_read_again() -> None:
+def test_a_judgement_of_earlier_classes_is_repeated() -> None:
     judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
     judge.set_classes([device_class("c")])

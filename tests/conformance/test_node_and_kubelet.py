@@ -322,7 +322,7 @@ def test_deleted_sockets_are_created_again(bed: Bed) -> None:
     assert bed.host.snapshot() == bed.before
 
 
-def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> None:
+def test_the_message_about_metrics_has_the_actual_port(bed: Bed) -> None:
     bed.metrics = "127.0.0.1:0"
     with bed.running():
         until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.messages), "they are served")

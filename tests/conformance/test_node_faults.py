@@ -73,7 +73,7 @@ def unprepare_soon(plugin: MachinePlugin, uid: str) -> None:
         plugin.scenario.back(plugin)  # type: ignore[attr-defined]
 
 
-def test_a_device_that_stays_plugged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_harness_notices_a_device_that_stays_plugged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness, and with it `make faults`, sees it when the plugin believes a device to be out that is not."""
     with memory_folder() as folder, MachineFaults(MACHINES["machine-attach-gpu"], Path(folder)) as faults:
         (point,) = (p for p in faults.points() if (p.act, p.how) == ("prepare", "after") and "device_add" in p.call

@@ -173,7 +173,7 @@ def spawned(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) -> None:
+def test_a_machine_has_no_parent_and_its_lock_shows_that_it_lives(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     disk = tmp_path / "disk"
     disk.write_text("content of the disk")
@@ -290,7 +290,7 @@ def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
 M = machine_id("default/m")
 
 
-def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, systemd: Path) -> None:
+def test_a_machine_that_systemd_starts_lives_when_it_is_started(tmp_path: Path, systemd: Path) -> None:
     for _ in range(2):  # what the first run left says nothing of the second
         config = started_by_systemd(tmp_path, "echo words; exec sleep 60")
         running = machine_files.process_of(M, config)
@@ -366,9 +366,7 @@ def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path:
         {"cgroups": ["/no/such/cgroup.procs"]},
     ],
 )
-def test_what_keeps_a_machine_from_starting_is_said_and_nothing_lives(
-    tmp_path: Path, broken: dict[str, object]
-) -> None:
+def test_a_failed_start_reports_its_cause_and_leaves_no_process(tmp_path: Path, broken: dict[str, object]) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     done = spawned(plan(config, **{"argv": ["/bin/true"], **broken}))  # type: ignore[arg-type]
     assert done.returncode == spawn.FAILED
@@ -465,7 +463,7 @@ def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version
     assert procs == list(dict.fromkeys([memory.parent / "cgroup.procs", pids.parent / "cgroup.procs"]))
 
 
-def test_what_a_host_cannot_bound_is_said_and_the_rest_is_bounded(tmp_path: Path) -> None:
+def test_bounds_that_a_host_lacks_are_listed_and_the_rest_is_set(tmp_path: Path) -> None:
     fake_group(tmp_path, 2)
     (tmp_path / "devalloc/m/memory.max").write_text("max\n")
     limits = confinement.QemuLimits(1 << 30, 300)
@@ -537,9 +535,7 @@ def test_a_host_without_the_controller_says_so(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_the_cgroup_of_a_process_is_found_unless_it_is_everybodys(
-    tmp_path: Path, text: str, folder: str | None
-) -> None:
+def test_the_cgroup_of_a_process_counts_unless_it_is_shared(tmp_path: Path, text: str, folder: str | None) -> None:
     root, proc = tmp_path / "cgroup", tmp_path / "proc"
     for name in ("cpu/devalloc/m", "cpu,cpuacct/devalloc/m", "devalloc/m"):
         (root / name).mkdir(parents=True)

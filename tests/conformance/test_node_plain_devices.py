@@ -420,7 +420,7 @@ def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again
     assert state(qemu) == NOTHING
 
 
-def test_what_the_guest_does_not_let_go_either_is_said_to_be_there_still(
+def test_an_undo_that_the_guest_refuses_reports_the_device_as_plugged_in(
     host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for the answers of QEMU on a busy host: only the guest must use it up.

@@ -247,7 +247,7 @@ def test_pictures_show_what_is_free_who_holds_it_and_what_is_in_the_way(all_kind
     wait_until(page, f"!{claim}.querySelector('.refusal')")
 
 
-def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteStore) -> None:
+def test_the_page_follows_changes_by_itself(url: str, page: Page, store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool("p", 2), gpu_claim("first"))
     sign_in(page, url)
     assert (total(page, "Available"), total(page, "Claims pending")) == ("2", "1")
@@ -268,7 +268,7 @@ def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteSt
     assert total(page, "Devices") == "0"
 
 
-def test_who_is_not_let_in_any_more_sees_why(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
+def test_a_user_who_loses_access_sees_why(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
     class Barred:
         status_now = 200
 

@@ -232,7 +232,7 @@ def asked_in_all(bench: PermitBench) -> int:
     return int(json.loads(bench.get("/")[2])["waiting"])
 
 
-def test_what_is_asked_by_one_who_has_gone_is_not_decided(path: Path) -> None:
+def test_a_request_whose_client_has_gone_is_not_decided(path: Path) -> None:
     """He may have asked for something else since, by another way."""
     create(path, machine("a"), machine("b"))
     with closing(Gated(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:

@@ -548,7 +548,7 @@ def test_a_drive_that_has_another_name_now_is_given_to_no_one_else(rebooted: boo
 
 
 @pytest.mark.parametrize("rebooted", [False, True])
-def test_who_only_watches_a_drive_keeps_it_from_no_one(rebooted: bool) -> None:
+def test_admin_access_to_a_drive_keeps_it_from_no_claim(rebooted: bool) -> None:
     with memory_folder() as folder:
         bed = StorageBed(Path(folder))
         bed.host.add(pci_cards.nvme(DRIVES[0]))

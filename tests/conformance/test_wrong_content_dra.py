@@ -156,7 +156,7 @@ def test_nothing_but_an_allocation_error_comes_out_where_nothing_fits(seed: int)
 
 
 @pytest.mark.parametrize("damage", [{"spec": None}, {"driver": None}, {"pool": "x"}, {"devices": "x"}, {"allNodes": 1}])
-def test_a_slice_that_is_left_out_changes_nothing_in_what_is_said_of_the_others(damage: Any) -> None:
+def test_a_slice_that_is_left_out_changes_nothing_in_the_explanation_of_the_others(damage: Any) -> None:
     lost = {"metadata": {"name": "lost"}, "spec": PLENTY["spec"] | {"pool": {"name": "lost"}} | damage}
     lost = lost | damage if "spec" in damage else lost
 

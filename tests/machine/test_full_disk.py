@@ -259,7 +259,7 @@ class TestStore:
             names = [obj["metadata"]["name"] for obj in store.list("DeviceClaim").objects]
             assert (names, store.check()) == (["three", "two"], [])
 
-    def test_a_reserve_that_is_used_up_is_said(self, disk: Path) -> None:
+    def test_an_error_says_that_the_reserve_is_used_up(self, disk: Path) -> None:
         store = SQLiteStore(disk / "devalloc.db")
         store.create(claim("c"))
         (disk / "devalloc.db.reserve").unlink()

@@ -209,7 +209,7 @@ def bounds_of(pid: int) -> QemuLimits:
     return QemuLimits(limits["memory"], limits["pids"])
 
 
-def test_who_takes_more_than_its_bounds_is_stopped_by_the_kernel() -> None:
+def test_the_kernel_stops_a_process_beyond_its_bounds() -> None:
     """In the version of cgroups that this host has; in the second one also in test_sriov_bindings.py."""
     if os.geteuid() != 0:
         pytest.skip("only root can make cgroups")

@@ -308,7 +308,7 @@ def without_target(plugins: TwoPlugins, target: MovingNode) -> None:
         (without_target, "MigrationFailed"),
     ],
 )
-def test_a_machine_that_is_not_to_move_any_more_stays(
+def test_a_machine_whose_migration_is_withdrawn_stays(
     small: TwoNodes, tmp_path: Path, meanwhile: Callable[[TwoPlugins, MovingNode], None], reason: str
 ) -> None:
     """In the middle of its move, with both plugins alive."""

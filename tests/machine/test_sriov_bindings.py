@@ -610,9 +610,7 @@ def test_a_part_of_a_cpu_is_given_by_the_second_version_of_cgroups(running: Insi
     linux.guest.check(f"rmdir {folder}")
 
 
-def test_who_takes_more_than_its_bounds_is_stopped_by_the_second_version_of_cgroups(
-    running: InsidePlugin, linux: Host
-) -> None:
+def test_the_second_version_of_cgroups_stops_a_process_beyond_its_bounds(running: InsidePlugin, linux: Host) -> None:
     bounds = {"memory": exceed_limits.MEMORY, "tasks": exceed_limits.TASKS, "pages": exceed_limits.HUGE_PAGES << 21}
     answer = running.ask("bound", name="bounded", **bounds)
     assert answer["missing"] == []

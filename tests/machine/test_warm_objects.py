@@ -206,7 +206,7 @@ def test_a_machine_waits_for_a_setup_and_has_it_without_the_machine_that_waited_
     in_a_bed(body)
 
 
-def test_who_has_taken_a_machine_that_waited_can_have_it_kept_by_the_node(open_image: Image) -> None:
+def test_the_node_can_adopt_a_machine_that_was_taken_from_the_warm_pool(open_image: Image) -> None:
     def body() -> None:
         template = json.loads(manifest(open_image, nics=[], cpu={"min": 1, "max": 2}))
         Path("/run/template.yaml").write_text(json.dumps(template))

@@ -185,7 +185,7 @@ def test_objects_of_others_stay_even_with_a_name_of_the_pool() -> None:
     in_a_bed(body)
 
 
-def test_where_a_name_is_taken_already_nothing_is_made_and_nothing_removed() -> None:
+def test_a_name_in_use_creates_nothing_and_removes_nothing() -> None:
     def body() -> None:
         def squat_namespace(name: str) -> str:
             network.make_namespace(NAMESPACES / name)
@@ -275,7 +275,7 @@ def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None
     in_a_bed(body)
 
 
-def test_who_has_filled_the_disk_can_still_return_what_he_has() -> None:
+def test_setups_can_be_returned_on_a_full_disk() -> None:
     def body() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.mount(b"none", b"/run/devalloc", b"tmpfs", 0, b"size=1m") == 0

@@ -134,7 +134,7 @@ class TestReplace:
         with pytest.raises(Invalid, match=r"resource\.k8s\.io"):
             store.replace({**made, "apiVersion": "resource.k8s.io/v1"})
 
-    def test_what_is_no_json_is_refused(self, store: Store) -> None:
+    def test_content_that_json_cannot_express_is_refused(self, store: Store) -> None:
         made = store.create(claim())
         with pytest.raises(Invalid):
             store.create({**claim("b"), "spec": {"claims": {1, 2}}})
@@ -554,7 +554,7 @@ class TestWatch:
             list(store.watch(None, str(int(now(store)) + 1), timeout=0))
 
     @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "9" * 30])
-    def test_a_version_that_is_none_is_invalid(self, store: Store, text: str) -> None:
+    def test_a_watch_from_an_invalid_version_is_refused(self, store: Store, text: str) -> None:
         with pytest.raises(Invalid):
             list(store.watch(None, text, timeout=0))
 

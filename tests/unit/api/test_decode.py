@@ -159,7 +159,7 @@ def test_a_detail_that_names_nothing_is_valid_and_warned_of() -> None:
 
 
 @pytest.mark.parametrize("content", [None, True, 1, 1.5, "x", [], [good("DevicePool")], {}, {"items": []}])
-def test_what_is_no_object_is_an_error(content: object) -> None:
+def test_content_other_than_an_object_is_an_error(content: object) -> None:
     decoded = decode(content)
     assert decoded.object is None
     assert decoded.problems

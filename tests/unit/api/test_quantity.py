@@ -103,7 +103,7 @@ def test_canonical_form_is_that_of_kubernetes(text: str, canonical: str) -> None
         "1e99999",
     ],
 )
-def test_what_is_no_quantity_is_an_error_with_the_text(text: str) -> None:
+def test_an_invalid_quantity_is_an_error_with_the_text(text: str) -> None:
     with pytest.raises(QuantityError):
         Quantity.parse(text)
 

@@ -64,7 +64,7 @@ def test_build_metadata_has_no_part_in_precedence_but_in_equality() -> None:
         "1.2.3+" + "a" * 300,
     ],
 )
-def test_what_is_no_version_is_an_error(text: str) -> None:
+def test_an_invalid_version_is_an_error(text: str) -> None:
     with pytest.raises(SemVerError):
         SemVer.parse(text)
 

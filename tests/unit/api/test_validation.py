@@ -298,7 +298,7 @@ def test_a_wrong_entry_does_not_hide_that_its_name_is_taken() -> None:
 
 
 @pytest.mark.parametrize("content", good_manifests(), ids=lambda content: content["metadata"]["name"])
-def test_what_is_good_decodes_without_a_word_and_writes_itself_back(content: dict[str, Any]) -> None:
+def test_valid_manifests_decode_without_problems_and_are_written_back_equal(content: dict[str, Any]) -> None:
     decoded = decode(content)
     assert decoded.problems == []
     assert decoded.object is not None

@@ -137,7 +137,7 @@ def test_without_the_policy_nothing_is_adopted(kube: FakeKube, devalloc: Shell) 
     assert not [path for path in kube.objects if path.startswith(RULES)]
 
 
-def test_a_controller_that_does_not_answer_is_said_with_its_reason(kube: FakeKube, devalloc: Shell) -> None:
+def test_adopt_reports_a_controller_that_does_not_answer_with_its_reason(kube: FakeKube, devalloc: Shell) -> None:
     output = devalloc("adopt", f"driver/{DRIVER}", "--timeout=0s")
     assert output.code == 1
     assert "check that it runs with --resource-claims" in output.err

@@ -93,7 +93,7 @@ def test_huge_pages_have_rows_and_the_machines_in_them_take_no_ordinary_memory(
     assert content["numa_nodes"][1]["huge_pages_bytes"] == {str(2 << 20): 4 << 30}
 
 
-def test_what_is_kept_for_a_machine_that_has_not_begun_is_promised(devalloc: Shell, host: FakeSysfs) -> None:
+def test_amounts_reserved_for_a_machine_that_has_not_begun_count_as_allocated(devalloc: Shell, host: FakeSysfs) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
     amounts = {"numa0": {"cpu": "2", "memory": "2Gi"}, "numa1": {"cpu": "1"}, "io": {"network": "1k", "disk": "1Gi"}}
     entries = [
@@ -158,7 +158,7 @@ def test_a_store_with_another_name_for_this_host_is_a_warning(devalloc: Shell, h
     assert "none of" not in devalloc(*run(devalloc, host)).err
 
 
-def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
+def test_unknown_amounts_are_warnings(devalloc: Shell, host: FakeSysfs) -> None:
     output = devalloc(*run(devalloc, host, "--uplink", "eth7"))
     assert output.code == 0
     assert "warning: capacity: network: its bandwidth is unknown (there is no interface eth7)" in output.err
@@ -195,7 +195,7 @@ def test_settings_come_from_the_environment(devalloc: Shell, host: FakeSysfs, mo
     assert limits == [32, 10 << 30, 2_500_000_000, 2 * 500 << 20]
 
 
-def test_a_host_that_tells_nothing_shows_what_is_known_all_the_same(devalloc: Shell, tmp_path: Path) -> None:
+def test_a_host_without_sources_still_shows_limits_and_assumptions(devalloc: Shell, tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     output = devalloc("capacity", "--host", "--sysfs-root", tmp_path, "--network-limit", "1Gbps")
     assert output.code == 0

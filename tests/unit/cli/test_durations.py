@@ -29,6 +29,6 @@ def test_more_seconds_than_a_number_can_hold_are_none(unit: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "9" * 400])
-def test_a_deadline_that_is_none_is_a_mistake_of_the_caller(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_deadline_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["solve", "-f", "-", "--deadline", text]) == 2
     assert "Invalid value for '--deadline'" in capsys.readouterr().err

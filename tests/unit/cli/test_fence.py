@@ -170,7 +170,7 @@ def test_only_nodes_that_there_are_can_be_fenced(fleet: Shell) -> None:
         assert (unknown.code, "there is no node" in unknown.err) == (4, True), verb
 
 
-def test_a_name_that_is_missing_is_asked_for(fleet: Shell) -> None:
+def test_a_missing_name_is_a_usage_error(fleet: Shell) -> None:
     for verb in (("fence", "--yes"), ("unfence",), ("drain",), ("cordon",), ("uncordon",)):
         for word in ("", "node/"):
             refused = fleet(*verb, word)

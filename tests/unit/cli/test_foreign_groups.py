@@ -128,7 +128,7 @@ def test_capacity_and_release_take_no_resource_claim_for_a_device_claim(devalloc
     assert devalloc("capacity", "deviceclaim/train").out.startswith("1 more like default/train")
 
 
-def test_a_quota_with_an_amount_that_is_none_is_refused_with_its_place(devalloc: Shell) -> None:
+def test_a_quota_with_an_invalid_amount_is_refused_with_its_path(devalloc: Shell) -> None:
     amounts = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "many"}
     wrong: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": amounts}}
 

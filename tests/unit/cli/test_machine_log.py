@@ -48,7 +48,7 @@ def following(store: SQLiteStore) -> Iterator[list[str]]:
     assert not errors
 
 
-def test_each_step_is_said_once(store: SQLiteStore) -> None:
+def test_each_step_is_logged_once(store: SQLiteStore) -> None:
     store.create(machine("old"))
     store.replace_status({**store.get("VirtualMachine", "default", "old"), "status": {"phase": "Running"}})
     with following(store) as lines:
@@ -80,7 +80,7 @@ def test_each_step_is_said_once(store: SQLiteStore) -> None:
         says("stopped: it was deleted")
 
 
-def test_each_reason_why_a_machine_cannot_start_is_said_once_until_it_runs() -> None:
+def test_each_reason_why_a_machine_cannot_start_is_logged_once_until_it_runs() -> None:
     lines: list[str] = []
     log = MachineLog(lines.append)
 
@@ -127,7 +127,7 @@ def test_a_watch_that_ends_because_much_has_changed_is_no_error(caplog: pytest.L
     assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
 
 
-def test_what_changes_while_the_store_is_listed_again_is_said(
+def test_changes_while_the_store_is_listed_again_are_logged(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("devalloc.cli.up_parts.RETRY_SECONDS", 0.01)

@@ -199,7 +199,7 @@ def test_how_machines_run_can_be_demanded(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_where_permits_are_given_can_be_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+def test_the_endpoint_of_permits_can_be_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     """The socket that shows them is beside the plugin's own: root's, or this user's."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setenv("HOME", str(folder))
@@ -244,7 +244,7 @@ def test_the_local_permit_server_has_a_secret_token(folder: Path) -> None:
     assert token("--permits", "http://10.0.0.1:5/") is None, "that of another server is the admin's to say"
 
 
-def test_whose_the_folders_and_interfaces_are_is_said_with_them(folder: Path) -> None:
+def test_options_name_the_owners_of_folders_and_interfaces(folder: Path) -> None:
     words = ["--image-folder", "/a", "--image-folder", "/b:shared", "--image-folder", "/c:d:any", "--qmp-folder", "/e"]
     machines = settings_of(folder, *words, "--tap", "vm*", "--tap", "team-a:tap0").machines
     assert machines.folders == (

@@ -242,7 +242,7 @@ def test_amounts_that_no_node_has_together_are_those_of_the_machine(devalloc: Sh
     assert "spec.cpu: 4" in output or "spec.memory: 4Gi" in output
 
 
-def test_where_no_node_is_large_enough_no_other_machine_is_in_the_way(devalloc: Shell) -> None:
+def test_without_a_large_enough_node_no_other_machine_is_a_blocker(devalloc: Shell) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(host("a"), machine("first", "4", "4Gi"))).code == 0
     placed(devalloc)
     assert devalloc("apply", "-f", "-", stdin=text(machine("web", "8", "1Gi", disk="900Gi"))).code == 0
@@ -281,7 +281,7 @@ def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> No
     assert "What to do: Publish devices: run `devalloc up`" in output.out
 
 
-def test_where_a_pool_is_left_out_the_advice_is_to_correct_it(devalloc: Shell) -> None:
+def test_the_advice_for_a_pool_that_is_left_out_is_to_correct_it(devalloc: Shell) -> None:
     wrong, other = gpu_pool("wrong"), gpu_pool("other")
     wrong["spec"]["devices"] *= 2  # two devices of one name
     other["spec"]["driver"] = "nic.devalloc.io"

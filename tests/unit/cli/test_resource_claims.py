@@ -82,7 +82,7 @@ def test_a_store_answers_as_devalloc_up_would_whatever_allocator_a_label_names(d
     assert devalloc("capacity", "resourceclaim/pair").out == "1 more like default/pair: 1 on n1\n"
 
 
-def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Shell) -> None:
+def test_the_advice_for_taints_in_the_way_is_to_tolerate_them(devalloc: Shell) -> None:
     """As in https://github.com/kubernetes/website/pull/49822: all devices, of which one has a taint."""
     taint = {"key": "dra.example.com/bad", "effect": "NoSchedule"}
     tainted = [{**one, "taints": [taint]} if number else one for number, one in enumerate(devices("a", "b"))]
@@ -94,7 +94,7 @@ def test_where_taints_are_in_the_way_the_advice_is_to_tolerate_them(devalloc: Sh
     assert "What to do: Tolerate the taint in the request (`tolerations`), or have" in shown
 
 
-def test_where_a_slice_is_left_out_the_advice_is_to_correct_it(devalloc: Shell) -> None:
+def test_the_advice_for_a_slice_that_is_left_out_is_to_correct_it(devalloc: Shell) -> None:
     broken = of("ResourceSlice", slice_("s", [{"name": "a", "capacity": {"memory": {"value": "6 GiB"}}}]))
 
     shown = devalloc("explain", "pair", "-f", "-", stdin=text(CLASS, broken, PAIR)).out

@@ -204,7 +204,7 @@ def test_a_machine_is_explained_as_its_node_wrote_it(team: Team) -> None:
     assert stands.out == "team-a/web is placed on node n.\nIts CPUs stand still: DiskFailed: the disk is full\n"
 
 
-def test_who_counts_for_a_class_is_asked_for_a_claim_of_it(team: Team) -> None:
+def test_capacity_of_a_class_asks_for_a_claim_of_it(team: Team) -> None:
     team.is_admin = True
     output = team("capacity", "gpu")
     assert output.code == 4

@@ -98,7 +98,7 @@ def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
     assert message in refused.err
 
 
-def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_published_of_it(
+def test_without_the_plugin_options_without_effect_are_named_and_publish_nothing(
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))

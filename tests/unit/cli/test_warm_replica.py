@@ -127,7 +127,7 @@ def test_what_a_manifest_should_not_say_is_only_noted(tmp_path: Path, devalloc: 
     assert "id-1" not in done.out + done.err
 
 
-def test_where_none_is_wanted_the_set_is_empty(tmp_path: Path, devalloc: Shell) -> None:
+def test_a_deployment_without_replicas_gives_an_empty_set(tmp_path: Path, devalloc: Shell) -> None:
     labels = {name: text for name, text in LABELS.items() if name != "com.openfaas.scale.min"}
     done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels), "--disk", "1Gi")
     assert the_set(done.out)["spec"]["replicas"] == 0
@@ -157,7 +157,7 @@ def test_where_none_is_wanted_the_set_is_empty(tmp_path: Path, devalloc: Shell) 
         ({}, ["--disk", "2 cats"], "--disk: "),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_printed(
+def test_a_wrong_deployment_is_refused_and_nothing_is_printed(
     tmp_path: Path, devalloc: Shell, more: dict[str, Any], words: list[str], wrong: str
 ) -> None:
     done = devalloc("warm", "replica", "-f", deployment(tmp_path, **more), "--disk", "1Gi", *words)

@@ -207,7 +207,7 @@ class TestOnACluster:
         assert "ClassNotFound" in devalloc("solve", "--no-store", "-f", "-", stdin=more).out
         assert not any("more" in path for path in cluster.objects), "nothing is written"
 
-    def test_manifests_of_the_other_dialect_are_answered_alone_and_that_is_said(
+    def test_manifests_of_the_other_dialect_are_answered_alone_with_a_warning(
         self, devalloc: Shell, cluster: FakeKube
     ) -> None:
         before = dict(cluster.objects)
@@ -218,5 +218,5 @@ class TestOnACluster:
         assert cluster.objects == before
 
 
-def test_without_a_store_it_is_said_how_a_cluster_is_named(devalloc: Shell) -> None:
+def test_without_a_store_the_error_shows_how_to_name_a_cluster(devalloc: Shell) -> None:
     assert "a cluster with --kubeconfig" in devalloc("top", "--once").err

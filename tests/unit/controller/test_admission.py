@@ -148,7 +148,7 @@ class TestCounts:
         assert held(store, "z") == ["p/d0"]
         assert {reason(store, f"a{number:02}") for number in range(40)} == {"NodeUnavailable"}
 
-    def test_who_loses_to_others_of_the_batch_takes_nothing_either(self, store: SQLiteStore) -> None:
+    def test_a_loser_of_the_batch_takes_nothing_of_the_quota(self, store: SQLiteStore) -> None:
         """The first of this namespace loses to one of another, and the room in the quota is its neighbour's."""
         fill(store, gpu_pool(devices=1), gpu_pool("q", 1, node="m"), gpu_class(), limit(1))
         high = gpu_claim("high", namespace="other", priority="9", node="n")
@@ -367,7 +367,7 @@ class TestAdminAccess:
         allocator.round()
         assert [len(held(watched, name)) for name in "wva"] == [2, 1, 1]
 
-    def test_who_has_it_keeps_it(self, watched: SQLiteStore) -> None:
+    def test_a_holder_keeps_its_devices(self, watched: SQLiteStore) -> None:
         DeviceClaimAllocator(watched).round()
         DeviceClaimAllocator(watched, settings=LABELLED).round()
         assert (len(held(watched, "w")), reason(watched, "w")) == (2, None)
@@ -401,7 +401,7 @@ class TestWhatWakes:
         event = Event(EventType.DELETED if after is None else EventType.MODIFIED, after or before, "99")
         assert allocator._matters(event) is wakes
 
-    def test_who_writes_a_quota_at_the_same_time_is_not_in_the_way_for_long(self, store: SQLiteStore) -> None:
+    def test_a_concurrent_writer_of_a_quota_costs_one_more_round(self, store: SQLiteStore) -> None:
         """The quota controller of a cluster writes the status of a new quota while it is looked at first."""
         fill(store, limit(1))
         stop, rounds = threading.Event(), []

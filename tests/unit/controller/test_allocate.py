@@ -165,7 +165,7 @@ class TestAnswers:
         assert (ClaimView(now).reason, ClaimView(now).message) == (ClaimView(before).reason, ClaimView(before).message)
         assert "annotations" not in now["metadata"]
 
-    def test_who_reads_annotations_only_can_have_both(self, store: SQLiteStore) -> None:
+    def test_reasons_can_be_in_conditions_and_annotations(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("big", 9))
         form = AnswerForm(in_conditions=True, in_annotations=True)
         DeviceClaimAllocator(store, settings=AllocatorSettings(form=form)).round()
@@ -266,7 +266,7 @@ class TestAnswers:
             {"allocations": [{"devicePoolName": "p", "deviceName": "d1"}], "deviceStatuses": {"conditions": 1}},
         ],
     )
-    def test_nor_does_one_with_a_status_that_is_none(self, store: SQLiteStore, status: Any) -> None:
+    def test_nor_does_one_with_an_invalid_status(self, store: SQLiteStore, status: Any) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("odd"), gpu_claim("a"))
         store.replace_status({**store.get("DeviceClaim", "default", "odd"), "status": status})
         problems = DeviceClaimAllocator(store).round().problems

@@ -48,7 +48,7 @@ class TestAnotherMessage:
         self.now += 3600
         assert self.count(want, "node n1 is cordoned") == 0, "the same message again is not reported again"
 
-    def test_a_message_that_always_changes_is_reported_ever_more_seldom(self) -> None:
+    def test_a_message_that_always_changes_is_reported_less_and_less_often(self) -> None:
         want, events = self.waiting("x"), []
         for second in range(0, 7200, 10):
             self.now = 100.0 + second

@@ -101,7 +101,7 @@ def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) 
         (ProcessHealth("waiting", 1000.0, None, (), 10.0), "the lease could not be read for 990 s", None),
     ],
 )
-def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(
+def test_a_late_controller_is_not_ready_and_a_stuck_one_is_not_healthy(
     what: ProcessHealth, late: str | None, stuck: str | None
 ) -> None:
     for problem, expected in ((what.unready(1000.0), late), (what.unhealthy(1000.0), stuck)):

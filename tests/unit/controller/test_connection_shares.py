@@ -113,7 +113,7 @@ def test_requests_that_are_answered_slowly_leave_others_a_quarter() -> None:
     asyncio.run(run())
 
 
-def test_where_many_addresses_fill_it_the_one_with_most_makes_room() -> None:
+def test_the_address_with_most_connections_makes_room_for_a_new_one() -> None:
     async def run() -> None:
         async with port() as at:
             few = [(await at.connect(f"127.0.1.{number}"))[0] for number in range(6)]

@@ -136,7 +136,7 @@ def test_no_caller_gets_in_until_the_api_server_answers_again() -> None:
         assert ask(f"{url}/metrics", "good")[0] == 200
 
 
-def test_who_guesses_does_not_keep_the_api_server_busy() -> None:
+def test_a_client_that_guesses_tokens_does_not_keep_the_api_server_busy() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     with served(ClusterAuthorizer(cluster.post)) as url:
         assert ask(f"{url}/metrics", "good")[0] == 200

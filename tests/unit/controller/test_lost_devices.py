@@ -119,7 +119,7 @@ def test_the_page_counts_it(documents: list[Object]) -> None:
     assert (tiles["Available"][0], tiles["Excluded"][0]) == (0, 2), "nothing of the card is to be had"
 
 
-def test_where_nothing_is_lost_nothing_is_said(store: SQLiteStore) -> None:
+def test_without_lost_devices_the_overview_mentions_none(store: SQLiteStore) -> None:
     fill(store, gpu_class(), card("whole"), gpu_claim("holder"))
     DeviceClaimAllocator(store).round()
     overview = build_overview(list(store.list().objects))

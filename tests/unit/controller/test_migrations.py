@@ -563,7 +563,7 @@ class TestRefusals:
         rounds(two)
         assert booking(two) == {}
 
-    def test_a_machine_that_is_not_to_run_is_not(self, two: SQLiteStore) -> None:
+    def test_a_stopped_machine_is_not_migrated(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration())
         rounds(two)
         failed = migration_status(two)

@@ -325,7 +325,7 @@ def test_however_many_namespaces_there_are_few_labels() -> None:
     assert sum(by_label.values()) == MAX_NAMESPACES + 21
 
 
-def test_who_stands_by_counts_nothing() -> None:
+def test_a_standby_controller_counts_no_devices() -> None:
     metrics = shown(gpu_pool(), gpu_claim("a"), leads=lambda: False)
     assert not any(name.startswith(("devalloc_devices", "devalloc_pending")) for name in metrics)
     assert metrics["devalloc_ready"] == 1

@@ -278,7 +278,7 @@ def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
     assert alarms_of(parts, holding("a", "d0"), holding("b", "d1")) == [("DevicePool", ("p/d0", "p/d1"), ["a", "b"])]
 
 
-def test_who_only_looks_on_owns_nothing() -> None:
+def test_admin_access_is_no_ownership() -> None:
     watching = holding("b", "d0")
     watching["spec"]["claims"][0]["deviceClass"] = "admin"
     assert alarms_of(gpu_pool("p"), gpu_class("admin", adminAccess=True), holding("a", "d0"), watching) == []

@@ -123,7 +123,7 @@ def test_of_a_device_that_is_shared_there_may_be_more(shares: list[str | None], 
         assert card.devices[0].holders[0].text == f"resourceclaim default/c0 (memory {shares[0]})"
 
 
-def test_who_only_looks_on_holds_nothing() -> None:
+def test_admin_access_leaves_a_device_free() -> None:
     card = only_card(slice_of("card", "n", [device("d")]), resource_claim("c", "card/d", adminAccess=True))
     assert (states(card), card.devices[0].holders[0].is_admin) == ({"d": "free"}, True)
 
@@ -226,7 +226,7 @@ class Cluster:
         raise Expired("list again")
 
 
-def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:
+def test_kinds_without_read_access_are_noted_and_the_rest_is_shown() -> None:
     now = 0.0
     store = Cluster(DevicePool=[gpu_pool()])
     cluster = Cluster(

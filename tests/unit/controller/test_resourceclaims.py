@@ -191,7 +191,7 @@ DEDICATED = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
         ),
     ],
 )
-def test_where_a_pod_may_run(one: Object, where: Object, does: bool) -> None:
+def test_a_pod_can_run_on_the_nodes_that_it_selects(one: Object, where: Object, does: bool) -> None:
     assert can_run_on(one, where) == does
 
 
@@ -927,7 +927,7 @@ def test_what_is_still_marked_is_finished_although_nothing_has_changed() -> None
     assert not allocator.loop.is_unfinished
 
 
-def test_a_claim_that_the_api_server_does_not_let_be_written_is_in_nobodys_way() -> None:
+def test_a_claim_that_the_api_server_refuses_to_write_delays_no_other() -> None:
     client, events = FakeClient(FakeKube()), list[ObjectEvent]()
 
     def before(number: int, what: str) -> None:

@@ -558,7 +558,7 @@ def test_a_claim_whose_expression_is_disputed_keeps_nothing_from_others_and_cost
     assert loop.looked_at(lambda: loop.store.create(gpu_claim("new"))) == {"new"}
 
 
-def test_a_claim_whose_expressions_take_too_long_is_asked_for_ever_more_seldom_until_it_changes(
+def test_a_claim_with_expensive_expressions_is_solved_less_and_less_often_until_it_changes(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, rests = [0.0], loop.allocator._resting

@@ -101,7 +101,7 @@ def test_an_object_of_a_restored_store_is_not_taken_for_the_one_of_its_version(s
     assert [*reading.look().objects.values()] == [after]
 
 
-def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:
+def test_the_memo_forgets_what_two_rounds_did_not_ask_for() -> None:
     memo, numbers, obj = Memo(), iter(range(10)), {"a": 1}
 
     def ask(given: Any = None) -> int:

@@ -654,7 +654,7 @@ def test_what_is_malformed_or_may_be_taken_back_is_not_held(spoil: Callable[[Obj
 # Questions.
 
 
-def test_who_used_which_gpu_for_how_long_last_month() -> None:
+def test_a_report_shows_the_gpu_hours_of_last_month_by_user() -> None:
     world = World()
     act(world, "take", 0, True, "web")
     act(world, "scale", 0, True, "")

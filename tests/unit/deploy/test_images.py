@@ -148,7 +148,7 @@ class TestContents:
         image = CONTENTS.images[key]
         assert_allowed(requirements(image.extras), wheels.locked(image.lock))
 
-    def test_the_extra_of_the_solver_is_what_everybody_gets(self) -> None:
+    def test_every_install_has_the_solver(self) -> None:
         """`pip install` of the wheel is enough for demo, solve and explain."""
         project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
         assert {*project["optional-dependencies"]["solver"]} <= {*project["dependencies"]}

@@ -120,7 +120,7 @@ def wrong(expression: str, there: Exported) -> list[str]:
 
 
 @pytest.mark.parametrize(("what", "expression"), [*expressions()], ids=[what for what, _ in expressions()])
-def test_what_is_asked_for_is_exported(what: str, expression: str) -> None:
+def test_every_metric_of_an_expression_is_exported(what: str, expression: str) -> None:
     assert wrong(expression, exported()) == []
 
 

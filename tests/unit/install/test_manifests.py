@@ -308,7 +308,7 @@ def test_no_role_of_ours_reads_secrets_or_changes_rights() -> None:
         )
 
 
-def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked_of_policies() -> None:
+def test_editors_of_a_namespace_write_no_statuses_and_have_no_virtual_verbs() -> None:
     roles = {
         one["metadata"]["name"]: one
         for one in render_manifests(InstallOptions(), ["rbac"])
@@ -448,7 +448,7 @@ def test_a_plugin_mounts_in_the_hosts_namespace_and_has_what_binding_takes(name:
     }
 
 
-def test_who_asks_guests_to_power_down_needs_no_network_and_no_devices() -> None:
+def test_the_unit_that_powers_guests_down_has_no_network_and_no_devices() -> None:
     settings = settings_of(UNITS / "devalloc-guests.service")
     for name in ("PrivateDevices", "PrivateNetwork", "ProtectKernelTunables", "ProtectControlGroups", "ProtectClock"):
         assert settings[name] == "yes", name

@@ -88,7 +88,7 @@ def test_an_admin_can_keep_privileged_pods_off_the_control_plane(publish: Any) -
                 assert WORKER in term["matchExpressions"], one["metadata"]["name"]
 
 
-def test_who_edits_a_namespace_makes_machines_there_only_if_an_admin_says_so() -> None:
+def test_editors_of_a_namespace_create_machines_only_if_an_admin_allows_it() -> None:
     roles = {
         one["metadata"]["name"]: one for one in render_manifests(EVERYTHING, ["rbac"]) if one["kind"] == "ClusterRole"
     }

@@ -87,7 +87,7 @@ def made(host: FakeSysfs, card: str, profile: str) -> int:
 
 
 @pytest.mark.parametrize("card", [a2, t4, l40s])
-def test_as_many_can_be_made_as_is_said_and_on_cards_that_tell_all_of_themselves_no_more(
+def test_the_available_number_can_be_created_and_is_exact_on_cards_that_report_all(
     host: FakeSysfs, card: Callable[[FakeSysfs], str]
 ) -> None:
     address = card(host)
@@ -145,7 +145,7 @@ def test_a_quarantined_function_is_not_allocatable_and_may_be_used_too(host: Fak
     assert (both.total, both.used, both.allocatable, both.quarantined) == (3, 1, 1, 2)
 
 
-def test_where_health_is_not_known_nothing_is_placed(host: FakeSysfs) -> None:
+def test_nothing_is_placed_on_gpus_of_unknown_health(host: FakeSysfs) -> None:
     card = a2(host, vfs=3)
     create(host, card, "nvidia-745", 1)
     gpus = status(host, disabled="VF health state unavailable", withheld={"0000-08-00-5"})

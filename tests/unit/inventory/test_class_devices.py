@@ -256,6 +256,6 @@ class TestPartitionsOfAmd:
         host.write(f"{process}/queues/0/gpuid", "1003")
         assert self.both(host) == ("in use: python3 4711", "in use: python3 4711")
 
-    def test_where_the_driver_does_not_list_a_job_it_may_use_any(self, host: FakeSysfs) -> None:
+    def test_a_job_that_the_driver_does_not_list_may_use_any_device(self, host: FakeSysfs) -> None:
         hold_open(host, "/dev/kfd", comm="python3")
         assert self.both(host) == ("in use: python3 4711", "in use: python3 4711")

@@ -71,7 +71,7 @@ def test_without_the_option_each_stands_in_the_way_of_the_other(host: FakeHost) 
 
 
 @pytest.mark.parametrize("node", ["/dev/dri/card1", "/dev/snd/pcmC1D3p"])
-def test_who_uses_one_of_them_keeps_all(host: FakeHost, node: str) -> None:
+def test_a_user_of_one_function_keeps_all_of_the_group(host: FakeHost, node: str) -> None:
     if "snd" in node:
         host.write(f"{host.path('0000:18:00.1')}/sound/card1/pcmC1D3p/dev", "116:19")
         host.write(f"{host.path('0000:18:00.1')}/sound/card1/pcmC1D3p/uevent", "DEVNAME=snd/pcmC1D3p")

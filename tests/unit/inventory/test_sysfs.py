@@ -40,7 +40,7 @@ def test_a_sysfs_folder_of_another_name_is_found_too(sys: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["nothing", "host/sys/devices", "file"])
-def test_no_sysfs_is_said(sys: Path, tmp_path: Path, given: str) -> None:
+def test_a_folder_without_sysfs_has_none(sys: Path, tmp_path: Path, given: str) -> None:
     (tmp_path / "file").write_text("")
     assert Tree(tmp_path / given).sys is None
 

@@ -11,7 +11,7 @@ from devalloc_node.net.http import wait_for_connection
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_who_comes_while_it_is_cancelled_is_still_there_to_be_taken(turns: int) -> None:
+def test_a_client_that_connects_during_the_cancellation_can_still_be_accepted(turns: int) -> None:
     """Whichever turn of the event loop it is."""
 
     async def main() -> None:

@@ -120,7 +120,7 @@ def test_each_answer_that_is_no_permit_has_its_code(
     assert error.value.message.isprintable()
 
 
-def test_who_listens_and_is_not_the_one_meant_is_asked_nothing() -> None:
+def test_a_server_with_another_identity_gets_no_request() -> None:
     seen: list[object] = []
 
     async def stranger(request: web.Request) -> web.Response:

@@ -26,7 +26,7 @@ def test_it_may_be_rotated_by_renaming(tmp_path: Path) -> None:
     assert [each.stat().st_mode & 0o777 for each in (old, path)] == [0o600, 0o600]
 
 
-def test_where_it_cannot_be_written_that_is_said_once_and_the_work_goes_on(
+def test_an_audit_log_that_cannot_be_written_is_reported_once_and_work_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "state"
@@ -44,7 +44,7 @@ def test_where_it_cannot_be_written_that_is_said_once_and_the_work_goes_on(
     assert capsys.readouterr().err == "", "no traceback for each record"
 
 
-def test_a_full_disk_is_said_once_too(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with to_file(Path("/dev/full")), caplog.at_level(logging.WARNING):
         audit("lost")
         audit("lost too")

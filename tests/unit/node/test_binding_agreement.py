@@ -79,8 +79,8 @@ def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: obj
         refused = attempt(host, device, pool.metadata.name)
         # What others created is in use, and adopted on request only (T8); one more of it is made elsewhere (T2).
         in_use = discovered.unavailable(device) == "in use: a vGPU that no claim holds"
-        somebodys = in_use and not device.startswith("mdev-")
-        assert offered or somebodys or refused, f"{discovered.unavailable(device)}, but {device} can be had"
+        foreign = in_use and not device.startswith("mdev-")
+        assert offered or foreign or refused, f"{discovered.unavailable(device)}, but {device} can be had"
         assert not (offered and refused), f"{device} is offered, but {refused}"
     assert host.snapshot() == before
 

@@ -254,7 +254,7 @@ class TestSettings:
         assert refusal(host, grant={"claim_configs": (config("VfConfig", **spec),)}) == "ConfigForbidden"
 
     @pytest.mark.parametrize("spec", [{"mac": "no"}, {"vlann": 3}, {"vlan": 5000}, {"mac": "01:00:00:00:00:00"}])
-    def test_a_config_that_is_none(self, host: FakeHost, spec: dict[str, Any]) -> None:
+    def test_an_invalid_config(self, host: FakeHost, spec: dict[str, Any]) -> None:
         assert refusal(host, grant={"class_configs": (config("VfConfig", **spec),)}) == "ConfigInvalid"
 
     def test_rates_that_contradict_each_other_once_put_together(self, host: FakeHost) -> None:

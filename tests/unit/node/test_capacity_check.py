@@ -113,7 +113,7 @@ def test_more_is_given_as_far_as_there_is_room_or_a_permit_and_less_always() -> 
     more(room(one, record("full", cpu_milli=9000, vcpus=9)), cpu_milli=500)
 
 
-def test_where_permits_cannot_be_looked_up_nothing_begins() -> None:
+def test_no_machine_starts_while_permits_cannot_be_read() -> None:
     def permitted() -> Mapping[str, MachineAmounts]:
         raise Failed("StoreUnavailable", "the store cannot be read")
 

@@ -79,7 +79,7 @@ def test_every_code_is_on_the_page_once_with_what_it_means_and_what_to_do() -> N
     assert all(meaning.strip() and remedy.strip() for _, meaning, remedy in rows)
 
 
-def test_the_codes_are_found_wherever_they_are_said() -> None:
+def test_codes_are_collected_from_every_form_of_raising_them() -> None:
     """Were they overlooked, the page could lack them unnoticed."""
     for code in (
         "QemuRefused",

@@ -118,7 +118,7 @@ def test_a_measure_that_fails_becomes_an_error_when_the_samples_are_old() -> Non
         guest.shrink(GIB)
 
 
-def test_where_nothing_is_measured_and_nothing_cached_everything_is_agreed_to() -> None:
+def test_a_policy_without_measure_and_cache_agrees_to_everything() -> None:
     guard = MemoryPolicy(None, GIB, None)
     guard.sample(0)
     assert not guard.wants_more(0)

@@ -119,7 +119,7 @@ class TestWatching:
         assert [each.device for each in ward.watch.snapshot().devices] == ["d0"]
         assert ward.watch.unhealthy() == {}
 
-    def test_who_waits_is_woken_by_news_alone(self) -> None:
+    def test_only_a_change_wakes_a_waiter(self) -> None:
         ward = Ward(WELL)
         ward.watch.look()
         version = ward.watch.snapshot().version

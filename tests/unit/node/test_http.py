@@ -109,7 +109,7 @@ def test_only_so_many_may_wait_and_the_one_that_is_idle_for_longest_goes() -> No
     run(served(use, HttpServer(echo, HttpLimits(connections=2, seconds=0.3))))
 
 
-def test_who_asks_too_often_waits() -> None:
+def test_a_client_beyond_its_rate_waits() -> None:
     async def use(port: int) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -146,7 +146,7 @@ def test_an_address_that_floods_the_port_keeps_no_other_address_out() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_who_comes_while_it_closes_does_not_wait_in_vain(turns: int) -> None:
+def test_a_client_that_connects_during_the_close_gets_an_end(turns: int) -> None:
     """Whichever turn of the event loop it is."""
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_others_than_the_one_who_may_are_not_heard() -> None:
     run(served(use, HttpServer(echo, allows=lambda address: address == "127.0.0.2")))
 
 
-def test_who_may_not_connect_takes_nothing_of_what_others_may_ask() -> None:
+def test_refused_clients_take_nothing_of_the_rate_of_others() -> None:
     """With one rate for all, the guest would wait 50 s for 100 strangers who knock."""
 
     async def use(port: int) -> None:

@@ -429,7 +429,7 @@ BAD_REGISTRATIONS: list[tuple[int, Any]] = [
 
 
 @pytest.mark.parametrize("answer", [*BAD_REGISTRATIONS, None])
-def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: tuple[int, Any] | None) -> None:
+def test_an_invalid_registration_is_tried_again_with_another_server(answer: tuple[int, Any] | None) -> None:
     script = Script()
     if answer is None:
         script.asks_for_id = False

@@ -99,7 +99,7 @@ def test_the_newest_agent_takes_over_and_the_one_before_is_kept() -> None:
 
 
 @pytest.mark.parametrize("when", ["resumed", "suspended", "checked"])
-def test_who_does_not_answer_is_dropped_and_the_newest_of_the_others_takes_over(when: str) -> None:
+def test_a_silent_agent_is_dropped_and_the_newest_of_the_others_takes_over(when: str) -> None:
     world = World()
     world.register(desc(1))
     world.settle()

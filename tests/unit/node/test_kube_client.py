@@ -202,7 +202,9 @@ def test_writes_are_not_tried_again(client: Client, server: Server, reply: Reply
         assert len(server.requests) == 1
 
 
-def test_who_has_less_time_gives_up_sooner_and_asks_on_another_connection(client: Client, server: Server) -> None:
+def test_a_request_with_less_time_gives_up_sooner_and_the_next_has_another_connection(
+    client: Client, server: Server
+) -> None:
     server.silences = 1
     hurried = client.within(0.2)
     with pytest.raises(ApiError) as raised:
@@ -239,7 +241,7 @@ def test_not_found_is_only_what_the_api_says_of_an_object(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe"])
-def test_an_answer_that_is_no_object_is_an_error(client: Client, server: Server, content: bytes) -> None:
+def test_an_answer_other_than_an_object_is_an_error(client: Client, server: Server, content: bytes) -> None:
     server.replies = [(200, content)]
     with pytest.raises(ApiError, match="not a JSON object"):
         client.get("/x")
@@ -301,7 +303,7 @@ def test_a_watch_of_nonsense_is_an_error(
         list(client.watch("/x", {}, "7", threading.Event()))
 
 
-def test_no_credentials_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_have_their_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     (tmp_path / "empty").write_text("{}")
     for path in (tmp_path / "empty", tmp_path / "missing", None):

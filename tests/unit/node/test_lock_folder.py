@@ -50,7 +50,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 class TestOneAtATime:
-    def test_a_lock_leaves_nothing_and_still_keeps_everybody_else_out(self, tmp_path: Path) -> None:
+    def test_a_lock_leaves_no_file_and_still_keeps_all_others_out(self, tmp_path: Path) -> None:
         """Its file goes with its holder: who waits for that one must not believe to have what a third has anew."""
         instances = [LockFolder(tmp_path) for _ in range(3)]
         inside: list[int] = []

@@ -319,7 +319,7 @@ def test_the_machine_is_who_answers_and_not_who_made_its_socket(machines: Machin
         until(lambda: (machines.get(KEY) or seen).phase == "Stopped", "its end is noticed")
 
 
-def test_nothing_is_said_to_another_machine_that_took_the_socket_over(
+def test_another_machine_at_the_same_socket_gets_no_command(
     machines: MachineLifecycle, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
@@ -1182,7 +1182,7 @@ def test_a_machine_whose_memory_is_being_locked_is_busy_and_not_hung(
     assert (after.phase, after.reason) == ("Unknown", "MonitorSilent"), "once that is over, it hangs"
 
 
-def test_a_vanished_node_is_said_before_qemu_is_asked(
+def test_a_vanished_device_node_is_refused_before_a_command_to_qemu(
     machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())

@@ -416,7 +416,7 @@ def test_a_machine_that_is_here_already_is_not_received(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:22", "::1]:5,x", "0x7f.1"])
-def test_an_address_is_one_of_ip(tmp_path: Path, address: str) -> None:
+def test_only_ip_addresses_are_accepted(tmp_path: Path, address: str) -> None:
     with plugin(toy_config(tmp_path)) as machines:
         with pytest.raises(Denied, match="not an address"):
             migration.receive(machines, virtual_machine("m", pciSlots=4), "u", offer(), address, soon())

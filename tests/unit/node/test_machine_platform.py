@@ -124,7 +124,7 @@ def test_a_machine_that_is_to_stop_is_kept_when_it_is_created_anew(world: World)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
+def test_the_end_of_a_machine_is_reported_even_if_it_restarts_at_once(
     world: World, again: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     ends: list[str] = []

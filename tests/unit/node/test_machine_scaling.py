@@ -149,7 +149,7 @@ def test_a_device_that_must_have_one_port_gets_no_other(qemu: FakeQemu, line: Qm
     assert len(qemu.devices) == 1
 
 
-def test_a_machine_without_ports_is_said_to_need_them(tmp_path: Path) -> None:
+def test_the_refusal_of_a_machine_without_ports_names_the_field(tmp_path: Path) -> None:
     qemu = FakeQemu(tmp_path / "q", ports=0)
     line = QmpMonitor(KEY, str(qemu.path))
     with pytest.raises(Denied, match="pciSlots") as denied:

@@ -130,7 +130,7 @@ def reserves_of(spec: MachineSpec, devices: BarSizes, bits: int | None) -> dict[
     return {port.id: (bool(reserve.prefetchable), bool(reserve.memory)) for port, reserve in pairs}
 
 
-def test_where_not_all_ports_can_have_windows_those_of_nodes_have_them_before_others() -> None:
+def test_ports_of_numa_nodes_get_scarce_windows_first() -> None:
     assert set(reserves_of(spec_on(2), GPU, 46).values()) == {(True, True)}
     scarce = reserves_of(spec_on(2), BarSizes(128 * GIB, 0), 40)  # three windows of 256 GiB
     assert {name for name, (wide, _) in scarce.items() if wide} == {"node0-port0", "node1-port0", "port0"}

@@ -47,7 +47,7 @@ def test_a_slot_is_left_without_a_window_for_a_card_with_prefetchable_memory_of_
     assert [reserve.prefetchable for reserve in requested] == [GIB] * 5, "as its spec says"
 
 
-def test_where_firmware_gives_enough_nothing_is_reserved() -> None:
+def test_nothing_is_reserved_if_the_firmware_gives_enough() -> None:
     assert port_reserves(SPEC, NO_BARS, 46) == (WindowReserve(),) * 5
     assert port_reserves(SPEC, BarSizes(MIB, MIB), 46) == (WindowReserve(),) * 5
     assert "reserve" not in " ".join(

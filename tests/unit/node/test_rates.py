@@ -291,7 +291,7 @@ def test_a_limit_that_cannot_be_removed_is_tried_again_without_writing_the_recor
 
 
 @needs_root
-def test_what_cannot_be_enforced_is_said_and_the_rest_is() -> None:
+def test_rates_that_cannot_be_enforced_are_reported_and_the_others_are_set() -> None:
     record = running(
         nics=[{"backend": "user", "bandwidth": RATE}, {"backend": "tap", "interface": "gone", "bandwidth": 1}]
     )

@@ -631,7 +631,7 @@ def test_a_machine_that_another_node_still_has_is_left_to_it(tmp_path: Path, sto
     assert (loop.machines.list(), store.get("VirtualMachine", "default", "web")) == ([], now)
 
 
-def test_what_is_no_json_is_not_sent_to_qemu(tmp_path: Path) -> None:
+def test_an_argument_that_json_cannot_express_is_not_sent_to_qemu(tmp_path: Path) -> None:
     line = QmpMonitor("default/m", str(tmp_path / "qmp"))
     with raises(Failed, "MonitorMisused", "cannot send qom-set", retryable=False):
         line.execute("qom-set", {"value": object()}, deadline=soon())

@@ -75,7 +75,7 @@ class TestHandOver:
         assert host.driver_of(GPU) == "nvidia"
         assert LocalHost(host).persistence(GPU), "it holds the GPU again"
 
-    def test_where_the_daemon_cannot_be_asked_it_counts_as_a_user(self, host: FakeHost) -> None:
+    def test_a_daemon_that_cannot_be_asked_counts_as_a_user(self, host: FakeHost) -> None:
         (host.root / "run/nvidia-persistenced/socket").unlink()
         reason = "in use: nvidia-persistenced; stop it (nvidia-smi -i 0000:01:00.0 -pm 0)"
         assert DiscoveredPools.on(host.root, **RELEASE).unavailable(DEVICE) == reason

@@ -97,7 +97,7 @@ def test_the_list_comes_again_without_a_change(board: Board, tmp_path: Path) -> 
         server.stop()
 
 
-def test_who_reads_slowly_misses_lists_but_never_the_last(kubelet: KubeletClient, board: Board) -> None:
+def test_a_slow_reader_misses_lists_but_never_the_last(kubelet: KubeletClient, board: Board) -> None:
     stream = kubelet.watch()
     next(stream)
     for number in range(2000):

@@ -209,7 +209,7 @@ def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(world: 
     assert len(starts) < 25
 
 
-def test_one_whose_first_start_is_under_way_is_left_to_it_without_a_word(
+def test_a_machine_whose_first_start_is_under_way_is_left_alone_in_silence(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.made.append(machine_of(vm("web")))

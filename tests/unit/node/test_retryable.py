@@ -30,7 +30,7 @@ DIFFERENT = {
         "test_machine_scaling::test_a_device_that_must_have_one_port_gets_no_other",
     ),
     ("machine/hotplug.py", "_free", "NoFreePciSlot", "bool(root_ports)"): (
-        "test_machine_scaling::test_a_machine_without_ports_is_said_to_need_them",
+        "test_machine_scaling::test_the_refusal_of_a_machine_without_ports_names_the_field",
     ),
     ("machine/launch.py", "check", "MachineRuns", "True"): (
         "test_machine_command::test_a_folder_in_which_another_machine_listens_is_left_alone",

@@ -172,7 +172,7 @@ async def obeys(port: int) -> bool:
         return False
 
 
-def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_taken_is_tried_again(
+def test_a_runner_listens_as_long_as_it_is_listed_and_tries_a_port_in_use_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("devalloc_node.agent.cpu_time_server.LOOK_SECONDS", 0.05)

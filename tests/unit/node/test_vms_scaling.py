@@ -573,7 +573,7 @@ class TestBody:
         world.machines.stubborn.add(KEY)
         assert self.change(world, Resources(1000, GIB // 2)) == Resources(2000, GIB)
 
-    def test_where_its_time_cannot_be_bounded_it_has_whole_cpus_and_not_more_than_it_may(
+    def test_a_machine_without_its_own_cgroup_has_whole_cpus_within_its_permit(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scale = world.machines.scale

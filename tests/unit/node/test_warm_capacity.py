@@ -75,7 +75,7 @@ def test_as_many_wait_as_the_host_has_room_for_and_no_other_is_admitted_then(plu
     assert plugin.admits()
 
 
-def test_who_brings_a_machine_of_his_own_needs_no_room_for_one_that_waits(plugin: Plugin) -> None:
+def test_a_bare_setup_needs_no_room_for_a_machine(plugin: Plugin) -> None:
     plugin.pool.fill(4)
     assert len({plugin.pool.take("web", bare=True).setup.id for _ in range(5)}) == 5
     assert plugin.pool.status().ready == 0

@@ -169,7 +169,7 @@ def test_only_a_repeated_request_gets_the_same_setup(tmp_path: Path, toy: ToyPar
         assert pool.take("a", "r1").setup.id != first.setup.id
 
 
-def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path, toy: ToyPart) -> None:
+def test_a_repeated_request_is_busy_while_the_first_is_in_progress(tmp_path: Path, toy: ToyPart) -> None:
     def ask_again(setup: Setup) -> None:
         with pytest.raises(Denied, match="request r of a is already in progress") as refused:
             pool.take("a", "r")
@@ -323,7 +323,7 @@ def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: ToyPa
     pool.close(soon())
 
 
-def test_where_no_thread_can_be_had_nothing_counts_as_being_made(
+def test_without_a_thread_no_setup_counts_as_being_made(
     tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path, toy, most=4) as pool:
@@ -414,7 +414,7 @@ def test_an_unreadable_record_stays_with_its_setup(tmp_path: Path, toy: ToyPart)
         assert toy.there == [name]
 
 
-def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path, toy: ToyPart) -> None:
+def test_nothing_is_taken_or_made_while_records_cannot_be_written(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.fill(1)
         records = tmp_path / "run" / "records"

@@ -136,7 +136,7 @@ def test_unknown_fields_are_ignored_with_a_word() -> None:
     ]
 
 
-def test_annotation_that_is_no_object_says_so() -> None:
+def test_an_annotation_other_than_an_object_is_a_problem() -> None:
     for text, message in {
         "{": "is not valid JSON",
         "[" * 100_000: "must be at most",

@@ -111,7 +111,7 @@ def test_an_unreadable_message_is_refused_in_a_sentence() -> None:
             wire.decode_to_agent(text)
 
 
-def test_a_monitor_takes_no_amount_that_is_none() -> None:
+def test_a_monitor_refuses_invalid_amounts() -> None:
     request = '{"content":{"target":%s},"type":"DownscaleRequest","id":4}'
     for target in (
         "null", "[]", "{}", '{"cpu":1}', '{"mem":1}', '{"cpu":null,"mem":1}', '{"cpu":-1,"mem":1}',

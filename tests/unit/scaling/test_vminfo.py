@@ -52,7 +52,7 @@ def test_a_machine_and_its_pod_say_the_same(read: ReadVmInfo) -> None:
     assert (PLAIN.using, str(PLAIN)) == (Resources(1000, 4 * GIB), "default/vm1")
 
 
-def test_slots_are_1_gib_where_nothing_is_said() -> None:
+def test_slots_are_1_gib_by_default() -> None:
     guest = {name: value for name, value in AMOUNTS.items() if name != "memorySlotSize"}
     assert from_vm(vm(guest)).info == PLAIN
 

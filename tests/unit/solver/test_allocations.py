@@ -151,7 +151,7 @@ def test_the_check_finds_that_by_itself(twice: bool) -> None:
 
 
 @pytest.mark.parametrize("documents", [["text", POOL, [1], None], [None, POOL, [1], "text"]], ids=["first", "second"])
-def test_a_document_that_is_no_object_is_named_by_its_beginning(documents: list[Any]) -> None:
+def test_a_document_other_than_an_object_is_named_by_its_beginning(documents: list[Any]) -> None:
     """Not by its number: the same documents in another order get the same answer (D5)."""
     for problems in (
         solve_manifests(documents)["problems"],

@@ -85,7 +85,7 @@ def test_a_pool_resource_is_named_with_its_pool_and_how_much_is_missing() -> Non
     }
 
 
-def test_where_fewer_resources_are_short_is_where_they_are_named() -> None:
+def test_blockers_come_from_the_node_with_fewest_short_resources() -> None:
     both = [device(f"d{i}", requests={"a": 1, "b": 1}) for i in range(2)]
     fleet = [
         pool("short-of-two", "n1", resources={"a": 1, "b": 1}, devices=both),
@@ -298,7 +298,7 @@ def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_h
     assert "cut short" not in refusal["message"]
 
 
-def test_who_shares_a_device_must_go_altogether_for_one_who_wants_it_whole() -> None:
+def test_all_users_of_a_shared_device_block_a_claim_for_the_whole_device() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "8Gi/1Gi"})])
     held = [
         allocated(

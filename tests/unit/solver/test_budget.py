@@ -71,7 +71,7 @@ def spending(steps: dict[str, int], costs: Costs, allowance: Allowance) -> Calla
         ({"a": 1_000, "b": 1_200, "c": 90}, "ac"),
     ],
 )
-def test_who_asks_for_little_is_answered_whatever_others_cost(
+def test_cheap_claims_are_answered_whatever_others_cost(
     steps: dict[str, int], answered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first in their order have what is left."""
@@ -294,7 +294,7 @@ def test_a_late_answer_is_not_remembered(cluster: list[dict[str, Any]], monkeypa
     assert [fleet.allocate(one) for one in claims] == expected
 
 
-def test_a_deadline_that_is_none_is_refused(cluster: list[dict[str, Any]]) -> None:
+def test_an_invalid_deadline_is_refused(cluster: list[dict[str, Any]]) -> None:
     fleet = Fleet.from_manifests(cluster)
     with pytest.raises(ValueError, match="deadline must be"):
         fleet.allocate(wants("c"), -1.0)

@@ -22,7 +22,7 @@ def problem_input(**classes: int) -> ProblemInput:
     return cast(ProblemInput, SimpleNamespace(classes=made, configs={tuple(REF.values()): CONFIG}))
 
 
-def test_it_is_said_which_allocations_a_classs_configuration_is_for() -> None:
+def test_a_configuration_of_a_class_lists_its_allocations() -> None:
     both = config_entries("default", [("a", ()), ("a", ())], problem_input(a=1))
     assert both == {"classConfigs": [CONFIG]}, "all of them, so that nothing is to be said"
     one = config_entries("default", [("b", ()), ("a", ())], problem_input(a=1, b=0))

@@ -128,7 +128,7 @@ def test_the_first_answer_makes_room_with_the_alternatives_that_take_fewer_devic
     assert [value for value, _ in counts(answer)] == [10, 10]
 
 
-def test_what_was_found_is_filled_up_with_what_has_room_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_cut_short_is_filled_up_with_claims_that_still_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after the first priority, the exact model has not asked for the others yet."""
     documents = [GPU, *fleet(2), wanting("high", 5, priority=9), *(wanting(f"low{n}", 3) for n in range(3))]
     monkeypatch.setattr(strategy, "EXACT_SIZE", 1_000)
@@ -198,7 +198,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("deadline", "error", "message"), WRONG, ids=[message for *_, message in WRONG])
-def test_what_is_no_number_of_seconds_is_refused_in_words(deadline: Any, error: type[Exception], message: str) -> None:
+def test_an_invalid_number_of_seconds_is_refused_in_words(deadline: Any, error: type[Exception], message: str) -> None:
     ours, theirs = Fleet.from_manifests([GPU, *fleet(1)]), Fleet.from_manifests([CLASS, node_slice("n1", "g")])
     asks: list[Callable[[], object]] = [
         lambda: solve_manifests([GPU, *fleet(1)], deadline=deadline),

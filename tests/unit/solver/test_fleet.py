@@ -280,7 +280,7 @@ def test_more_values_than_before_do_not_disturb() -> None:
     assert devices_of(fleet.allocate(wants("c", 3))) == ["p0/g0", "p0/g1", "p0/g2"]
 
 
-def test_what_was_known_of_a_node_ends_with_its_pools() -> None:
+def test_cached_facts_of_a_node_end_with_its_pools() -> None:
     """The same shape is asked for again after a pool of equal form took the place of the old one, with other values."""
     documents = [*(gpus(f"p{n}", f"n{n}", 2) for n in range(40)), device_class("gpu", driver="gpu")]
     fleet = Fleet.from_manifests(documents)
@@ -537,7 +537,7 @@ def test_a_class_with_a_broken_expression_is_a_problem_when_it_comes() -> None:
     assert [problem["path"] for problem in warm.update(broken)] == ["spec.constraints"]
 
 
-def test_what_was_warned_of_is_said_again_with_every_echo() -> None:
+def test_an_echoed_answer_repeats_its_warnings() -> None:
     """Of a claim that was placed here: it names neither class nor type."""
     documents = [pool("p", devices=[device("x")])]
     fleet = Fleet.from_manifests(documents)

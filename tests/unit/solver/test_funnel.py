@@ -170,7 +170,7 @@ def test_devices_that_are_named_are_counted_one_by_one(
     assert warm == next(c for c in solve_manifests([*documents, wanted])["claims"] if c["name"] == "c")
 
 
-def test_who_holds_named_devices_is_counted_anew_after_a_release() -> None:
+def test_users_of_named_devices_are_counted_again_after_a_release() -> None:
     documents, wanted = _cards(), _wants("c", 1, "device.serial in ['whole-1', 'whole-0']")
     fleet = Fleet.from_manifests(documents)
     before = fleet.allocate(wanted)["funnel"][0]

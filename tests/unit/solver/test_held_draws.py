@@ -102,7 +102,7 @@ def test_a_device_that_draws_more_now_counts_as_published(solve: Any) -> None:
 
 @WAYS
 @pytest.mark.parametrize("is_there", [False, True])
-def test_where_counters_have_other_names_the_device_has_all(solve: Any, is_there: bool) -> None:
+def test_a_device_with_other_counter_names_draws_all(solve: Any, is_there: bool) -> None:
     parts = [device(name, requests={"parts": 2}) for name in ("h1", "h2")]
     there = [device("whole", requests={"parts": 4})] if is_there else []
     published = card(*there, *parts, counters=("parts",))
@@ -491,7 +491,7 @@ def test_the_record_is_readable_json() -> None:
     assert json.loads(answer["annotations"][DEVICE_RECORDS]) == {"card": {"whole": record}}
 
 
-def test_where_nothing_is_shared_nothing_is_recorded() -> None:
+def test_without_a_shared_resource_nothing_is_recorded() -> None:
     answer = warm(pool("p", "n1", devices=[device("a")]), HELD, claim("w", request("any")))
     assert DEVICE_RECORDS not in answer["annotations"]
 

@@ -192,7 +192,7 @@ def test_a_bound_that_there_is_no_time_for_is_all_claims_and_writes_nothing_to_s
 # -- explanations ----------------------------------------------------------------------------------------------------
 
 
-def test_who_had_no_time_to_be_searched_is_not_explained_for_longer_than_a_moment(clock: ManualClock) -> None:
+def test_units_without_time_for_a_search_are_explained_for_a_moment_at_most(clock: ManualClock) -> None:
     problem = ready([GPU, *unlike_pools(2), *(choosing(f"c{n}", n, 1) for n in range(6))])
     certain, *unsure = problem.units
     part = Subproblem(tuple(unsure), frozenset())

@@ -65,7 +65,7 @@ def test_a_pool_of_which_more_is_held_than_it_has_needs_all_of_that_back() -> No
     assert all("draw more m than their pool has" in problem["message"] for problem in answer["problems"])
 
 
-def test_groups_that_were_mixed_before_are_in_nobodys_way_elsewhere() -> None:
+def test_groups_that_were_mixed_before_block_no_claim_elsewhere() -> None:
     mixed = pool("p", devices=[device(f"d{g}", attributes={COMPATIBILITY_GROUP: g}) for g in "xy"])
     other = pool("q", devices=[device("d", attributes={"k": "other"})])
     held = [hold("h1", "p", "dx"), hold("h2", "p", "dy"), hold("h3", "q", "d")]

@@ -26,7 +26,7 @@ def index_of_nodes() -> NodeIndex:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
+def test_the_index_has_exactly_what_claims_hold(seed: int) -> None:
     rng, index = Random(seed), index_of_nodes()
     holders = Holders(index)
     held: dict[tuple[str, str], HeldDevices] = {}
@@ -66,6 +66,6 @@ def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
     assert not any(left)
 
 
-def test_who_holds_nothing_leaves_nothing() -> None:
+def test_a_claim_without_devices_leaves_nothing() -> None:
     holders = Holders(index_of_nodes())
     assert holders.leave(("default", "unknown")) is None

@@ -137,7 +137,7 @@ def test_admin_access_does_not_own() -> None:
     assert alarms(solve_manifests(documents)["problems"]) == {}
 
 
-def test_who_may_hold_another_device_is_no_alarm() -> None:
+def test_a_claim_that_may_hold_another_device_is_no_alarm() -> None:
     """Pools of one name on two nodes, and a claim that does not say its node."""
     second = gpu_pool("p", node="m")
     unclear = holder("b", "p/d0")

@@ -221,7 +221,7 @@ def test_capacity_counts_quotas() -> None:
 
 
 @pytest.mark.parametrize("deadline", [-1.0, "soon"])
-def test_a_deadline_that_is_none_is_refused_beside_a_quota_too(deadline: Any) -> None:
+def test_an_invalid_deadline_is_refused_beside_a_quota(deadline: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         solve_manifests([pool(), QUOTA], deadline=deadline)
 

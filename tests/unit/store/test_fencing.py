@@ -141,7 +141,7 @@ class TestWhatRefusesTheStamp:
         ],
         ids=["policies", "admission", "rights"],
     )
-    def test_where_a_server_that_begins_refuses_it_nothing_is_decided(self, answer: ApiError) -> None:
+    def test_nothing_is_decided_while_a_starting_server_refuses_the_fence(self, answer: ApiError) -> None:
         """What the last leader still sends may find one that lets it through."""
         client = FakeClient(FakeKube())
         with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]

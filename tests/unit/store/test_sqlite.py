@@ -82,7 +82,7 @@ class Busy:
 
 
 class TestWriteAheadLog:
-    def test_who_opens_a_new_file_at_the_same_moment_is_waited_for(self) -> None:
+    def test_opening_waits_for_another_process_that_creates_the_file(self) -> None:
         busy: Any = Busy(3)
         database._use_wal(busy)
         assert busy.statements[:4] == ["PRAGMA journal_mode = WAL"] * 4
@@ -593,7 +593,9 @@ class TestRestore:
         with closing(SQLiteStore(path)) as restored, closing(SQLiteStore(aside)) as old:
             assert restored.identity() != before == old.identity(), "who acted on the old one is to notice"
 
-    def test_where_there_is_nothing_and_over_what_is_damaged(self, store: SQLiteStore, tmp_path: Path) -> None:
+    def test_restore_creates_a_missing_file_and_replaces_a_damaged_one(
+        self, store: SQLiteStore, tmp_path: Path
+    ) -> None:
         store.create(claim("kept"))
         store.backup(tmp_path / "copy.db")
         assert restore(tmp_path / "copy.db", tmp_path / "new" / "devalloc.db") is None
@@ -612,7 +614,7 @@ class TestRestore:
             restore(tmp_path / "copy.db", path)
         assert self.names(path) == ["kept", "later"]
 
-    def test_who_has_the_former_one_open_goes_on_with_the_restored_one(
+    def test_a_process_with_the_former_file_open_goes_on_with_the_restored_one(
         self, store: SQLiteStore, path: Path, tmp_path: Path
     ) -> None:
         stored = store.create(claim("kept"))

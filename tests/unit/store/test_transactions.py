@@ -146,7 +146,7 @@ def dying(at: int) -> Callable[[int, str], None]:
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", range(WRITES))
-def test_an_answer_that_is_lost_is_found_out(at: int, is_done: bool) -> None:
+def test_a_commit_with_a_lost_answer_is_read_back(at: int, is_done: bool) -> None:
     kube = FakeKube()
     store, client = opened(kube)
 
@@ -326,7 +326,7 @@ def test_objects_of_a_running_transaction_are_not_written_by_others_but_may_be_s
         assert outcomes == ["sealed"]
 
 
-def test_who_does_not_decide_any_more_writes_nothing_more() -> None:
+def test_a_former_leader_stops_writing() -> None:
     kube = FakeKube()
     left = [0]
     store, client = opened(kube, may_write=lambda: left.append(0) is None and len(left) < 6)
@@ -367,7 +367,7 @@ def test_a_mark_without_a_record_keeps_a_claim_from_being_written_once(mark: str
 
 
 @pytest.mark.parametrize("data", [None, {}, {"state": "odd", "members": "[]"}, {"state": COMMITTED, "members": "{"}])
-def test_a_record_that_cannot_be_read_keeps_everybody_from_deciding(data: Object | None) -> None:
+def test_an_unreadable_record_stops_every_leader(data: Object | None) -> None:
     kube = FakeKube()
     labels = {"devalloc.io/transaction": "record"}
     body: Object = {

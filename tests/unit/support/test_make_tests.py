@@ -47,7 +47,7 @@ def test_all_tests_are_of_all_tiers_after_all_builds() -> None:
     assert sorted(builds(plan)) == sorted(BUILDS)
 
 
-def test_where_a_skip_is_a_failure_what_tests_would_skip_for_is_built_before_them() -> None:
+def test_what_tests_would_skip_for_is_built_first_if_a_skip_is_a_failure() -> None:
     plan = planned("test", "CI=true")
     assert builds(plan) == ["upstream", "selectors", "browser"]
     assert plan.index("tests.support.builds") < plan.index("pytest tests/conformance")

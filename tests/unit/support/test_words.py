@@ -63,7 +63,9 @@ def test_prose_of_code_is_read(text: str) -> None:
         "class TestNobodyWaits: ...",
         "def somebody_writes(): ...",
         "async def test_whoever_asks_is_heard(): ...",
-        "def test_it(are_told): ...",
+        "def test_it(are_waiting_for_whom): ...",
+        "def test_an_amount_that_is_no_quantity_is_refused(): ...",
+        "def test_a_peer_is_asked_ever_more_seldom(): ...",
     ],
 )
 def test_names_of_tests_are_read(code: str) -> None:
@@ -100,7 +102,7 @@ def test_the_command_fails_for_one_and_says_where(tmp_path: Path, capsys: pytest
     assert words.main([str(tmp_path)]) == 0
 
 
-def test_what_was_said_before_is_exempt() -> None:
+def test_history_and_the_glossary_are_exempt() -> None:
     listed = {path.as_posix().removeprefix(f"{words.ROOT.as_posix()}/") for path in words.files([])}
     assert "docs/claims.md" in listed
     assert "devalloc/cli/main.py" in listed

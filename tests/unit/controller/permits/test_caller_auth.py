@@ -95,7 +95,7 @@ def test_a_good_token_is_believed_for_a_minute_and_a_bad_one_for_a_moment(client
     assert isinstance(tokens.caller_of("good", ADDRESS), CallerRejected)
 
 
-def test_who_guesses_is_left_waiting_and_a_node_beside_him_is_not(client: FakeClient) -> None:
+def test_a_client_that_guesses_tokens_is_limited_and_a_node_at_its_address_is_not(client: FakeClient) -> None:
     clock = Clock()
     tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
     assert tokens.caller_of("good", ADDRESS) == Caller("node-a")

@@ -136,7 +136,7 @@ def test_a_node_finds_it_and_gets_permits_for_its_own_machines(kube: FakeKube) -
         assert (permit["cpus"], permit["memory"], permit["givenBy"]) == ("2", "4Gi", "one")
 
 
-def test_who_waits_when_a_server_stops_is_answered(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_that_wait_when_a_server_stops_get_an_answer(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent asks the next server at once, and not after its own deadline."""
     queued: list[str] = []
     writing, go_on, stop = threading.Event(), threading.Event(), threading.Event()

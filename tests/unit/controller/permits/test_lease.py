@@ -48,7 +48,7 @@ def test_one_that_is_given_away_is_free_at_once(store: SQLiteStore) -> None:
     second.renew()
 
 
-def test_who_knows_that_it_is_alone_does_not_wait(store: SQLiteStore) -> None:
+def test_the_only_server_of_a_store_does_not_wait(store: SQLiteStore) -> None:
     dead, new = permits_lease(store, "dead"), permits_lease(store, "new", alone=True)
     assert dead.take()
     assert new.take()

@@ -160,7 +160,7 @@ def test_a_server_that_begins_anew_has_the_same_ledger(
         assert world.book.nodes["node-a"].counted == total
 
 
-def test_who_has_not_asked_since_the_server_began_counts_for_what_it_may_have() -> None:
+def test_a_machine_without_a_request_since_the_start_counts_with_its_maximum() -> None:
     world = World()
     world.runs("a", amounts(2000, 4))
     world.runs("b")
@@ -339,7 +339,7 @@ def test_a_machine_of_any_age_is_known(created: str) -> None:
     assert permit(world.ask("a", 1, "1Gi")) == amounts(1000, 1)
 
 
-def test_the_state_can_be_shown_whatever_is_asked_for() -> None:
+def test_the_state_can_be_shown_after_huge_requests() -> None:
     world = World()
     for name in NAMES:
         world.runs(name)

@@ -229,7 +229,7 @@ def test_a_condition_of_an_invalid_type_does_no_harm(kind: Any) -> None:
     assert [c["type"] for c in update.status["conditions"]] == [kind, "Migrating"]
 
 
-def test_what_is_kept_beside_a_permit_goes_with_it() -> None:
+def test_the_previous_amounts_go_with_their_permit() -> None:
     obj = stored(machine("a"), **RUNS)
     common: dict[str, Any] = {"given_by": "s", "conditions": {}, "now": "2026-02-02T00:00:00Z"}
     status = permit_change(obj, permit=amounts(1000, 1), previous=amounts(4000, 2), **common).status

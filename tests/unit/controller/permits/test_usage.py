@@ -68,7 +68,7 @@ def here(work: Callable[[], T]) -> Awaitable[T]:
     return done()
 
 
-def test_what_runs_is_billed_for_what_is_kept_for_it(store: SQLiteStore) -> None:
+def test_a_machine_that_runs_is_billed_for_its_reservation(store: SQLiteStore) -> None:
     server = Server(store)
     server.begin()
     server.knows("a", "ep-1", amounts(1500, 2))

@@ -99,7 +99,7 @@ def test_a_node_that_lacks_cpu_or_memory_altogether_is_no_place(total: Resources
     assert score(make_ledger(total, NO_RESOURCES, {}), nothing, both(10)) == 0
 
 
-def test_who_asked_before_is_believed_nothing() -> None:
+def test_a_repeated_first_request_changes_nothing() -> None:
     node = node_of(5, 2)
     assert after_first_request(node, ME, both(5)) is node
 
@@ -125,7 +125,7 @@ def test_marks_are_exact() -> None:
     assert fraction_of(Resources(1001, 10), 0.9, 0.7) == Resources(900, 7)
 
 
-def test_who_leaves_counts_without_its_buffer_and_for_what_it_uses() -> None:
+def test_a_migrating_machine_counts_without_its_buffer_and_with_its_use() -> None:
     found_running = assume_unrecorded(MachineAccount(NO_RESOURCES, both(6), NO_RESOURCES, use=both(2)))
     assert (begin_migration(found_running).reserved, begin_migration(found_running).buffer) == (both(2), NO_RESOURCES)
     assert begin_migration(some(5, buffer=both(3), use=both(4))).reserved == both(4)

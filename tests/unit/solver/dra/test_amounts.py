@@ -58,6 +58,6 @@ def test_amounts_are_written_as_kubernetes_writes_them(text: str, written: str) 
 
 
 @pytest.mark.parametrize("value", ["", "x", "1GB", "1K", "--1", True, None, [], "1" * 200])
-def test_what_is_no_quantity_is_refused(value: object) -> None:
+def test_an_invalid_quantity_is_refused(value: object) -> None:
     with pytest.raises(QuantityError):
         Amount.parse(value)

@@ -9,7 +9,7 @@ from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dra import AllocationError
 
 
-def test_without_a_word_everything_up_to_beta_is_on_and_lists() -> None:
+def test_by_default_everything_up_to_beta_is_on_and_lists() -> None:
     on = read_gates(None)
 
     assert {gate.ADMIN_ACCESS, gate.FRACTIONAL_RANGE, gate.LIST_ATTRIBUTES, gate.BINDING_CONDITIONS} <= on

@@ -190,7 +190,7 @@ def test_a_slice_of_another_node_counts_if_any_of_its_devices_draws_counters(dra
     assert [one.name for one in pool.hidden] == ["b"]
 
 
-def test_a_node_selector_that_is_none_is_an_error_that_names_the_slice() -> None:
+def test_an_invalid_node_selector_is_an_error_that_names_the_slice() -> None:
     odd = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]}
 
     with pytest.raises(AllocationError, match=r"slice odd: .*'Near' is not supported"):

@@ -368,7 +368,7 @@ def test_a_match_that_fails_says_how_many_agree() -> None:
     assert "(at most 2, 1 of 4 have no `gpu.io/numa`)" in answer["message"]
 
 
-def test_what_is_withheld_is_said_with_an_example() -> None:
+def test_a_message_about_withheld_devices_has_an_example() -> None:
     taint = {"key": "maintenance", "effect": "NoSchedule"}
     answer = solved(pool("n1", [device("a", taints=[taint])]), wants("x", request()))["x"]
 

@@ -29,7 +29,7 @@ def shared(policy: Manifest, **fields: Any) -> Manifest:
     return slice_("s", [device("d", capacity=capacity, **{"shared": True, **fields})])
 
 
-def test_of_slices_as_drivers_publish_them_nothing_is_said() -> None:
+def test_slices_as_drivers_publish_them_have_no_problems() -> None:
     attributes = {"driverVersion": {"version": "6.19.4"}, "model": "x" * 64, "numa": 0, "roots": ["a", "b"]}
     assert not problems(
         counter_slice("c", {"gpu-0": {"memory": "40Gi"}}, count=2),

@@ -132,7 +132,7 @@ def test_a_share_of_unknown_size_frees_nothing(wrong: Any, message: str, neighbo
     assert fleet.allocate_all([pending])["problems"] == joint["problems"]
 
 
-def test_a_result_that_is_none_hides_no_other() -> None:
+def test_an_invalid_result_hides_no_other() -> None:
     pending = object_("ResourceClaim", claim(request(), name="new"))
 
     joint = solve_manifests([CLASS, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), pending])
