@@ -64,6 +64,7 @@ def lacks(room: NodeRoom, one: Object, on: str = "n") -> str:
         ([pod(f"q{number}", "n") for number in range(10)], pod("p"), "pods"),
         ([], pod("p", **{"ephemeral-storage": "1Gi"}), "ephemeral-storage"),
         ([], pod("p", example_com="1"), "example/com"),
+        ([], pod("p", memory="99Gi", cpu="99"), "cpu"),  # the first by name
     ],
 )
 def test_a_node_has_room_for_what_others_leave(there: list[Object], one: Object, resource: str) -> None:
