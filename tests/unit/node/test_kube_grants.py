@@ -1,4 +1,4 @@
-"""What opaque parameters of ResourceClaims become; the rest of these grants is asked of a real API server."""
+"""What ResourceClaims grant a node, and which are refused. A test of the cluster tier asks a real API server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.binding.vf_settings import wanted_settings
-from devalloc_node.errors import Denied, Failed
-from devalloc_node.kube.grants import ResourceClaimGrants
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.kube.grants import MAX_DEVICES, ResourceClaimGrants
 from devalloc_node.model.grant import ClaimRef, GrantedDevice
 
 REF = ClaimRef("default", "a", "uid")
@@ -65,6 +66,66 @@ def test_an_answer_that_says_nothing_proves_nothing(answer: dict[str, Any]) -> N
     for ask in (grants.identity, lambda: grants.is_gone(REF), lambda: grants.get(REF)):
         with pytest.raises(Failed, match=r"no UID"):
             ask()
+
+
+RESULT = {"request": "gpu", "driver": "devalloc.io", "pool": "p", "device": "d"}
+
+
+def claim_of(*results: Any, uid: str = "uid", node: str = "n") -> dict[str, Any]:
+    by_name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    selector = {"nodeSelectorTerms": [by_name]}
+    allocation = {"devices": {"results": [*results]}, "nodeSelector": selector}
+    return {"metadata": {"uid": uid}, "status": {"allocation": allocation}}
+
+
+@pytest.mark.parametrize(
+    ("claim", "code", "words"),
+    [
+        (claim_of(RESULT, uid="other"), "ClaimUidMismatch", "now has the UID other, not uid"),
+        ({"metadata": {"uid": "uid"}, "status": {}}, "ClaimNotAllocated", "is not allocated"),
+        (claim_of({**RESULT, "pool": 7}), "ClaimInvalid", "cannot read the allocation"),
+        (claim_of({"request": "gpu"}), "ClaimInvalid", "cannot read the allocation"),
+        (claim_of(*[RESULT] * (MAX_DEVICES + 1)), "ClaimInvalid", f"more than {MAX_DEVICES}"),
+        (claim_of({**RESULT, "driver": "gpu.example.com"}), "ClaimElsewhere", "has no device of driver devalloc.io"),
+        (claim_of(), "ClaimElsewhere", "has no device of driver devalloc.io"),
+        (claim_of(RESULT, node="m"), "ClaimElsewhere", "is allocated on m, not n"),
+    ],
+)
+def test_only_a_claim_that_is_allocated_here_is_granted(claim: dict[str, Any], code: str, words: str) -> None:
+    server = Server({})
+    server.claim = claim
+    with pytest.raises(Denied, match=words) as caught:
+        ResourceClaimGrants(cast(Client, server), "devalloc.io", "n").get(REF)
+    assert (caught.value.code, caught.value.retryable) == (code, code == "ClaimNotAllocated")
+    server.claim = claim_of(RESULT, {**RESULT, "driver": "gpu.example.com"})
+    grant = ResourceClaimGrants(cast(Client, server), "devalloc.io", "n").get(REF)
+    assert [each.device for each in grant.devices] == ["d"], "those of other drivers are not ours"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ApiError(404, "NotFound", "", {"name": "a"}), "ClaimNotFound"),
+        (ApiError(404, "NotFound", "no such path"), "ApiUnavailable"),
+        (ApiError(404, "NotFound", "", {"name": "default"}), "ApiUnavailable"),
+        (ApiError(403, "Forbidden", ""), "ApiUnavailable"),
+        (ApiError(0, "NoAnswer", ""), "ApiUnavailable"),
+    ],
+)
+def test_only_the_servers_word_about_this_name_shows_that_a_claim_is_gone(error: ApiError, code: str) -> None:
+    class Refusing:
+        def get(self, path: str, **more: Any) -> dict[str, Any]:
+            raise error
+
+    grants = ResourceClaimGrants(cast(Client, Refusing()), "devalloc.io", "n")
+    with pytest.raises(NodeError) as caught:
+        grants.get(REF)
+    assert (caught.value.code, caught.value.retryable) == (code, code == "ApiUnavailable")
+    if code == "ClaimNotFound":
+        assert grants.is_gone(REF)
+    else:
+        with pytest.raises(Failed):
+            grants.is_gone(REF)
 
 
 def allocated_on(*nodes: str) -> dict[str, Any]:
