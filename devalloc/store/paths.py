@@ -125,6 +125,10 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
+_LOOK_SECONDS = 0.1
+"""Who looks whether a store is locked (``is_locked_elsewhere``) shares its lock for less than this."""
+
+
 @contextmanager
 def hold_store(store: Path) -> Iterator[Callable[[], bool]]:
     """Hold the lock to run the loops on this store. Raises StoreLocked with the other process's pid, Unavailable.
@@ -149,7 +153,7 @@ def hold_store(store: Path) -> Iterator[Callable[[], bool]]:
             raise Unavailable(f"cannot look at {path}: {error.strerror}") from error
 
     with lock:
-        if not lock.try_lock():
+        if not lock.lock_within(_LOOK_SECONDS, _LOOK_SECONDS / 10):
             raise _locked_error(store, lock.read(32))
         lock.write(f"{os.getpid()}\n".encode())
         yield is_held

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from devalloc.controller.pool_publisher import PublishLock
+from devalloc.file_lock import FileLock
+from devalloc.store import StoreLocked
 from devalloc.store.paths import hold_store
 from devalloc.store.serving import has_lost_plugin, is_answered, serving_process
 
@@ -28,3 +33,18 @@ def test_a_store_is_answered_while_a_process_runs_its_loops(tmp_path: Path) -> N
     with hold_store(store):
         assert is_answered(store)
     assert not is_answered(store), "its lock file stays, and means nothing"
+
+
+def test_who_looks_whether_a_store_is_answered_keeps_no_process_from_answering_it(tmp_path: Path) -> None:
+    """To look, it shares the lock for a moment: `devalloc up` waits for that."""
+    store = tmp_path / "store.db"
+    with hold_store(store):
+        pass
+    with FileLock.existing(tmp_path / "store.db.lock") as look:
+        assert look.try_lock(shared=True)
+        over = threading.Timer(0.02, look.unlock)
+        over.start()
+        with hold_store(store):
+            over.join()
+    with hold_store(store), pytest.raises(StoreLocked), hold_store(store):
+        pass
