@@ -16,7 +16,7 @@ from devalloc.inventory.resets import has_own_reset, hot_reset
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.boundary import DryRun
 from devalloc_node.machine import machine_files, pci
 from tests.support import pci_cards
@@ -388,6 +388,18 @@ class TestResetByVfio:
         (bridge,) = pci_cards.ports_above(GPU)[-1:]
         host.touch(host.path(bridge, "reset_subordinate"))
         host.unbind("vfio-pci", AUDIO)
+        hand.unprepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+
+    def test_no_reset_while_a_process_has_a_part_of_it_open(self, released: tuple[FakeHost, BindingRunner]) -> None:
+        host, hand = released
+        host.process(4711, opens=(f"/dev/vfio/{host.functions[AUDIO].group}",))
+        with pytest.raises(NodeError, match="qemu-system-x86") as caught:
+            hand.unprepare(GPU_DEVICE)
+        is_own = host.functions[AUDIO].group == host.functions[GPU].group
+        assert caught.value.code == ("DeviceInUse" if is_own else "ResetFailed")
+        assert (caught.value.retryable, host.resets) == (True, [])
+        host.end_process(4711)
         hand.unprepare(GPU_DEVICE)
         assert host.resets == [GPU, AUDIO]
 

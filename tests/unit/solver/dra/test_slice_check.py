@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,6 +126,31 @@ def test_what_the_api_server_refuses_is_a_warning(given: Manifest, path: str, te
     assert where == path
     assert text in message
     assert message.endswith("(the slice is used all the same)")
+
+
+def tainted(taints: int, devices: int = 1) -> Manifest:
+    listed = [{"key": f"k{number}", "effect": "None"} for number in range(taints)]
+    return slice_("s", [device(f"d{number}", taints=listed) for number in range(devices)])
+
+
+@pytest.mark.parametrize(
+    ("most", "made"),
+    [
+        (16, tainted),
+        (64, lambda number: tainted(1, number)),
+        (128, lambda number: slice_("s", [device(f"d{each}") for each in range(number)])),
+        (32, lambda number: slice_("s", [device("d", {f"a{each}": each for each in range(number)})])),
+        (8, lambda number: counter_slice("s", {f"set-{each}": {"c": "1"} for each in range(number)})),
+        (32, lambda number: counter_slice("s", {"set": {f"c{each}": "1" for each in range(number)}})),
+        (10, lambda number: shared({"default": "1", "validValues": [str(each + 1) for each in range(number)]})),
+    ],
+    ids=["taints", "devices with taints", "devices", "properties", "counter sets", "counters", "values"],
+)
+def test_a_slice_may_have_as_much_as_the_api_server_accepts(most: int, made: Callable[[int], Manifest]) -> None:
+    """The limits of resource.k8s.io/v1."""
+    assert not problems(made(most))
+    ((_, message),) = problems(made(most + 1))
+    assert f"accepts at most {most}" in message
 
 
 def test_a_device_draws_at_least_one_counter() -> None:
