@@ -19,6 +19,7 @@ from devalloc.controller.reconcile.resource_claims.allocator import (
     ResourceClaimAllocator,
 )
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.store import Event, EventType
 from devalloc.store.kubernetes import KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -310,6 +311,33 @@ def test_more_pods_than_a_node_runs_wait_together_and_hold_up_no_other(
     bed.round()
     assert bed.placed() == ["pc"]
     assert bed.reasons("a") == ["NoRoomForPod"]
+
+
+def test_what_kubelets_report_begins_no_round_unless_it_counts(bed: Bed) -> None:
+    """Thousands of pods may wait, and thousands of kubelets report."""
+
+    def matters(change: Object, path: str = f"{NODES}/n", event: EventType = EventType.MODIFIED) -> bool:
+        there = bed.client.get(path)
+        changed = {**there, **{name: {**there.get(name, {}), **part} for name, part in change.items()}}
+        return bed.allocator._matters(Event(event, changed, "9"))
+
+    bed.node("n", "2")
+    bed.pod("runs", on="n")
+    bed.claim("c")
+    bed.pod("waits", "c", cpu="9")
+    bed.round()
+    ready = [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]
+    assert not matters({"status": {"images": ["i"]}})
+    assert not matters({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, f"{PODS}/runs")
+    for change in ({"metadata": {"labels": {"a": "b"}}}, {"spec": {"unschedulable": True}}):
+        assert matters(change), change
+    assert matters({"status": {"allocatable": {"cpu": "3"}}})
+    assert matters({"status": {"conditions": ready}}), "it had never reported that it is ready"
+    assert matters({"spec": {"containers": []}}, f"{PODS}/runs")
+    assert matters({"status": {"conditions": []}}, f"{PODS}/waits")
+    assert matters({}, f"{SLICES}/n")
+    assert matters({}, event=EventType.DELETED)
+    assert matters({}, f"{PODS}/runs", EventType.DELETED)
 
 
 def test_a_claim_that_requests_nothing_holds_up_no_other_wherever_its_pod_may_run(bed: Bed) -> None:

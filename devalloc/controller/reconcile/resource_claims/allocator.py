@@ -43,7 +43,7 @@ from devalloc.controller.reconcile.resource_claims.pending import (
 )
 from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
-from devalloc.store import Change, Fence
+from devalloc.store import Change, Event, EventType, Fence
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_objects
 
@@ -491,7 +491,10 @@ class ResourceClaimAllocator:
         ends += [each.unused_since + each.patience for each in notes if each.unused_since is not None]
         ends = [end + 0.1 for end in ends if end > now]
         ends += [max(end, now) for end in self._adoption.due()]
-        self.loop.wait_for_change(self._version, min([now + self._settings.resync, *ends]), stop)
+        self.loop.wait_for_change(self._version, min([now + self._settings.resync, *ends]), stop, self._matters)
+
+    def _matters(self, event: Event) -> bool:
+        return event.type is EventType.DELETED or self._cluster.concerns(event.object)
 
 
 def _decide(

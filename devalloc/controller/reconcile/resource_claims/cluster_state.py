@@ -197,6 +197,10 @@ class ClusterState:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
         return self._room.gains(node)
 
+    def concerns(self, changed: Object) -> bool:
+        """Whether an object of a watched kind that has changed since the last ``look`` may change an answer."""
+        return changed["kind"] not in ("Node", "Pod") or not self._room.is_as_before(changed)
+
     def placed_pods(self) -> frozenset[str]:
         """The UIDs of the pods that have a node."""
         return frozenset(pod["metadata"]["uid"] for pod in self._objects["Pod"] if pod["spec"].get("nodeName"))

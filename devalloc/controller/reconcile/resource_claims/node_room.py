@@ -223,6 +223,16 @@ class NodeRoom:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
         return self._gains[node]
 
+    def is_as_before(self, content: Object) -> bool:
+        """Whether a Node, or a pod that has a node, differs from the last update in nothing that counts: kubelets
+        report more than that all the time."""
+        name = content["metadata"]["name"]
+        if content["kind"] == "Node":
+            node = self._nodes.get(name)
+            return node is not None and _decisive(node) == _decisive(content)
+        pod = self._pods.get((content["metadata"].get("namespace") or "", name))
+        return pod is not None and pod[1:] == ((content.get("spec") or {}).get("nodeName"), pod_requests(content))
+
     def ledger(self) -> RoomLedger:
         """What is free now, to plan with."""
         return RoomLedger(self._allocatable, self._used, self._by_class)
