@@ -136,7 +136,7 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Pa
         assert {each: after[each] for each in before} == {**before, uid: noted}
 
 
-def test_one_that_lost_the_lease_ends_with_1(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_controller_that_lost_the_lease_ends_with_1(cluster: Cluster, tmp_path: Path) -> None:
     with controllers(cluster, tmp_path, 1) as (process,):
         until(lambda: leader_process(cluster, [process]), "it leads")
 
@@ -436,7 +436,7 @@ def test_what_a_crashed_node_had_stays_its_own_until_its_finalizer_is_gone(clust
         until(lambda: holders(cluster) == {"next": ("p/d0",)}, "now one does")
 
 
-def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
+def test_claims_of_a_node_that_is_gone_for_good_are_released_as_documented(
     cluster: Cluster, progress: Progress
 ) -> None:
     """Its Node was deleted, so Kubernetes deletes its pools; no one is there to release it. docs/controller.md."""

@@ -57,7 +57,7 @@ def test_the_crd_is_established_and_structural(installed: Cluster, kind: ApiKind
 
 
 @pytest.mark.parametrize("content", good_manifests(), ids=lambda content: content["metadata"]["name"])
-def test_what_is_good_is_accepted(installed: Cluster, content: dict[str, Any]) -> None:
+def test_valid_objects_are_accepted(installed: Cluster, content: dict[str, Any]) -> None:
     answer = offer(installed, content)
     assert answer.ok, answer.message
 
@@ -165,7 +165,7 @@ def test_an_invalid_amount_has_one_message(installed: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("kind", "where", "value", "words"), BAD)
-def test_what_is_bad_is_refused_with_a_message(
+def test_invalid_objects_are_refused_with_a_message(
     installed: Cluster, kind: str, where: str, value: Any, words: str
 ) -> None:
     content = with_change(good(kind), where, value)

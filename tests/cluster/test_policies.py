@@ -518,7 +518,7 @@ def test_what_etcd_has_no_room_for_keeps_no_leader_from_deciding(ruled: As) -> N
         admin.delete(f"{CLAIMS}/huge")
 
 
-def test_what_is_wrong_already_is_no_obstacle_to_something_else(ruled: As) -> None:
+def test_objects_that_are_wrong_already_can_still_be_changed_elsewhere(ruled: As) -> None:
     """Claims from before the policies are there: their authors can still release or delete them."""
     admin, name = ruled("admin"), "devalloc-priority"
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
@@ -660,7 +660,7 @@ def test_what_does_not_look_like_the_namespaces_own_on_a_host_needs_a_right(
 
 
 @pytest.mark.parametrize("named", OWN, ids=lambda value: "-".join(value))
-def test_what_is_the_namespaces_own_on_a_host_needs_none(ruled: As, named: dict[str, Any]) -> None:
+def test_resources_of_a_host_that_belong_to_the_namespace_need_no_right(ruled: As, named: dict[str, Any]) -> None:
     expect(ruled("person").create(MACHINES, naming(a_machine("names"), named), dry_run=True), None, "person")
 
 
@@ -806,7 +806,7 @@ def test_a_name_that_has_no_effect_is_warned_of(
     assert words in " ".join(answer.warnings) if words else answer.warnings == []
 
 
-def test_what_was_warned_of_before_is_not_warned_of_again(ruled: As) -> None:
+def test_an_unchanged_mistake_causes_no_second_warning(ruled: As) -> None:
     """Else every write of the controller would bring warnings into its log."""
     admin = ruled("admin")
     slip = a_claim("slip", slip="x")

@@ -194,7 +194,7 @@ def test_without_force_it_runs_on() -> None:
         assert (made.where(), made.devices()) == ("node-a", ["cards-node-a"])
 
 
-def test_one_that_only_its_node_can_run_waits_for_it_and_keeps_what_it_has_there() -> None:
+def test_a_machine_that_only_its_node_can_run_waits_for_it_and_keeps_its_devices() -> None:
     start = {"kernel": "/images/vmlinuz", "tpm": True}
     with cluster(start=start) as made:
         made.drain()
@@ -211,7 +211,7 @@ def test_one_that_only_its_node_can_run_waits_for_it_and_keeps_what_it_has_there
         assert meta.EVICT not in made.machine()["metadata"]["annotations"]
 
 
-def test_one_that_ended_for_good_is_not_started_elsewhere() -> None:
+def test_a_machine_that_ended_for_good_is_not_started_elsewhere() -> None:
     with cluster(restartPolicy="Never") as made:
         machines = made.nodes["node-a"].machines
         machines.end("default/web")

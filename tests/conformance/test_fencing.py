@@ -533,7 +533,7 @@ def test_a_store_that_does_not_answer_is_asked_for_one_object_only(previous: boo
         assert all(machine.runs for machine in made.a.machines.views.values())
 
 
-def test_what_was_not_ended_is_reported_if_the_journal_cannot_be_read(
+def test_an_unreadable_journal_is_reported_at_a_fence(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def held() -> Any:

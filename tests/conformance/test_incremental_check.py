@@ -80,7 +80,7 @@ def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -
             assert bool(judge.judge(each, wrong)) == bool(whole(problem_input, each, wrong)), wrong
 
 
-def test_what_was_granted_counts_until_it_is_released() -> None:
+def test_a_granted_allocation_counts_until_it_is_released() -> None:
     judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
     first, second = claim("a", {}), claim("b", {})

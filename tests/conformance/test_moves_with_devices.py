@@ -165,7 +165,7 @@ def test_a_kill_at_any_write_ends_in_the_same_state(
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_one_that_is_given_up_at_any_step_leaves_the_devices_to_others(at: int) -> None:
+def test_a_migration_given_up_at_any_step_leaves_the_devices_to_others(at: int) -> None:
     with fleet() as made:
         made.book()
         DeviceClaimAllocator(made.store, solve=solve_manifests).round()

@@ -78,7 +78,7 @@ devalloc/math/sums.py:14: return one > 1 -> return one > 0
         ('x = "ü", 0', ['x = "ü", 1']),
     ],
 )
-def test_what_is_changed(source: str, expected: list[str]) -> None:
+def test_each_kind_of_code_has_its_mutants(source: str, expected: list[str]) -> None:
     made = [*mutants("m.py", source.encode())]
     assert [one.change.partition(" -> ")[2] for one in made] == expected
     for one in made:

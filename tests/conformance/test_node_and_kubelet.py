@@ -362,7 +362,7 @@ def test_a_port_in_use_costs_the_metrics_and_nothing_else(bed: Bed) -> None:
         run_daemon(node)
 
 
-def test_what_is_in_use_stays_and_names_its_user(bed: Bed) -> None:
+def test_a_device_in_use_stays_prepared_and_the_error_names_its_user(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with bed.running() as (_, kubelet):
         (node,) = bed_nodes(bed, kubelet, ref)
@@ -384,7 +384,7 @@ def bed_nodes(bed: Bed, kubelet: KubeletClient, ref: ClaimRef) -> list[str]:
     return [node for node in nodes if node != "/dev/vfio/vfio"]
 
 
-def test_what_was_written_to_another_folder_before_is_removed_from_there(bed: Bed) -> None:
+def test_files_in_an_earlier_cdi_folder_are_removed_from_there(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with bed.running() as (_, kubelet):
         assert kubelet.prepare([ref])[ref.uid].error == ""

@@ -84,7 +84,7 @@ def crash(folder: Path, *, small: bool = True) -> Crashed:
         return Crashed(folder, [size for (size,) in struct.iter_unpack("I", sizes.read())])
 
 
-def test_what_is_left_after_a_crash_is_whole(folder: Path) -> None:
+def test_the_log_is_whole_after_a_crash(folder: Path) -> None:
     crashed = crash(folder)
     assert wal_damage(crashed.path) is None
     crashed.index.unlink()
@@ -207,7 +207,7 @@ def test_an_index_of_an_earlier_log_says_nothing(folder: Path) -> None:
         assert wal_damage(folder / "cut") is None
 
 
-def test_one_that_is_open_was_looked_at_by_who_opened_it(folder: Path) -> None:
+def test_a_second_process_opens_a_journal_in_use_without_a_check(folder: Path) -> None:
     with closing(open_journal(folder)) as first:
         first.begin(ClaimRef("default", "u1", "u1"), "DeviceClaim", GRANT, {})
         with closing(open_journal(folder)) as second:

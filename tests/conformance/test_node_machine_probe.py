@@ -54,7 +54,7 @@ def test_a_guest_that_is_tried_dies_with_the_plugin(tmp_path: Path) -> None:
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_probe_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert not preflight.can_boot(str(hangs(tmp_path)), "kvm", 0.5)
     if (tmp_path / "pid").exists():
         assert not lives(int((tmp_path / "pid").read_text()))

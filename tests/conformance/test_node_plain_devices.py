@@ -438,7 +438,7 @@ def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(host: Path, qe
     assert (denied.value.code, state(qemu)) == ("GuestNotReady", NOTHING)
 
 
-def test_what_is_plugged_in_before_the_cpus_first_run_waits_for_no_guest(
+def test_a_device_plugged_in_before_the_first_run_waits_for_no_guest(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     qemu.status = "prelaunch"

@@ -264,7 +264,7 @@ def test_each_of_several_requests_for_one_machine_gets_what_was_written(path: Pa
         assert written == ["1", "8", "3", "6", "1"]
 
 
-def test_what_is_to_be_written_unasked_is_tried_until_it_is(path: Path) -> None:
+def test_a_write_without_a_request_is_tried_until_it_succeeds(path: Path) -> None:
     add_machines(path)
     settings = replace(ANY_PORT, era=ProtocolEra.NEWEST, resync=0.2)
     with closing(Gated(path)) as store, serving(path, TEN, settings, store=store) as bench:
@@ -748,7 +748,7 @@ def test_state_and_metrics(path: Path) -> None:
             assert connection.getresponse().status == 405
 
 
-def test_what_is_billed_goes_on_over_a_restart(path: Path) -> None:
+def test_billed_usage_goes_on_over_a_restart(path: Path) -> None:
     create(path, machine("a", annotations={"autoscaling.neon.tech/billing-endpoint-id": "ep-1"}))
 
     def billed(bench: PermitBench) -> float:

@@ -47,7 +47,9 @@ def differences(plan: RandomHost, host: FakeHost) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_what_is_needed_or_in_use_is_not_offered_and_all_else_is(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_devices_that_are_neither_needed_nor_in_use_are_offered(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(batch * HOSTS, (batch + 1) * HOSTS):
         plan = RandomHost.of(seed)
         with built(plan, monkeypatch) as host:

@@ -178,7 +178,7 @@ def test_each_claim_hears_its_own_name_and_warnings(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("constraints", ["device.model == 'l4'", "device.model == 'a1O0'", "device.modell == 'l4'"])
-def test_what_is_gone_is_not_what_was_meant(constraints: str) -> None:
+def test_hints_name_no_attributes_of_deleted_devices(constraints: str) -> None:
     """Kinds of devices outlive the devices; hints and words are of what is there."""
     nodes = [gpus("n0", model="a100"), gpus("n1", model="l4")]
     rules = device_class("gpu", driver="gpu")

@@ -133,7 +133,7 @@ def test_everyday_expressions_are_answered_although_all_devices_differ(
     assert len({each["node"] for each in of_claims}) == len({each["node"] for each in of_resources}) == 1
 
 
-def test_what_is_too_expensive_says_how_expensive_and_is_not_called_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selector_that_is_too_expensive_shows_its_cost_and_is_not_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 20_000)
     numbers = str([*range(99)])
     costly = f"{numbers}.exists(a, [1, 2].exists(b, a + b >= 0 && device.uuid.startsWith('none')))"

@@ -52,7 +52,7 @@ def test_six_claims_go_to_three_nodes_evenly_in_every_way() -> None:
     assert nodes_of(solve_manifests([*documents, *waiting])["claims"]) == [3, 3]
 
 
-def test_what_is_in_use_counts_by_how_much_it_is() -> None:
+def test_spreading_counts_devices_in_use() -> None:
     held = [
         allocated(claim(f"h{node}{number}", {"deviceClass": "gpu"}), [entry(f"n{node}-p{number}", "gpu0")])
         for node, count in enumerate((3, 1, 2))

@@ -22,7 +22,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def test_what_is_installed_is_what_the_constraints_say() -> None:
+def test_installed_versions_are_those_of_the_constraints() -> None:
     """If not: make setup. Some packages are for certain versions of Python only, and not installed with others."""
     installed = {name: _installed(name) for name in constrained()}
     there = {name: each for name, each in installed.items() if each is not None}

@@ -221,7 +221,7 @@ class TestStore:
         make_room(disk)
         assert not any(isinstance(outcome, Conflict) for outcome in store.commit_each([units[0], units[2]]))
 
-    def test_what_is_refused_is_answered_once_there_is_space(self, disk: Path) -> None:
+    def test_claims_refused_by_a_full_disk_are_answered_once_there_is_space(self, disk: Path) -> None:
         """In the round after, not after a pause as for what a store refuses whatever the disk."""
         store = SQLiteStore(disk / "devalloc.db")
         for obj in (gpu_pool(devices=8), gpu_class(), *(gpu_claim(f"c{number}") for number in range(8))):

@@ -255,7 +255,7 @@ def test_what_a_guest_does_not_let_go_stays_with_its_machine_until_that_is_ended
     node.in_time("vm delete stubborn")
 
 
-def test_what_is_unprepared_is_as_it_was_found(claimed: Node) -> None:
+def test_an_unprepared_device_is_as_before(claimed: Node) -> None:
     claimed.in_time("vm unprepare uplink")
     claimed.assert_as_before()
     assert "released" in claimed.devalloc("release uplink")

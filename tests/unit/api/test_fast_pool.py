@@ -128,7 +128,7 @@ def test_content_that_is_nested_deeply_is_read_with_care() -> None:
     assert_same(_pool([{"name": "d", "requests": content}]))
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_pool, "MAX_CACHED", 3)
     monkeypatch.setattr(fast_pool, "_attributes", dict[Any, Attribute]())
     monkeypatch.setattr(fast_pool, "_device_templates", ContentCache[Device](3))

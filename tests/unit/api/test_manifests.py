@@ -301,7 +301,7 @@ json_values = st.recursive(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.dictionaries(st.text("abc", min_size=1), json_values, min_size=1), min_size=1, max_size=3))
-def test_what_is_written_is_read_back(objects: list[dict[str, Any]]) -> None:
+def test_dumped_yaml_is_read_back_equal(objects: list[dict[str, Any]]) -> None:
     assert contents(dump_yaml(objects)) == objects
 
 

@@ -152,7 +152,7 @@ def test_adopt_reports_a_controller_that_does_not_answer_with_its_reason(kube: F
     assert notes(listed.err) == [f"driver/{DRIVER}: the policy does not refuse"]
 
 
-def test_what_is_adopted_is_listed_with_who_uses_it(kube: FakeKube, devalloc: Shell) -> None:
+def test_adopt_lists_adopted_devices_with_their_users(kube: FakeKube, devalloc: Shell) -> None:
     assert devalloc("adopt").out == "nothing is adopted\n"
     rule = rule_manifest(DRIVER)
     rule["metadata"]["annotations"] = {ADOPTED_AT: "2026-11-29T11:49:50Z"}

@@ -289,7 +289,7 @@ def test_a_replay_of_another_version_minds_facts_and_not_words(
         ('{"format": 1}', "it has no answer, devalloc, documents, options"),
     ],
 )
-def test_what_is_no_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_other_than_a_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "x.json").write_text(content)
 
     output = devalloc("replay", tmp_path / "x.json")

@@ -80,7 +80,7 @@ def test_a_machine_that_did_not_begin_moves_with_its_claim(fleet: Shell) -> None
     assert entry["devicePoolName"] == "others"
 
 
-def test_one_that_runs_stays_without_force_and_is_stopped_with_it(fleet: Shell) -> None:
+def test_a_running_machine_stays_without_force_and_is_stopped_with_it(fleet: Shell) -> None:
     add_node_b(fleet)
     take(fleet)
     result = fleet("drain", "node/node-a")
@@ -184,7 +184,7 @@ def test_without_the_right_to_read_all_that_counts_the_plan_promises_nothing(
     assert "virtualmachine default/web: will move to another node that has room\n" in shown.out
 
 
-def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(fleet: Shell) -> None:
+def test_a_machine_that_can_move_with_its_devices_does_and_releases_the_old_ones(fleet: Shell) -> None:
     add_node_b(fleet)
     take(fleet)
 
@@ -301,7 +301,7 @@ def test_uncordon_takes_the_request_back_while_the_machine_is_there(fleet: Shell
     assert fleet("uncordon", "node/node-a").out == "node node-a was not cordoned\n"
 
 
-def test_one_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: Shell) -> None:
+def test_a_machine_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: Shell) -> None:
     start = {"kernel": "/k", "disks": [{"path": "/disks/a.raw", "format": "raw"}]}
     devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine(start=start, running=True)))
     devalloc.allocate()
@@ -409,7 +409,7 @@ def test_a_claim_with_admin_access_keeps_its_devices(devalloc: Shell) -> None:
 
 
 @pytest.mark.parametrize("is_uncordoned", [False, True])
-def test_one_that_is_to_be_stopped_is_waited_for_while_the_node_is_cordoned(fleet: Shell, is_uncordoned: bool) -> None:
+def test_drain_waits_for_a_machine_that_stops_while_the_node_is_cordoned(fleet: Shell, is_uncordoned: bool) -> None:
     take(fleet)
     with closing(SQLiteStore(fleet.store)) as store:
         obj = store.get("VirtualMachine", "default", "web")
@@ -429,7 +429,7 @@ def test_one_that_is_to_be_stopped_is_waited_for_while_the_node_is_cordoned(flee
     assert result.err == f"error: virtualmachine default/web {uncordoned if is_uncordoned else late}\n"
 
 
-def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
+def test_drain_waits_for_a_machine_that_is_deleted_meanwhile(fleet: Shell) -> None:
     take(fleet)
     fleet("delete", "vm/web")
 

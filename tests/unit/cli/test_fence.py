@@ -46,7 +46,7 @@ def test_the_plan_names_what_moves_and_what_is_released_and_changes_nothing(flee
     assert fleet("cordon").out == "nothing is cordoned\n"
 
 
-def test_one_whose_disk_only_this_node_has_will_wait(devalloc: Shell) -> None:
+def test_a_machine_whose_disk_only_this_node_has_will_wait(devalloc: Shell) -> None:
     start = {"kernel": "/srv/vmlinuz", "disks": [{"path": "/srv/web.raw", "format": "raw"}]}
     devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine("web", start=start)))
     devalloc.allocate()

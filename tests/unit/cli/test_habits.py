@@ -462,7 +462,7 @@ class TestDrain:
         assert "Allocated" not in fleet("get", "claims", "-A").out
         assert "new firmware" in fleet("cordon").out
 
-    def test_what_is_in_use_stays_without_force(self, fleet: Shell) -> None:
+    def test_devices_in_use_stay_without_force(self, fleet: Shell) -> None:
         self._prepare(fleet)
 
         result = fleet("drain", "node/node-a")

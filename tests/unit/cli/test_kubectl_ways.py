@@ -64,7 +64,7 @@ def test_a_name_alone_is_answered_with_what_has_it(filled: Shell) -> None:
     assert (output.code, output.err) == (2, "error: train is not a kind; did you mean deviceclaim/train?\n")
 
 
-def test_what_is_not_there_is_not_deleted_by_a_suggestion(filled: Shell) -> None:
+def test_delete_of_a_missing_name_deletes_no_similar_one(filled: Shell) -> None:
     output = filled("delete", "claim/trai")
     assert (output.code, output.err) == (4, "error: DeviceClaim default/trai does not exist\n")
 

@@ -106,7 +106,7 @@ class TestMigrate:
             assert fleet("migrate", "vm/web", "--to", "node-c", "--timeout", "20s").code == 0
         assert node_of(fleet) == "node-c"
 
-    def test_one_that_fails_stays_and_the_reason_is_shown(self, fleet: Shell) -> None:
+    def test_a_failed_migration_stays_and_its_reason_is_shown(self, fleet: Shell) -> None:
         with working(fleet, partial(play, until="Failed")):
             result = fleet("migrate", "vm/web", "--timeout", "20s")
         assert result.code == 1
@@ -211,7 +211,7 @@ class TestMigrate:
         assert "interrupted; virtualmachinemigration/web-move-" in result.err
         assert stored_migrations(fleet) == []
 
-    def test_one_that_others_delete(self, fleet: Shell) -> None:
+    def test_a_migration_that_others_delete_is_reported(self, fleet: Shell) -> None:
         def delete(store: Store) -> None:
             for one in store.list(KIND).objects:
                 store.delete(KIND, "default", one["metadata"]["name"])
@@ -424,7 +424,7 @@ class TestDrain:
         words = "asked to move to another node" if is_handed_over else "its migration to the node is withdrawn"
         assert words in result.out
 
-    def test_one_whose_migration_fails_meanwhile_is_asked_then(self, fleet: Shell) -> None:
+    def test_drain_evicts_a_machine_whose_migration_fails_meanwhile(self, fleet: Shell) -> None:
         """A user began it before the drain, which must not wait for a machine that does not leave any more."""
         fleet("apply", "-f", "-", stdin=text(migration("move")))
         for _ in range(2):
@@ -443,14 +443,14 @@ class TestDrain:
         assert "virtualmachine default/web asked to move to another node while it runs" in lines
         assert (result.code, result.err, node_of(fleet)) == (0, "", "node-b")
 
-    def test_one_that_was_killed_is_repeated_and_moves_each_machine_once(self, fleet: Shell) -> None:
+    def test_a_repeated_drain_moves_each_machine_once(self, fleet: Shell) -> None:
         name = left_by_a_drain(fleet)
         with working(fleet):
             result = fleet("drain", "node/node-a", "--timeout", "20s")
         assert (result.code, result.err, node_of(fleet)) == (0, "", "node-b")
         assert MigrationView(stored(fleet, KIND)).key[1] == name
 
-    def test_one_that_a_user_asked_for_and_that_waits_moves_the_machine(self, fleet: Shell) -> None:
+    def test_a_waiting_migration_of_a_user_moves_the_machine(self, fleet: Shell) -> None:
         fleet("apply", "-f", "-", stdin=text(migration("move")))
         name = left_by_a_drain(fleet)
         with working(fleet):
@@ -512,7 +512,7 @@ class TestDrain:
             names = [MigrationView(one).key[1] for one in store.list(KIND).objects]
         assert (len(names), "move" in names, names[-1].startswith("my-drain-box-move-")) == (2, True, True)
 
-    def test_one_that_others_uncordon_meanwhile_stays(self, fleet: Shell) -> None:
+    def test_a_machine_stays_if_others_uncordon_its_node_meanwhile(self, fleet: Shell) -> None:
         fleet("apply", "-f", "-", stdin=text(migration("move")))
         for _ in range(2):
             fleet.allocate()
@@ -559,7 +559,7 @@ class TestDrain:
         assert "later" not in result.err
 
     @pytest.mark.parametrize("is_deleted", [False, True])
-    def test_one_that_its_user_stops_or_deletes_meanwhile_leaves_then(self, fleet: Shell, is_deleted: bool) -> None:
+    def test_a_machine_that_its_user_stops_or_deletes_meanwhile_leaves(self, fleet: Shell, is_deleted: bool) -> None:
         def nodes(store: Store) -> None:
             play(store, until="TargetReady")
             with suppress(Conflict, NotFound):
@@ -579,7 +579,7 @@ class TestDrain:
         assert (result.code, result.err) == (0, "")
         assert f"virtualmachine default/web {'is gone' if is_deleted else 'left node node-a'}\n" in result.out
 
-    def test_one_whose_guest_powers_off_while_it_moves_leaves_then(self, fleet: Shell) -> None:
+    def test_a_machine_whose_guest_powers_off_while_it_moves_leaves(self, fleet: Shell) -> None:
         """Its node ends the migration, and only then writes that the machine has stopped."""
         failed_at = 0.0
         with closing(SQLiteStore(fleet.store)) as store:

@@ -151,7 +151,7 @@ def test_a_part_of_what_devices_have_is_nearer_than_another_model(devalloc: Shel
     assert "did you mean 'A10'" not in solved.out
 
 
-def test_what_is_advised_there_works(devalloc: Shell) -> None:
+def test_the_advised_expression_works(devalloc: Shell) -> None:
     right = claim("a", constraints="device.model.contains('A100')")
 
     assert devalloc("solve", "-f", "-", stdin=fleet(right)).code == 0

@@ -89,7 +89,7 @@ def test_a_node_that_is_tried_out_in_an_embedded_store_does_not_count_either(dev
 
 class TestInManifestsOfAFleet:
     @pytest.mark.parametrize("state", STATES[1:])
-    def test_what_is_asked_agrees_with_the_controller_of_that_cluster(self, devalloc: Shell, state: Object) -> None:
+    def test_answers_for_a_dump_agree_with_the_controller_of_that_cluster(self, devalloc: Shell, state: Object) -> None:
         dump = text(pool(), device_class(), claim(), node("node-a", **state))
 
         solved = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=dump)
@@ -131,7 +131,7 @@ class TestOnACluster:
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
         return kube
 
-    def test_what_is_asked_agrees_with_the_controller(self, devalloc: Shell, cluster: FakeKube) -> None:
+    def test_answers_agree_with_the_controller(self, devalloc: Shell, cluster: FakeKube) -> None:
         wanted = text(claim("new", namespace="default"))
 
         solved = devalloc("solve", "-f", "-", "-o", "json", stdin=wanted)

@@ -71,9 +71,7 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     assert "status" not in devalloc("get", "dclaim/uplink", "-o", "json").json
 
 
-def test_one_that_was_released_may_be_prepared_again_before_the_command_looks(
-    devalloc: Shell, prepared: ClaimRef
-) -> None:
+def test_a_released_claim_may_be_prepared_again_before_the_command_looks(devalloc: Shell, prepared: ClaimRef) -> None:
     def others() -> None:
         with stored(devalloc) as store:
             for event in store.watch("DeviceClaim"):
@@ -178,7 +176,7 @@ def test_a_user_without_a_name_may_cordon(devalloc: Shell, monkeypatch: pytest.M
     assert "by user 2000000123" in devalloc("cordon").out
 
 
-def test_what_is_not_there_cannot_be_cordoned(devalloc: Shell) -> None:
+def test_a_missing_device_cannot_be_cordoned(devalloc: Shell) -> None:
     devalloc("apply", "-f", EXAMPLE)
     refused = devalloc("cordon", "0000-3b-01-0", "absent")
     assert (refused.code, devalloc("cordon").out) == (4, "nothing is cordoned\n")

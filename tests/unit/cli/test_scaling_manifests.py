@@ -99,7 +99,7 @@ class TestAnnotation:
         assert code == 2
         assert f"{PATH}: is not valid JSON" in printed
 
-    def test_what_is_ignored_is_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
+    def test_an_ignored_field_is_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
         code, printed = self.validated(devalloc, tmp_path, '{"loadAverageFractionTargets": 1}')
         assert code == 0
         assert "warning" in printed

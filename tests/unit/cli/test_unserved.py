@@ -158,7 +158,7 @@ def test_a_node_that_nothing_is_held_of_can_be_drained_all_the_same(unserved: Sh
     assert unserved("drain", "node/a").code == 0
 
 
-def test_what_is_shown_is_not_written(unserved: Shell) -> None:
+def test_no_verb_writes_the_shown_status(unserved: Shell) -> None:
     """A verb that changes the object leaves the status as the node wrote it."""
     before = stored(unserved)["status"]
     late = unserved("stop", "vm/web", "--timeout", "10ms")

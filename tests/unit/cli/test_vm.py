@@ -130,7 +130,7 @@ class TestMachines:
         assert (output.code, output.out) == (1, "")
         assert output.err.count("[GuestRefused] (it may succeed later)") == 2
 
-    def test_what_was_detached_is_given_back_when_it_is_unprepared(self, devalloc_vm: Vm, plugin: Served) -> None:
+    def test_a_detached_device_is_released_when_its_claim_is_unprepared(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         devalloc_vm.create("web", "claim-uid-0")
         devalloc_vm("detach", "web", "claim-uid-0")
@@ -151,7 +151,7 @@ class TestMachines:
         assert devalloc_vm("unprepare", "train", "--uid", "one").out == "train unprepared\n"
         assert [record.ref.uid for record in plugin.bench.journal.claims()] == ["two"]
 
-    def test_what_was_not_there_is_not_said_to_be_gone_now(self, devalloc_vm: Vm, plugin: Served) -> None:
+    def test_removing_a_missing_object_reports_that_it_was_missing(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         devalloc_vm.create("web")
         for line, *args in (
@@ -335,7 +335,7 @@ class TestSocket:
         assert "no answer at" in output.err
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-    def test_one_that_may_not_be_opened_says_who_may(self, plugin: Served) -> None:
+    def test_a_refused_socket_names_who_may_open_it(self, plugin: Served) -> None:
         os.seteuid(65534)
         try:
             with (
@@ -346,7 +346,7 @@ class TestSocket:
         finally:
             os.seteuid(0)
 
-    def test_what_is_not_to_run_is_not_started(self, devalloc: Shell, plugin: Served, tmp_path: Path) -> None:
+    def test_a_machine_with_running_false_is_not_started(self, devalloc: Shell, plugin: Served, tmp_path: Path) -> None:
         (tmp_path / "vm.json").write_text(json.dumps(vm("web", running=False)))
         refused = devalloc("vm", "create", "-f", tmp_path / "vm.json", "--socket", plugin.socket)
         assert (refused.code, "spec.running is false" in refused.err) == (2, True)

@@ -97,7 +97,7 @@ class TestCounts:
         assert reason(store, "b") == "QuotaExceeded"
         assert used(store) == {"gpu": "2"}
 
-    def test_what_is_given_back_is_counted_no_more(self, store: SQLiteStore) -> None:
+    def test_released_devices_no_longer_count_in_the_quota(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2), gpu_claim("b", 2))
         allocator = DeviceClaimAllocator(store)
         allocator.round()

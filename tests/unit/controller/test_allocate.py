@@ -58,7 +58,7 @@ class TestAnswers:
         assert held(store, "b") == ["q/d0"]
         assert "allocated-identities" not in annotations(store, "b"), "its pool shows nothing of it"
 
-    def test_what_is_released_is_not_reported_as_granted(self, store: SQLiteStore) -> None:
+    def test_a_released_claim_is_not_reported_as_granted(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
         allocator.round()
@@ -137,7 +137,7 @@ class TestAnswers:
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": gpu_claim("a", 1)["spec"]})
         assert answer() == ("True", 3, "02")
 
-    def test_what_is_wrong_with_devices_is_the_reason_of_a_true_condition(self, store: SQLiteStore) -> None:
+    def test_a_problem_of_its_devices_is_the_reason_of_a_true_condition(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(form=IN_CONDITIONS))
         allocator.round()
@@ -553,7 +553,7 @@ class TestLoop:
             loop.passes_over(lambda obj: "devalloc.io/reason" in obj["metadata"].get("annotations", {}))
             assert len(loop.rounds) == 2, "a claim that got nothing shows the owner, once there is one"
 
-    def test_what_is_applied_together_is_solved_together(self, store: SQLiteStore) -> None:
+    def test_claims_applied_together_are_solved_together(self, store: SQLiteStore) -> None:
         """The claim of lower priority comes first and does not get the only device."""
         fill(store, gpu_pool(devices=1), gpu_class())
         with Loop(store, settings=AllocatorSettings(batch=0.5)) as loop:

@@ -32,7 +32,7 @@ class Written:
         return body
 
 
-def test_what_is_remembered_of_claims_that_came_and_went_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_claims_that_came_and_went_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that live are counted, wherever they are: store, reading, fleet, judge, refusals, recorder. What has a
     bound gets one that is reached here."""
     monkeypatch.setattr(node_index, "MIN_CHANGES_KEPT", MAX_REMEMBERED)

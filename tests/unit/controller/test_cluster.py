@@ -134,7 +134,7 @@ def healthy(cluster: ClusterProcess) -> int:
     return asyncio.run(cluster._health(None)).status  # type: ignore[arg-type]
 
 
-def test_one_that_never_reached_the_api_server_is_not_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_never_reached_the_api_server_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an update does not replace those that work by those that never will."""
 
     def take(lease: Lease) -> bool:

@@ -53,7 +53,7 @@ def noted(store: Store, name: str = "web") -> Object:
 
 
 class TestWhatMoves:
-    def test_one_that_did_not_begin_moves_with_its_claims_in_one_commit_each(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_did_not_begin_moves_with_its_claims_in_one_commit_each(self, store: SQLiteStore) -> None:
         fill(
             store, gpu_class(), host("a"), gpu_pool("pa", node="a"), gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu")
         )
@@ -77,7 +77,7 @@ class TestWhatMoves:
         rounds(store)
         assert node_by_machine(store) == {"web": "b"}
 
-    def test_one_that_runs_moves_by_force_only(self, store: SQLiteStore) -> None:
+    def test_a_running_machine_moves_by_force_only(self, store: SQLiteStore) -> None:
         fill(store, host("a"), machine("web"))
         rounds(store)
         take(store)
@@ -85,7 +85,7 @@ class TestWhatMoves:
         assert meta.EVICT not in noted(store)
         assert drain(store, force=True) == {"web": Fate.MOVE}
 
-    def test_one_that_runs_moves_while_it_runs_where_it_can(self, store: SQLiteStore) -> None:
+    def test_a_running_machine_moves_live_if_it_can(self, store: SQLiteStore) -> None:
         fill(store, sharing("a", "/srv/vms"), sharing("b", "/srv/vms"), machine("web", start=SHARED, nodeName="a"))
         rounds(store)
         stored = store.get("VirtualMachine", "default", "web")
@@ -96,7 +96,7 @@ class TestWhatMoves:
         assert drain(store, force=True) == {"web": Fate.MIGRATE}
         assert meta.EVICT not in noted(store)
 
-    def test_one_that_is_to_be_stopped_is_waited_for_and_powered_down_by_force(self, store: SQLiteStore) -> None:
+    def test_drain_waits_for_a_machine_that_stops_and_powers_it_down_by_force(self, store: SQLiteStore) -> None:
         fill(store, host("a"), host("b"), machine("web", nodeName="a"))
         rounds(store)
         stored = store.get("VirtualMachine", "default", "web")
@@ -125,7 +125,7 @@ class TestWhatMoves:
             ),
         ],
     )
-    def test_one_that_runs_and_that_no_other_node_receives_is_not_migrated(
+    def test_a_running_machine_without_a_target_is_not_migrated(
         self, store: SQLiteStore, others: list[Object], words: str
     ) -> None:
         fill(store, sharing("a", "/srv/vms"), machine("web", start=SHARED))
@@ -278,7 +278,7 @@ class TestDisks:
         assert node_by_machine(store) == {"web": "d"}
         assert noted(store)[meta.LAST_NODE] == "d", "its disks are to be reached from wherever it goes next"
 
-    def test_one_that_never_began_has_nothing_on_its_node(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_never_began_has_nothing_on_its_node(self, store: SQLiteStore) -> None:
         fill(store, host("a"), machine("web", start=LOCAL))
         rounds(store)
         fill(store, host("b"))
@@ -309,7 +309,7 @@ class TestDisks:
 
 
 class TestWhatStays:
-    def test_one_that_names_the_node_is_stopped_by_force_until_the_node_is_back(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_names_the_node_is_stopped_by_force_until_the_node_is_back(self, store: SQLiteStore) -> None:
         fill(store, host("a"), host("b"), machine("web", nodeName="a"))
         rounds(store)
         take(store)
@@ -324,7 +324,7 @@ class TestWhatStays:
         rounds(store)
         assert node_by_machine(store) == {"web": "a"}
 
-    def test_one_whose_node_would_start_it_at_once_stays(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_its_node_would_start_at_once_stays(self, store: SQLiteStore) -> None:
         fill(store, machine("web", nodeName="a"))
         take(store)
         (one,) = drained_machines(store, "a", force=True)

@@ -138,7 +138,7 @@ def test_the_other_stands_by_and_leads_when_the_first_one_stops(bed: Bed) -> Non
     assert other.error is None
 
 
-def test_one_that_stood_still_ends(bed: Bed) -> None:
+def test_a_controller_that_stood_still_ends(bed: Bed) -> None:
     controller = bed.controller("first")
     with running(controller) as run:
         until(lambda: controller.state == "leading")
@@ -149,7 +149,7 @@ def test_one_that_stood_still_ends(bed: Bed) -> None:
     assert bed.holder() == "first", "it gives nothing back: it may be another's"
 
 
-def test_one_whose_lease_another_took_ends(bed: Bed) -> None:
+def test_a_controller_whose_lease_another_took_ends(bed: Bed) -> None:
     controller = bed.controller("first")
     with running(controller) as run:
         until(lambda: controller.state == "leading")

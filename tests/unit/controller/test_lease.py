@@ -83,7 +83,7 @@ def test_its_holder_takes_it_for_lost_before_another_takes_it(store: Slow) -> No
 
 
 @pytest.mark.parametrize("stood", [10.0, 14.9, 3600.0])
-def test_one_that_stood_still_does_not_act_before_it_has_renewed(store: Slow, stood: float) -> None:
+def test_a_holder_that_stood_still_does_not_act_before_it_has_renewed(store: Slow, stood: float) -> None:
     clock = Clock()
     first = lease(store, "first", clock)
     assert first.take()
@@ -93,7 +93,7 @@ def test_one_that_stood_still_does_not_act_before_it_has_renewed(store: Slow, st
     assert first.is_valid, "no other had taken it"
 
 
-def test_one_that_stood_still_while_it_asked_counts_from_when_it_asked(store: Slow) -> None:
+def test_a_renewal_counts_from_its_request_if_the_holder_stood_still(store: Slow) -> None:
     clock = Clock()
     first = lease(store, "first", clock)
 
@@ -181,7 +181,7 @@ def test_a_renewal_is_one_write_and_no_read(store: Slow) -> None:
     assert store.writes == 1
 
 
-def test_one_that_was_deleted_is_lost_and_can_be_taken(store: Slow) -> None:
+def test_a_deleted_lease_is_lost_and_can_be_taken(store: Slow) -> None:
     clock = Clock()
     first, second = lease(store, "first", clock), lease(store, "second", clock)
     assert first.take()
@@ -191,7 +191,7 @@ def test_one_that_was_deleted_is_lost_and_can_be_taken(store: Slow) -> None:
     assert second.take()
 
 
-def test_one_that_was_deleted_under_its_holder_is_taken_when_that_must_know(store: Slow) -> None:
+def test_a_lease_deleted_under_its_holder_is_taken_only_after_its_duration(store: Slow) -> None:
     clock = Clock()
     first, second = lease(store, "first", clock), lease(store, "second", clock)
     assert first.take()
@@ -206,7 +206,7 @@ def test_one_that_was_deleted_under_its_holder_is_taken_when_that_must_know(stor
     assert second.take()
 
 
-def test_one_that_is_given_back_is_taken_at_once_and_never_given_twice(store: Slow) -> None:
+def test_a_released_lease_is_taken_at_once_and_never_released_twice(store: Slow) -> None:
     clock = Clock()
     first, second = lease(store, "first", clock), lease(store, "second", clock)
     assert first.take()

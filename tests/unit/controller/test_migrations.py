@@ -281,7 +281,7 @@ class TestTarget:
         assert booking(store)["targetNode"] == "b"
         assert migration_status(store)["phase"] == "Scheduled"
 
-    def test_one_that_has_a_target_goes_on_whatever_that_says_by_then(self, two: SQLiteStore) -> None:
+    def test_a_migration_with_a_target_goes_on_whatever_the_target_says_later(self, two: SQLiteStore) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -432,7 +432,7 @@ class TestBooking:
         assert booking(two) == {}
         assert "leaves node a" in migration_status(two)["message"]
 
-    def test_what_was_handed_over_is_not_withdrawn(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_was_handed_over_is_not_withdrawn(self, two: SQLiteStore) -> None:
         running(two)
         fill(two, migration())
         rounds(two)
@@ -502,7 +502,7 @@ class TestRefusals:
             ({"nics": [{"backend": "warm"}]}, "warm setup"),
         ],
     )
-    def test_what_is_only_on_its_node_keeps_it_there(self, two: SQLiteStore, spec: Object, words: str) -> None:
+    def test_local_resources_keep_a_machine_on_its_node(self, two: SQLiteStore, spec: Object, words: str) -> None:
         running(two, **spec)
         fill(two, migration())
         rounds(two)
@@ -545,7 +545,7 @@ class TestRefusals:
         rounds(two)
         assert booking(two)["targetNode"] == "b"
 
-    def test_one_that_waited_does_not_move_another_machine_of_that_name(self, two: SQLiteStore) -> None:
+    def test_a_waiting_migration_does_not_move_another_machine_of_that_name(self, two: SQLiteStore) -> None:
         """A replica set gives the lowest number that is free."""
         running(two)
         set_cordon(two, CordonTarget(node="b"), "full")
@@ -587,7 +587,9 @@ class TestRefusals:
         assert booking(store)["sourceNode"] != "a"
 
     @pytest.mark.parametrize("target", [None, "a"])
-    def test_one_that_its_target_has_not_taken_yet_is_waited_for(self, two: SQLiteStore, target: str | None) -> None:
+    def test_a_move_back_waits_until_the_target_has_taken_the_machine(
+        self, two: SQLiteStore, target: str | None
+    ) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -731,7 +733,7 @@ class TestUntilTheTargetHasTakenIt:
         assert two.get(VM, "default", "web")["metadata"]["annotations"][PREPARED_ON] == "a"
         assert migration_status(two)["phase"] == "Succeeded"
 
-    def test_one_that_was_permitted_more_than_its_spec_asks_for_does_so_as_well(self, two: SQLiteStore) -> None:
+    def test_a_machine_with_a_permit_above_its_spec_moves_with_those_amounts(self, two: SQLiteStore) -> None:
         nodes = running(two)
         more = {"cpus": "2", "memory": "2Gi"}
         nodes.take("a", applied=more, observed=more, permitted={**more, "givenBy": "s"})
@@ -810,7 +812,7 @@ class TestTime:
         with pytest.raises(NotFound):
             two.get(KIND, "default", "move")
 
-    def test_one_that_cannot_be_deleted_does_not_block_the_others(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_cannot_be_deleted_does_not_block_the_others(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration("m1"), migration("m2"))
         rounds(two)
         store: Any = RefusingStore(two, m1=DENIED)
@@ -818,7 +820,9 @@ class TestTime:
         assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["m1"]
 
     @pytest.mark.parametrize("error", [DENIED, UnknownOutcome("failed calling webhook: no answer")])
-    def test_one_that_cannot_be_withdrawn_does_not_block_the_others(self, two: SQLiteStore, error: StoreError) -> None:
+    def test_a_migration_that_cannot_be_withdrawn_does_not_block_the_others(
+        self, two: SQLiteStore, error: StoreError
+    ) -> None:
         running(two)
         fill(two, migration("m1"), machine("worker"))
         rounds(two)

@@ -164,7 +164,7 @@ def test_it_shows_the_numbers_of_the_overview(store: SQLiteStore) -> None:
     assert "1 claim pending, 3 of 5 devices available" in read.text
 
 
-def test_what_is_closed_is_not_sent() -> None:
+def test_closed_sections_are_not_sent() -> None:
     summary = build_overview([gpu_pool("p", 2), gpu_class()])
     assert not any(each.startswith(("card:", "device:")) for each in shown(summary).ids)
     assert "card:p" in shown(summary, "", "node:n").ids
@@ -340,7 +340,7 @@ def test_a_refused_user_reads_what_is_missing(store: SQLiteStore) -> None:
         assert answers[-1][1]["Retry-After"] == "3"
 
 
-def test_what_is_the_same_is_not_sent_again(store: SQLiteStore) -> None:
+def test_unchanged_views_and_files_are_not_sent_again(store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool())
     with served(store) as url:
         _, headers, _ = ask(url, "view", **BEARER)

@@ -140,7 +140,7 @@ def test_easy_claims_are_answered_while_hard_ones_are_searched_for(
     assert not answer[STILL_SEARCHING]
 
 
-def test_what_was_searched_for_is_not_again_as_long_as_nothing_changes(
+def test_a_search_is_not_repeated_while_nothing_changes(
     searches: BackgroundSearches, background: BackgroundSearch
 ) -> None:
     fleet = FakeFleet()
@@ -187,7 +187,7 @@ def test_a_claim_of_a_part_is_searched_for_alone_where_the_result_of_all_does_no
     until(lambda: background.began[1:] == [["h-hard-too"]], "it is searched for alone")
 
 
-def test_who_competes_with_a_namespace_that_was_searched_for_goes_first(
+def test_a_namespace_that_was_not_searched_for_goes_first(
     searches: BackgroundSearches, background: BackgroundSearch
 ) -> None:
     fleet = FakeFleet()

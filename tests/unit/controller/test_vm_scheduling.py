@@ -80,7 +80,7 @@ class TestWhere:
         assert ("team-b" in messages) is not hides_names
         assert ("of another namespace" in messages) is hides_names
 
-    def test_one_that_is_to_be_on_a_single_one_waits_until_one_has_room(self, store: SQLiteStore) -> None:
+    def test_a_machine_for_a_single_numa_node_waits_until_one_has_room(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))
         rounds(store)
         assert node_by_machine(store) == {}
@@ -183,7 +183,7 @@ class TestGoals:
         rounds(store, 1)
         assert (held(store, "alone"), held(store, "gpu"), node_by_machine(store)) == ([], ["p/d0"], {"web": "a"})
 
-    def test_what_is_held_is_not_taken_for_that(self, store: SQLiteStore) -> None:
+    def test_a_machine_takes_no_devices_of_other_claims(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), gpu_pool("p", 1, node="a"), gpu_claim("alone"))
         rounds(store, 1)
         fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
@@ -335,7 +335,7 @@ class TestOtherAmounts:
             f"numa{second}": "2Gi",
         }
 
-    def test_one_whose_memory_comes_in_dimms_has_whole_dimms_on_each_node(self, store: SQLiteStore) -> None:
+    def test_a_machine_with_dimms_has_whole_dimms_on_each_numa_node(self, store: SQLiteStore) -> None:
         """Not half of one on each, which no node can plug in."""
         fill(store, host("a", cpus=4, memory=12, numa=2), machine("web", "3", "6Gi"))
         rounds(store)
@@ -486,7 +486,7 @@ class TestGivenBack:
         assert node_by_machine(store) == {"y": "a"}
         assert "allocations" not in status(store, "x")
 
-    def test_one_that_its_node_has_is_given_back_by_the_node_only(self, store: SQLiteStore) -> None:
+    def test_only_its_node_gives_back_a_machine_that_it_has(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
         rounds(store)
         hold(store, "x", "a", phase="Running")
@@ -494,7 +494,7 @@ class TestGivenBack:
         rounds(store)
         assert node_by_machine(store) == {"x": "a"}
 
-    def test_one_that_stopped_comes_back_to_its_node_and_to_no_other(self, store: SQLiteStore) -> None:
+    def test_a_stopped_machine_comes_back_to_its_node_only(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), host("b", cpus=1, numa=1), machine("x"))
         rounds(store)
         node = node_by_machine(store)["x"]

@@ -14,7 +14,7 @@ from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 Object = dict[str, Any]
 
 
-def test_what_was_decided_and_not_written_is_free() -> None:
+def test_a_decision_that_was_not_written_holds_nothing() -> None:
     state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b")]
     warm = IncrementalSolver()
     for waiting in (["a", "b"], ["b"]):

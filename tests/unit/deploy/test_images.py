@@ -76,7 +76,7 @@ class TestLayers:
         folders = {"a": 0o755, "b": 0o755, "tmp": 0o1777}
         assert modes == folders | {"a/one": 0o644, "b/two": 0o644, "program": 0o755}
 
-    def test_what_is_no_file_is_refused(self, tmp_path: Path) -> None:
+    def test_a_socket_in_an_image_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "root").mkdir()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "root/socket"))

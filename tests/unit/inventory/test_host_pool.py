@@ -53,7 +53,7 @@ def test_numa_nodes_have_parts_of_the_limits_that_sum_up_to_them() -> None:
     assert {a.name: a.value for a in pool.spec.attributes}[ONLY_CLASS] == CLASS
 
 
-def test_what_is_left_to_machines_of_others_is_not_offered_and_permits_may_give_it() -> None:
+def test_capacity_reserved_for_other_machines_is_not_offered_but_permits_may_use_it() -> None:
     whole = capacity(cpus=6, memory=10)
     pool, rest = host_pool(whole, "n"), host_pool(whole, "n", for_others=(1500, 3 * GIB))
     assert sum(amounts("cpu", rest).values()) == sum(amounts("cpu", pool).values()) - 1500

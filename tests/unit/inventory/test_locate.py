@@ -130,7 +130,7 @@ def test_a_mediated_device(host: FakeHost) -> None:
         at(host, f"mdev-{UUID}", "0000-08-00")
 
 
-def test_what_is_gone_says_why(host: FakeHost) -> None:
+def test_a_vanished_device_has_its_cause(host: FakeHost) -> None:
     host.set_numvfs("0000:41:00.0", 1)
     with pytest.raises(DeviceGone, match=r"0000:41:00\.0 has 1 VFs now"):
         at(host, "0000-41-10-4", "0000-41-00")
@@ -141,7 +141,7 @@ def test_what_is_gone_says_why(host: FakeHost) -> None:
         at(host, "0000-99-00-0", "0000-99-00")
 
 
-def test_what_is_there_and_no_device_is_not_said_to_be_gone(host: FakeHost) -> None:
+def test_a_function_that_is_no_device_is_not_gone(host: FakeHost) -> None:
     host.add(pci_cards.bridge("0000:98:00.0"))
     with pytest.raises(DeviceUnknown, match=r"0000:98:00\.0 is of a kind that is not published"):
         at(host, "0000-98-00-0", "0000-98-00")

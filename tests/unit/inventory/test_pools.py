@@ -235,7 +235,7 @@ class TestVirtualFunctions:
         assert len(inventory.names(pfPciBusID="0000:41:00.0")) == 2
         assert len(inventory.names(pfPciBusID="0000:42:00.0")) == 7, "those that exist stay published"
 
-    def test_one_that_does_not_exist_has_what_its_port_has(self, host: FakeSysfs) -> None:
+    def test_a_creatable_vf_has_the_attributes_of_its_port(self, host: FakeSysfs) -> None:
         host.add(pci_cards.connectx(numa=1))
         attributes = DiscoveredPools.on(host.root).attributes("0000-61-00-2")
         assert (attributes["numa"], attributes["pcieRoot"], attributes["deviceID"]) == (1, "pci0000:00", "0x101e")
@@ -258,7 +258,7 @@ class TestVirtualFunctions:
             Quantity.parse("100G"),
         )
 
-    def test_one_whose_pf_is_out_of_sight_is_a_card_of_its_own(self, host: FakeSysfs) -> None:
+    def test_a_vf_without_a_visible_pf_is_a_card_of_its_own(self, host: FakeSysfs) -> None:
         host.add(replace(pci_cards.nic("0000:41:10.0"), device=0x10CA, sriov=None))  # as a guest sees it
         assert DiscoveredPools.on(host.root).attributes("0000-41-10-0")["function"] == "whole"
 
@@ -271,14 +271,14 @@ class TestVirtualFunctions:
         assert len(inventory.names(function="vf")) == 5
         assert "where another function is" in inventory.problems[0].message
 
-    def test_one_that_only_its_pf_knows_is_no_card_of_its_own(self, host: FakeSysfs) -> None:
+    def test_a_vf_that_only_its_pf_lists_is_no_card_of_its_own(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nic(vfs=2))
         host.spoil(host.path("0000:41:10.0", "physfn"), "missing")
         inventory = DiscoveredPools.on(host.root)
         assert inventory.names(pfPciBusID="0000:41:00.0") == ["0000-41-10-0", "0000-41-10-2"]
         assert len(inventory.pools) == 1
 
-    def test_one_that_its_pf_does_not_list_is_still_its_own(self, host: FakeSysfs) -> None:
+    def test_a_vf_that_its_pf_does_not_list_still_belongs_to_it(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nic(vfs=2))
         host.spoil(host.path("0000:41:00.0", "virtfn1"), "missing")
         assert DiscoveredPools.on(host.root).attributes("0000-41-10-2")["vfIndex"] == 1

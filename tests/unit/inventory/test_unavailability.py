@@ -398,7 +398,7 @@ class TestIommuGroups:
 
 
 class TestUsers:
-    def test_what_is_bound_to_vfio_and_not_open_is_free(self, host: FakeSysfs) -> None:
+    def test_a_device_on_vfio_that_is_not_open_is_free(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu(driver="vfio-pci"))
         inventory = DiscoveredPools.on(host.root)
         assert inventory.attributes(GPU_DEVICE)["driver"] == "vfio-pci"

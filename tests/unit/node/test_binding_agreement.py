@@ -67,7 +67,7 @@ def busy(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize("server", [idle, busy])
-def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: object) -> None:
+def test_exactly_offered_devices_can_be_prepared(host: FakeHost, server: object) -> None:
     assert callable(server)
     server(host)
     discovered = DiscoveredPools.on(host.root, NODE, erase_policy=True)

@@ -238,7 +238,7 @@ class TestSettings:
         hand.unprepare(VF0)
         assert settings(host) == {}
 
-    def test_what_was_set_before_is_set_again(self, host: FakeHost) -> None:
+    def test_earlier_vf_settings_are_restored(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
         LocalHost(host).set_vf("eth0", 0, {"vlan": 100})
         hand = self.prepare(host, {"vlan": 7})

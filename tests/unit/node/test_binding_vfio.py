@@ -68,7 +68,7 @@ class TestHandingOver:
         hand.unprepare(GPU_DEVICE)
         assert gpu.snapshot() == before
 
-    def test_what_was_on_vfio_before_is_adopted_and_left_there(self, gpu: FakeHost) -> None:
+    def test_a_device_on_vfio_before_is_adopted_and_left_there(self, gpu: FakeHost) -> None:
         for address in (GPU, AUDIO):
             gpu.unbind(gpu.driver_of(address) or "", address)
             gpu.set_override(address, "vfio-pci")
@@ -119,7 +119,7 @@ class TestHandingOver:
         hand.unprepare(GPU_DEVICE)
         assert gpu.driver_of(GPU) == "nvidia"
 
-    def test_what_was_pulled_out_has_nothing_to_be_put_back(self, gpu: FakeHost) -> None:
+    def test_a_device_that_was_pulled_out_has_nothing_to_undo(self, gpu: FakeHost) -> None:
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         gpu.remove_function(AUDIO)

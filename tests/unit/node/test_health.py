@@ -232,7 +232,7 @@ class TestDevicesOfAHost:
         node.pools = discover(host.root, node_name="n").pools
         assert node.unhealthy()["0000-41-10-0"] == f"unhealthy: {VF} no longer exists"
 
-    def test_one_that_fell_off_the_bus_is_unwell_prepared_or_not(self, host: FakeHost) -> None:
+    def test_a_device_that_fell_off_the_bus_is_unhealthy_prepared_or_not(self, host: FakeHost) -> None:
         node = Node(host)
         host.config(host.path(VF), host.functions[VF].spec, gone=True)
         assert node.unhealthy() == {
@@ -268,7 +268,7 @@ class TestDevicesOfAHost:
         node.clock.now += ERROR_SECONDS
         assert node.unhealthy() == {}
 
-    def test_what_is_unwell_is_not_offered(self, host: FakeHost) -> None:
+    def test_an_unhealthy_device_is_not_offered(self, host: FakeHost) -> None:
         node = Node(host, bound(host))
         host.unbind("vfio-pci", VF)
         made = frozenset({"0000-41-00-0"})

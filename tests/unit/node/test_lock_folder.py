@@ -200,7 +200,7 @@ class TestWhoHoldsIt:
 class TestCalls:
     """Waits of calls, whose caller may go, and which take a thread of the service each."""
 
-    def test_one_whose_caller_has_gone_ends_without_having_begun(self, tmp_path: Path) -> None:
+    def test_an_operation_whose_caller_has_gone_does_not_begin(self, tmp_path: Path) -> None:
         locks, errors, cancelled = LockFolder(tmp_path), list[Failed](), threading.Event()
         deadline = replace(Deadline.after(LONG), cancelled=cancelled)
         with holding(locks, "m"):
@@ -213,7 +213,7 @@ class TestCalls:
         errors.append(refused(locks, "m", deadline))
         assert [error.code for error in errors] == ["Cancelled"] * 3
 
-    def test_what_was_begun_goes_on_though_its_caller_has_gone(
+    def test_an_operation_that_began_goes_on_without_its_caller(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         locks, cancelled, done = LockFolder(tmp_path), threading.Event(), list[str]()

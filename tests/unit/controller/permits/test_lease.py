@@ -39,7 +39,7 @@ def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None
     assert not first.is_valid
 
 
-def test_one_that_is_given_away_is_free_at_once(store: SQLiteStore) -> None:
+def test_a_lease_that_is_given_away_is_free_at_once(store: SQLiteStore) -> None:
     first, second = permits_lease(store, "first"), permits_lease(store, "second")
     assert first.take()
     first.give()

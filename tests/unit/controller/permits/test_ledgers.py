@@ -365,7 +365,7 @@ def room_beside(world: World, name: str = "b") -> Resources:
 
 
 @pytest.mark.parametrize("version", [7, 6, 5, 4])
-def test_one_that_names_an_older_permit_makes_no_room_until_its_agent_knows_the_new_one(version: int) -> None:
+def test_a_request_with_an_older_permit_makes_no_room_until_its_agent_has_the_new_one(version: int) -> None:
     world = World()
     memory: Any = (lambda gib: f"{gib}Gi") if version >= 6 else int
     last: Any = lambda cpu, gib: {"vCPUs": cpu, "mem": memory(gib)}  # noqa: E731

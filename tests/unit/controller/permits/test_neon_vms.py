@@ -74,7 +74,7 @@ def test_the_larger_of_spec_and_status_counts(status: Object, use: Resources) ->
 @pytest.mark.parametrize(
     "status", [{}, {"phase": "Pending"}, {**RUNS, "phase": "Succeeded"}, {**RUNS, "phase": "Failed"}]
 )
-def test_what_is_on_no_node_or_has_ended_counts_for_nothing(status: Object) -> None:
+def test_machines_without_a_node_and_ended_ones_do_not_count(status: Object) -> None:
     assert read_machine(neon_vm(status)) is None
 
 

@@ -101,13 +101,13 @@ def test_machines_that_are_not_to_run_and_do_not_take_nothing() -> None:
     assert (waiting.runs, waiting.use) == (False, Resources(0, 0))
 
 
-def test_one_that_is_not_scaled_counts_for_what_its_spec_says() -> None:
+def test_a_machine_without_scaling_counts_with_its_spec() -> None:
     record = read_vm(stored(machine("a", labels={}, cpu={"min": "1", "max": "4", "use": "3"})))
     assert record is not None
     assert (record.scaled, record.use) == (False, Resources(3000, 0))
 
 
-def test_one_that_is_scaled_counts_for_what_it_will_be_started_with_until_it_runs() -> None:
+def test_a_scaled_machine_counts_with_its_start_amounts_until_it_runs() -> None:
     obj = machine("a", cpu={"min": "1", "max": "4", "use": "3"})
     before, after = read_vm(stored(obj)), read_vm(stored(obj, **RUNS))
     assert before is not None
@@ -115,7 +115,7 @@ def test_one_that_is_scaled_counts_for_what_it_will_be_started_with_until_it_run
     assert (before.scaled, before.use.cpu, after.use.cpu) == (True, 3000, 500)
 
 
-def test_one_that_was_placed_counts_on_the_node_that_was_chosen() -> None:
+def test_a_placed_machine_counts_on_the_chosen_node() -> None:
     obj = machine("a")
     del obj["spec"]["nodeName"]
     del obj["metadata"]["annotations"]
@@ -209,7 +209,7 @@ def test_what_others_say_that_a_machine_uses_counts(text: str, cpu: int, memory:
     assert (record.use, stopped.use) == (Resources(cpu, memory), Resources(0, 0))
 
 
-def test_one_that_is_started_and_waits_has_what_it_has() -> None:
+def test_a_started_machine_that_waits_counts_with_its_amounts() -> None:
     """Its CPUs stand still until its devices are there, and it is Pending so long."""
     waits = {**RUNS, "phase": "Pending"}
     for running in (True, False):

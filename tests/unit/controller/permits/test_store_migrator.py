@@ -157,7 +157,9 @@ class TestMovableMachines:
             ({"start": {"kernel": "/k", "tpm": True}}, True),
         ],
     )
-    def test_what_is_on_its_node_alone_keeps_it_there(self, store: SQLiteStore, spec: Object, moves: bool) -> None:
+    def test_local_disks_and_devices_keep_a_machine_on_its_node(
+        self, store: SQLiteStore, spec: Object, moves: bool
+    ) -> None:
         fill(store, *(host(node, shared_storage=["/srv"]) for node in "ab"))
         obj = {**machine("web", **spec), "status": {"nodeName": "a"}}
         assert MovableMachines(store)(obj) is moves
@@ -276,7 +278,7 @@ class TestLedgers:
         assert KEY in book.nodes["a"].machines
         assert KEY not in book.nodes["b"].machines
 
-    def test_what_was_reserved_is_free_when_the_migration_is_withdrawn_or_the_machine_is_gone(self) -> None:
+    def test_a_reservation_is_free_when_the_migration_is_withdrawn_or_the_machine_deleted(self) -> None:
         for gone in (False, True):
             book = self.book()
             book.put(moving())

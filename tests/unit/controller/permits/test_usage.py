@@ -116,7 +116,7 @@ def test_a_clock_that_was_set_back_takes_nothing_away(store: SQLiteStore) -> Non
     assert second.reported() == {"ep-1": (202, 101)}
 
 
-def test_one_that_another_took_the_place_of_writes_nothing(store: SQLiteStore) -> None:
+def test_a_server_that_another_replaced_writes_nothing(store: SQLiteStore) -> None:
     first, second = Server(store), Server(store, "second")
     for server in (first, second):
         server.knows("a", "ep-1", amounts(1000, 1))
@@ -159,7 +159,7 @@ def test_a_write_with_a_lost_answer_counts_once(store: SQLiteStore, was_written:
     assert server.reported() == {"ep-1": (22, 22)}
 
 
-def test_what_was_deleted_or_damaged_is_begun_anew_or_written_again(store: SQLiteStore) -> None:
+def test_a_deleted_record_is_written_again_and_a_damaged_one_begins_anew(store: SQLiteStore) -> None:
     server = Server(store)
     server.begin()
     server.knows("a", "ep-1", amounts(1000, 1))
