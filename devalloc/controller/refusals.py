@@ -235,7 +235,7 @@ def _funnel(funnel: Answer) -> Funnel:
         left = max(0, left - funnel["inUse"])
         layers.append(Layer("held", funnel["inUse"], "of those are in use", _users_text(funnel), left))
     if excluded := funnel.get("excluded"):
-        what = "are excluded: the card or its counters are taken"
+        what = "are excluded, as parts of their card are taken"
         layers.append(Layer("excluded", excluded, what, start=max(0, left - excluded)))
     layers.append(Layer("free", funnel["free"], "are free"))
     return Funnel(f"{funnel['request']}{_alternative(funnel['request'])}", tuple(layers))

@@ -50,7 +50,7 @@ _EXCLUSIVE = (
     "the devices exclude each other: together they need more of their pool's resources than it has, "
     "or are of different groups"
 )
-_DRAWN = "unclaimed devices need pool resources (or a compatibility group) that devices in use have taken"
+_DRAWN = "what is free needs parts of cards that devices in use have taken"
 NOT_TOGETHER = "no single node has everything free that is requested together"
 _NOWHERE_TOGETHER = "no single node has everything that is requested together, even when nothing is in use"
 
@@ -78,6 +78,8 @@ class Finding:
     """those of which the class takes devices, if no device of them exists: then that alone is the reason"""
     invalid_pools: tuple[str, ...] = ()
     """pools and slices that are left out, and why: of the missing drivers, or all if there are no devices"""
+    other: str = ""
+    """what would do as well, in words"""
 
     @property
     def is_impossible(self) -> bool:
@@ -427,8 +429,8 @@ class Explainer(ABC):
         note = "" if blocking.smallest else NOT_PROVEN
         other = "" if self.is_brief else self._other_node(unit)
         remedy = self.describe_remedy((), blocking.claims)
-        text = join_sentences(lack, remedy, self.ghosts_of(blocking.claims), note, other)
-        return Finding(reason, text, (), blocking.claims)
+        text = join_sentences(lack, remedy, self.ghosts_of(blocking.claims), note)
+        return Finding(reason, text, (), blocking.claims, other=other)
 
     def _other_node(self, unit: PlacementUnit) -> str:
         """Such as "it also fits once node n2 is uncordoned"; "" if no such node is known."""
@@ -483,7 +485,7 @@ class Explainer(ABC):
                 raise Undecided
             return self._all_apart(unit, [*alone])
         together = self.find_beside_others(unit)
-        message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
+        message = f"all of group {unit.group} must fit on one node: {together.text}"
         return dict.fromkeys(alone, replace(together, text=message))
 
     def _fits_together(self, unit: PlacementUnit) -> bool | None:
@@ -548,7 +550,7 @@ class Explainer(ABC):
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Finding:
         """The finding that a member reports of that."""
-        message = f"group {unit.group} is all-or-nothing and shares a node"
+        message = f"all of group {unit.group} must fit on one node"
         if lack := self.lack(unit, reason, edits):
             message += f": {lack}"
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
@@ -611,7 +613,8 @@ class Explainer(ABC):
         return NOT_TOGETHER
 
     def message(self, finding: Finding, funnels: Sequence[Funnel]) -> str:
-        """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
+        """One sentence: how final it is, what stands in the way and would help, then the numbers of the request that is
+        worst off: lists and narrow terminals show the beginning."""
         if finding.missing_drivers or finding.invalid_pools:
             return f"{finding.verdict}: {finding.text}"
         column = "matching" if finding.is_impossible else "free"
@@ -626,7 +629,7 @@ class Explainer(ABC):
             label = f"request {numbers['request']}: " if len(funnels) > 1 else ""
             users = NO_USERS if finding.is_impossible else self.users(worst)
             counted = label + describe_funnel(numbers, users, is_empty=finding.is_impossible)
-        return f"{finding.verdict}: {join_sentences(counted, finding.text)}"
+        return f"{finding.verdict}: {join_sentences(finding.text, counted, finding.other)}"
 
     def users(self, funnel: Funnel) -> Users:
         """(the first of the claims that hold devices for a request, how many hold any)"""

@@ -18,7 +18,7 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step, and claims that are named as users of devices."""
-ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
+ARE_EXCLUDED = "are excluded, as parts of their card are taken"
 """Of devices without owner that cannot be allocated: others have what they need of their card."""
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""

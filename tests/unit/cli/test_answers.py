@@ -106,7 +106,8 @@ def test_explain_advises_to_uncordon_the_node(devalloc: Shell) -> None:
 
     output = devalloc("explain", "train").out
 
-    assert "impossible now: 13 of 13 devices are unavailable; it fits once node b is uncordoned (cordoned by" in output
+    assert "impossible now: it fits once node b is uncordoned (cordoned by" in output
+    assert "new fans); 13 of 13 devices are unavailable\n" in output
     (row,) = [line for line in output.splitlines() if line.startswith("unavailable")]
     assert re.fullmatch(r"unavailable node   b: cordoned: node, by .*: new fans", row)
     advice = "What to do: Run `devalloc uncordon node/b`. One of these nodes (c, d, e or 2 more) would do instead.\n"

@@ -171,7 +171,7 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
     assert refusal["reason"] == "NotEnoughDevices"
     assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
     assert refusal["message"].endswith(
-        "it fits with at most 4 devices in request 0, but default/held is in the way now"
+        "; it fits with at most 4 devices in request 0, but default/held is in the way now; all 4 devices match"
     )
 
 

@@ -40,9 +40,8 @@ def test_the_sentence_counts_every_step_and_names_the_holder() -> None:
     refusal = answer("c", GPU, nics, fleet, holder, wanted)
     assert refusal["reason"] == "DevicesInUse"
     assert refusal["message"] == (
-        "impossible now: 8 of 12 devices are of another driver, 2 fail device.model == 'b', "
-        "1 is used by default/train-1; no node has 2 free devices (at most 1); "
-        "releasing default/train-1 would make room"
+        "impossible now: no node has 2 free devices (at most 1); releasing default/train-1 would make room; "
+        "8 of 12 devices are of another driver, 2 fail device.model == 'b', 1 is used by default/train-1"
     )
     assert refusal["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
 
@@ -52,9 +51,8 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     refusal = answer("c", GPU, gpus(4), wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
     assert refusal["message"] == (
-        "impossible even on an empty fleet: all 4 devices match; "
-        "no node has 3 devices with one `numa` value (at most 2); "
-        "it fits without `numa` in spec.claims[0].matchAttributes"
+        "impossible even on an empty fleet: no node has 3 devices with one `numa` value (at most 2); "
+        "it fits without `numa` in spec.claims[0].matchAttributes; all 4 devices match"
     )
     (blocker,) = refusal["blockers"]
     assert (blocker["kind"], blocker["attribute"]) == ("matchAttribute", "numa")
@@ -145,8 +143,9 @@ def test_too_little_capacity() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi"})])
     refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith(
-        "no node has 41Gi of memory (at most 40Gi); it fits with at most 40Gi of memory in request 0"
+    assert refusal["message"] == (
+        "impossible even on an empty fleet: no node has 41Gi of memory (at most 40Gi); "
+        "it fits with at most 40Gi of memory in request 0; the only device matches"
     )
     assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
@@ -211,14 +210,14 @@ def test_a_limit_that_no_device_keeps_is_named() -> None:
     fleet = pool("p", devices=[device("d", resources={"memory": "8Gi"})])
     refusal = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith("it fits without spec.claims[0].limits.memory")
+    assert refusal["message"].endswith("; it fits without spec.claims[0].limits.memory; the only device matches")
 
 
 def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_devices() -> None:
     admin = device_class("admin", driver="gpu", adminAccess=True)
     refusal = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith("it fits without spec.claims[0].limits.count")
+    assert refusal["message"].endswith("; it fits without spec.claims[0].limits.count; all 2 devices match")
 
 
 def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
@@ -241,7 +240,7 @@ def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_dev
     for name in ("a", "b"):
         refusal = answer(name, GPU, gpus(4), urgent, *members)
         assert refusal["reason"] == "LostToHigherPriority"
-        assert "group vm is all-or-nothing" in refusal["message"]
+        assert "all of group vm must fit on one node" in refusal["message"]
         assert [b["name"] for b in refusal["blockers"]] == ["urgent"]
 
 
@@ -295,8 +294,8 @@ def test_a_cordoned_node_is_one_blocker_and_the_other_nodes_that_would_do_are_li
     refusal = answer("c", *cordoned(fleet, "n1", "n2", "n3", "n4"))
     assert refusal["reason"] == "NoMatchingDevices"
     assert refusal["message"] == (
-        "impossible now: 14 of 14 devices are unavailable; "
-        "it fits once node n1 is uncordoned (cordoned by root: new fan; soon)"
+        "impossible now: it fits once node n1 is uncordoned (cordoned by root: new fan; soon); "
+        "14 of 14 devices are unavailable"
     )
     why = "cordoned: node, by root: new fan; soon"
     assert refusal["blockers"] == [{"kind": "unavailable", "node": "n1", "why": why, "otherNodes": ["n2", "n4"]}]
@@ -307,17 +306,17 @@ def test_if_it_is_enough_to_uncordon_a_node_no_node_lacks_anything() -> None:
     refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), wanted], "n1"))
     assert refusal["reason"] == "NotEnoughDevices"
     assert "no node has" not in refusal["message"]
-    assert refusal["message"].startswith("impossible now: ")
-    assert refusal["message"].endswith("it fits once node n1 is uncordoned (cordoned by root: new fan; soon)")
+    remedy = "it fits once node n1 is uncordoned (cordoned by root: new fan; soon)"
+    assert refusal["message"].startswith(f"impossible now: {remedy}; ")
 
 
 def test_a_group_that_fits_once_a_node_is_uncordoned_lacks_nothing_either() -> None:
     group = {"devalloc.io/group": "vm"}
     wanted = [claim(name, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=group) for name in "cd"]
     refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), *wanted], "n1"))
-    assert refusal["message"].endswith(
-        "group vm is all-or-nothing and shares a node; "
-        "it fits once node n1 is uncordoned (cordoned by root: new fan; soon)"
+    assert refusal["message"].startswith(
+        "impossible now: all of group vm must fit on one node; "
+        "it fits once node n1 is uncordoned (cordoned by root: new fan; soon); "
     )
 
 
@@ -325,9 +324,8 @@ def test_a_node_is_uncordoned_and_the_amount_is_the_most_that_fits_then() -> Non
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
     refusal = answer("c", *cordoned([GPU, gpus(4), wanted], "n1"))
     assert refusal["message"].startswith("impossible even on an empty fleet")
-    assert refusal["message"].endswith(
-        "is uncordoned (cordoned by root: new fan; soon) and with at most 4 devices in request 0"
-    )
+    remedy = "is uncordoned (cordoned by root: new fan; soon) and with at most 4 devices in request 0"
+    assert f"{remedy}; 4 of 4 devices are unavailable" in refusal["message"]
 
 
 def test_a_claim_pinned_to_a_cordoned_node_waits_for_that_node() -> None:

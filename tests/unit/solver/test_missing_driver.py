@@ -261,7 +261,7 @@ def test_a_selector_that_mentions_a_driver_need_not_demand_it(selector: str) -> 
     answer = of_class_with(selector)
 
     assert "missingDrivers" not in answer
-    assert "the only device matches; no node has 2 devices" in answer["message"]
+    assert "no node has 2 devices for request r (at most 1)" in answer["message"]
 
 
 @pytest.mark.parametrize(

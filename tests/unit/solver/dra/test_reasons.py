@@ -59,7 +59,7 @@ def test_the_message_of_a_loser_names_the_owners_and_whose_release_would_do() ->
     assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
     assert "used by default/high (2), default/small (1)" in answer["message"]
     assert "no node has 2 free devices for request r (at most 0)" in answer["message"]
-    assert answer["message"].endswith("releasing default/high would make room")
+    assert "; releasing default/high would make room; 3 of 3 devices are used by default/high" in answer["message"]
 
 
 def test_the_funnel_of_a_loser_calls_no_device_free_that_another_claim_of_the_batch_got() -> None:
@@ -289,7 +289,7 @@ def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it
         "y": "GroupUnsatisfiable",
     }
     assert "no device matches; it fits without" in answers["x"]["message"]
-    assert "all 2 devices match; group g is all-or-nothing, and default/x cannot be sat" in answers["y"]["message"]
+    assert "fleet: group g is all-or-nothing, and default/x cannot be sat" in answers["y"]["message"]
     assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
     assert answers["x"]["blockers"] == answers["y"]["blockers"]
 
@@ -301,7 +301,7 @@ def test_members_that_fit_alone_and_not_together_name_each_other() -> None:
 
     assert {one["reason"] for one in answers.values()} == {"GroupUnsatisfiable"}
     assert [answers[name]["blockers"][0]["name"] for name in "xy"] == ["y", "x"]
-    assert "group g is all-or-nothing and shares a node" in answers["x"]["message"]
+    assert "all of group g must fit on one node" in answers["x"]["message"]
 
 
 def test_what_a_member_needs_alone_may_not_be_enough_for_its_group() -> None:
@@ -356,8 +356,8 @@ def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
 def test_the_sentence_has_the_numbers_of_the_best_node() -> None:
     answer = solved(pool("n1", devices("a")), pool("n2", devices(*"abc")), wants("x", request("r", 9)))["x"]
 
-    assert "all 4 devices match; no node has 9 devices for request r (at most 3)" in answer["message"]
-    assert answer["message"].endswith("it fits with at most 3 devices for request r")
+    assert "fleet: no node has 9 devices for request r (at most 3)" in answer["message"]
+    assert answer["message"].endswith("; it fits with at most 3 devices for request r; all 4 devices match")
 
 
 def test_a_match_that_fails_says_how_many_agree() -> None:
@@ -431,7 +431,8 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
     pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
     message = explain("n1", [pending], [CLASS], [slice_("s", CARD)])["message"]
 
-    assert "1 of 1 device cannot be judged by a selector; no device matches; `gpu.io/modle` exists on 0 of 1" in message
+    assert message.startswith("impossible even on an empty fleet: no device matches; `gpu.io/modle` exists on 0 of 1")
+    assert message.endswith("; 1 of 1 device cannot be judged by a selector")
     assert "did you mean `gpu.io/model`?; it fits without" in message
 
 
