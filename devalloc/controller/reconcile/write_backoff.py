@@ -163,8 +163,13 @@ def rejection_messages(
             more, move = placing.growing.get(name), placing.moves.get(name)
             parts = (more.part,) if more is not None else ()
             parts = wish.parts if wish is not None else parts or (move.parts if move is not None else ())
-        reasons |= dict.fromkeys(parts, (Reason.REFUSED, f"the allocation could not be written: {why}"))
+        reasons |= dict.fromkeys(parts, rejection_reason(why))
     return reasons
+
+
+def rejection_reason(why: str) -> tuple[Reason, str]:
+    """Reason and message of a claim whose allocation the store did not accept."""
+    return Reason.REFUSED, f"the allocation could not be written: {why}"
 
 
 def _written_by_others(obj: Object | None, *, with_status: bool) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from devalloc.controller.reconcile.resource_claims import stored
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
-from devalloc.store import Key
+from devalloc.store import Key, WriteRejected
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.resource_manifests import device, resource_claim, slice_of, taint_rule
 
@@ -114,6 +114,25 @@ def test_a_group_is_written_whole_or_not_at_all(world: World) -> None:
     assert world.granted == []
     world.allocator._solver.solve = solve  # type: ignore[method-assign]
     assert set(world.devices().values()) == {"d0", "d1"}
+
+
+def test_a_claim_whose_allocation_the_store_refuses_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.apply(CLASS, slice_of("p", "n", [device("d0")]), resource_claim("a"))
+    commit, tries = world.store.commit_each, 0
+
+    def refusing(units: Any, fence: Any) -> Any:
+        nonlocal tries
+        if any((change.status or {}).get("allocation") for unit in units for change in unit):
+            tries += 1
+            return [WriteRejected({}, "it is too large") for _ in units]
+        return commit(units, fence)
+
+    monkeypatch.setattr(world.store, "commit_each", refusing)
+    assert world.devices() == {"a": "Refused"}
+    world.devices()
+    assert tries == 1, "it is not tried again at once"
+    message = "the allocation could not be written: it is too large"
+    assert world.claim("a")["metadata"]["annotations"]["devalloc.io/message"] == message
 
 
 def test_a_slice_that_goes_meanwhile_gives_nothing(world: World) -> None:

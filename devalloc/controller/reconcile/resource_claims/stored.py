@@ -22,6 +22,7 @@ from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.pending import allocation_of
 from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, ObjectName
+from devalloc.controller.reconcile.write_backoff import rejection_reason
 from devalloc.store import Change, Fence, Key, Store
 
 Object = dict[str, Any]
@@ -69,7 +70,9 @@ class StoredClaimAllocator:
         self._version, self._is_unfinished = "", True
         claims = {key: obj for key, obj in snapshot.objects.items() if key.kind == CLAIM}
         refused = self.loop.refusals.look(claims.values())
-        pending = {key: claim for key, claim in claims.items() if _is_pending(claim) and key not in refused}
+        waiting = {key: claim for key, claim in claims.items() if _is_pending(claim)}
+        pending = {key: claim for key, claim in waiting.items() if key not in refused}
+        answers = [_rejection(key, why) for key, why in refused.items() if key in waiting]
         if pending:
             others: dict[ObjectName, Object] = {
                 (key.kind, key.namespace or "", key.name): obj
@@ -77,8 +80,9 @@ class StoredClaimAllocator:
                 if key.kind != CLAIM or allocation_of(obj) is not None
             }
             self._solver.update(others)
-            answers = self._solver.solve([*pending.values()], self._settings.deadline)
-            self._commit(pending, answers, snapshot)
+            answers += self._solver.solve([*pending.values()], self._settings.deadline)
+        self._commit(waiting, answers, snapshot)
+        if pending:
             self.loop.is_again |= self._solver.is_again or any(each.get(STILL_SEARCHING) for each in answers)
         self._version, self._is_unfinished = snapshot.version, self.loop.is_again
 
@@ -105,6 +109,13 @@ class StoredClaimAllocator:
 
 def _is_pending(claim: Object) -> bool:
     return allocation_of(claim) is None and not claim["metadata"].get("deletionTimestamp")
+
+
+def _rejection(key: Key, why: str) -> dict[str, Any]:
+    """The answer to a claim whose allocation the store did not accept."""
+    reason, message = rejection_reason(why)
+    about = {"namespace": key.namespace or "default", "name": key.name}
+    return {**about, "allocated": False, "reason": reason.value, "message": message}
 
 
 def _change(key: Key, claim: Object, answer: Mapping[str, Any]) -> Change | None:
