@@ -18,6 +18,8 @@ PLACED: Final = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 ALLOCATED: Final = "Allocated"
 """Condition of a claim: whether it has devices; and its reason if nothing is wrong with them."""
+VALID: Final = "Valid"
+"""Condition of a class: whether claims can name it. Where it is False, why."""
 WAITING: Final = "Waiting"
 """Reason of the conditions that the API server fills in."""
 _WAITING: Final = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimDetail
-from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS
+from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, VALID
 from devalloc.api.fields import PATTERN_MESSAGE, json_names
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import described_schema
@@ -387,8 +387,10 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
         CrdColumn("Driver", ".spec.driver"),
         CrdColumn("Type", ".spec.deviceType"),
         CrdColumn("Admin", ".spec.adminAccess", "boolean"),
+        CrdColumn("Valid", _condition(VALID, "status")),
         _AGE,
         CrdColumn("Constraints", ".spec.constraints", wide=True),
+        CrdColumn("Message", _condition(VALID, "message"), wide=True),
     ),
     "DeviceClaim": (
         CrdColumn("Class", ".spec.claims[0].deviceClass"),
@@ -470,6 +472,7 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("DeviceStatus", "conditions"): ("type",),
     ("DeviceClaimStatus", "deviceStatuses"): ("devicePoolName", "deviceName"),
     ("DeviceClaimStatus", "conditions"): ("type",),
+    ("DeviceClassStatus", "conditions"): ("type",),
     ("MachineStart", "disks"): ("path",),
     ("VirtualMachineStatus", "devices"): ("claim", "pool", "device"),
     ("VirtualMachineStatus", "movedClaims"): ("name",),

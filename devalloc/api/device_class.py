@@ -21,8 +21,9 @@ from devalloc.api.fields import (
     Text,
     Unit,
     raise_faults,
+    unique_by,
 )
-from devalloc.api.meta import DEVALLOC, DEVMGMT, ObjectMeta
+from devalloc.api.meta import DEVALLOC, DEVMGMT, Condition, ObjectMeta
 from devalloc.api.virtual_machine import Path
 
 
@@ -150,6 +151,15 @@ class DeviceClassSpec(ApiModel):
     """Configuration objects for all devices that are allocated through this class (S5)."""
 
 
+class DeviceClassStatus(ApiModel):
+    """What the controller found out about the class."""
+
+    conditions: Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))] = Field(
+        default_factory=list
+    )
+    """On a cluster: ``Valid``, false with a reason while claims that name the class get nothing."""
+
+
 class DeviceClass(ApiModel):
     """A named selection of devices with their configuration. Cluster scoped."""
 
@@ -157,3 +167,4 @@ class DeviceClass(ApiModel):
     kind: Literal["DeviceClass"] = "DeviceClass"
     metadata: ObjectMeta
     spec: DeviceClassSpec = Field(default_factory=DeviceClassSpec)
+    status: DeviceClassStatus | None = None

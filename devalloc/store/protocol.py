@@ -26,7 +26,7 @@ kinds                    any                                         those of de
 scope                    any object with a namespace or without      as the kind says; the namespace must exist
 content                  any JSON                                    what the CRDs' schemas and rules, and admission,
                                                                      let pass; fields they do not know are dropped
-status                   of any kind                                 of kinds that have one (not classes and configs)
+status                   of any kind                                 of kinds that have one (not configs)
 ``creationTimestamp``    microseconds                                seconds
 rights                   to open the file                            by verb and kind: Forbidden
 place in the history     the resourceVersion of the last written     a number that is valid only in this process; the

@@ -134,6 +134,27 @@ def test_a_machine_is_not_ready_until_it_runs_and_current_if_it_is_not_to_run(
             store.delete(*Key.of(body))
 
 
+def test_a_class_says_once_whether_it_is_valid(
+    cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
+) -> None:
+    kubectl = program(kube_build.kubectl(progress), cluster, tmp_path)
+    store.create(gpu_class("broken", constraints="device.model =="))
+    try:
+        allocate(store)
+        waits = kubectl("wait", "dclass/broken", "--for=condition=Valid=false", "--timeout=20s")
+        assert waits.returncode == 0, waits.stderr
+        assert kubectl("wait", "dclass/gpu", "--for=condition=Valid", "--timeout=20s").returncode == 0
+        written = store.get("DeviceClass", None, "broken")
+        assert written["status"]["conditions"][0]["observedGeneration"] == written["metadata"]["generation"] == 1
+        allocate(store)
+        assert store.get("DeviceClass", None, "broken") == written
+        head, *rows = kubectl("get", "dclass").stdout.splitlines()
+        place = head.index("VALID")
+        assert {row.split()[0]: row[place:].split()[0] for row in rows} == {"broken": "False", "gpu": "True"}
+    finally:
+        store.delete("DeviceClass", None, "broken")
+
+
 def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesStore) -> None:
     """Of the status alone."""
     before = int(cluster.get(f"{CLAIMS}/big").content["metadata"]["resourceVersion"])

@@ -24,6 +24,7 @@ from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import PoolCounter
+from devalloc.controller.reconcile.class_conditions import class_units
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import (
@@ -274,6 +275,7 @@ class DeviceClaimAllocator:
             self._publish_availability(state)
             self._pools_then = pools
         self._publish_counts(state)
+        self._publish_classes(documents, now)
         claims = device_claims_in(state)
         without = [claim for claim in claims if not ClaimView(claim).entries]
         waiting = [claim for claim in without if not ObjectView(claim).is_deleting]
@@ -431,6 +433,14 @@ class DeviceClaimAllocator:
         unread = {key for unit in units for key in unit.keys} - done.keys()
         if done or unread:
             self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
+
+    def _publish_classes(self, documents: Iterable[Object], now: str) -> None:
+        """Write whether classes are valid if that differs. Not in an embedded store: 0.1.0 would not read the class."""
+        if not self._settings.form.in_conditions:
+            return
+        done = self.loop.commit(class_units(documents, self._memo, now), fence=None).written
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        self._seen = {**self._seen, **done}
 
     def _wait(self, version: str, stop: threading.Event) -> None:
         """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way
