@@ -9,7 +9,7 @@ import pytest
 
 from devalloc.store import Change, Conflict, EventType, Expired, Fence, FenceBroken, Invalid, Key, NotFound
 from devalloc.store.kubernetes import KubernetesStore
-from tests.support.minimal_manifests import a_class, claim, pool
+from tests.support.minimal_manifests import a_config, claim, pool
 from tests.support.store_contract import A, Object, now, seen, version, wants
 
 
@@ -42,8 +42,8 @@ class TestDifferences:
             store.create({**claim(), **change})
         assert store.list().objects == []
 
-    def test_a_class_has_no_status(self, store: KubernetesStore) -> None:
-        made = store.create(a_class("c"))
+    def test_a_configuration_has_no_status(self, store: KubernetesStore) -> None:
+        made = store.create(a_config("c"))
         with pytest.raises(Invalid, match="has no status"):
             store.replace_status({**made, "status": {"x": 1}})
         with pytest.raises(Invalid, match="has no status"):

@@ -20,3 +20,8 @@ def pool(name: str = "p") -> dict[str, Any]:
 
 def a_class(name: str) -> dict[str, Any]:
     return testing.device_class(name, deviceType="gpu")
+
+
+def a_config(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfioConfig", "metadata": metadata}
