@@ -1,4 +1,4 @@
-"""Which unit tests run a line of a module, as one run of the unit tier recorded it with coverage.py.
+"""Which tests run a line of a module, as one run of the unit and conformance tiers recorded it with coverage.py.
 
 Tests that another process runs (a command that a test starts) are not in it.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coverage import CoverageData
 
+TIERS = ("tests/unit", "tests/conformance")
 _SETTINGS = """\
 [run]
 relative_files = true
@@ -37,17 +38,22 @@ class CoverageMap:
 
 
 def record(tree: Path, file: Path, sources: Sequence[str], jobs: int) -> bool:
-    """Run the unit tier of a tree; whether all of it passed. A test that failed is in the map as well."""
+    """Run both tiers of a tree; whether all passed. A test that failed is in the map as well."""
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as settings:
         settings.write(_SETTINGS + "".join(f"    {source}\n" for source in sources))
         settings.flush()
         command = [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), "tests/unit"),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), *tiers(tree)),
             *("--cov", f"--cov-config={settings.name}", "--cov-context=test", "--cov-report="),
         ]
         file.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "COVERAGE_FILE": str(file.absolute())}
         return subprocess.run(command, cwd=tree, env=environment, check=False).returncode == 0
+
+
+def tiers(tree: Path) -> list[str]:
+    """Those of ``TIERS`` that a tree has."""
+    return [tier for tier in TIERS if (tree / tier).is_dir()]
 
 
 def _tests(contexts: Iterable[str]) -> set[str]:

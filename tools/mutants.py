@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.coverage_map import CoverageMap, record
+from tools.coverage_map import CoverageMap, record, tiers
 
 ROOTS = {"devalloc": "devalloc", "solver/devalloc_solver": "solver", "node-plugin/devalloc_node": "node"}
 """Where a package is, and the folder of its tests in tests/unit; of ``devalloc`` the next folder names it."""
@@ -412,6 +412,10 @@ def survey(
     every = [one for path in paths for one in mutants(path, (tree / path).read_bytes())]
     numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
     chosen = [every[number] for number in sorted(numbers)]
+    for copy in copies:  # without a mutant, to have the bytecode of all modules
+        copy.start([*tiers(tree), "--collect-only"], chosen[0].path, (tree / chosen[0].path).read_bytes(), keep=True)
+    for copy in copies:
+        copy.wait()
     trials = [Trial(one, _tests_of(tree, one, settings, seen, seed)) for one in chosen]
 
     def show(number: int, one: Mutant, result: str) -> None:
