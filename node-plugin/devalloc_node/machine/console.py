@@ -41,6 +41,10 @@ _PROMPT_BYTES = 512
 _IDLE_SECONDS = 0.5
 """How soon the end of a caller is noticed while a guest is silent."""
 _CHARDEV = "console0"
+_mutex = threading.Lock()
+_open_here: set[tuple[Path, str]] = set()
+"""The consoles that callers in this process have open or are opening, with the run of the machine. QEMU lets a second
+one wait and says nothing."""
 
 
 @contextmanager
@@ -52,22 +56,41 @@ def opened_console(machines: MachineRegistry, key: str) -> Iterator[socket.socke
     """
     record, _ = machines.running(key)
     _check_own(record)
-    with machines.line(record) as monitor:
-        listed = monitor.execute("query-chardev", deadline=Deadline.after(LOOK_SECONDS))
-    named = [each for each in listed if each["label"] == _CHARDEV]
-    if named and not str(named[0]["filename"]).startswith("disconnected:"):
-        raise Denied(
-            "ConsoleInUse",
-            f"another program has the console of machine {key} open; end that one first, or follow the log "
-            "(`devalloc logs -f`)",
-        )
     path = machines.config.folder(record.spec.id) / "console"
+    with _alone((path, record.run), key):
+        with machines.line(record) as monitor:
+            listed = monitor.execute("query-chardev", deadline=Deadline.after(LOOK_SECONDS))
+        named = [each for each in listed if each["label"] == _CHARDEV]
+        if named and not str(named[0]["filename"]).startswith("disconnected:"):
+            raise _in_use(key)
+        try:
+            connection = connect_to_user(path, user_ids.listener_uid(record))
+        except (OSError, ForeignListener) as error:
+            raise Failed("ConsoleUnreachable", f"cannot open the console of machine {key}: {error}") from error
+        with connection:
+            yield connection
+
+
+@contextmanager
+def _alone(console: tuple[Path, str], key: str) -> Iterator[None]:
+    """Have a console to oneself in this process. Raises Denied (``ConsoleInUse``), at once."""
+    with _mutex:
+        if console in _open_here:
+            raise _in_use(key)
+        _open_here.add(console)
     try:
-        connection = connect_to_user(path, user_ids.listener_uid(record))
-    except (OSError, ForeignListener) as error:
-        raise Failed("ConsoleUnreachable", f"cannot open the console of machine {key}: {error}") from error
-    with connection:
-        yield connection
+        yield
+    finally:
+        with _mutex:
+            _open_here.discard(console)
+
+
+def _in_use(key: str) -> Denied:
+    return Denied(
+        "ConsoleInUse",
+        f"another program has the console of machine {key} open; end that one first, or follow the log "
+        "(`devalloc logs -f`)",
+    )
 
 
 def relay(connection: socket.socket, typed: Iterable[bytes], is_active: Callable[[], bool]) -> Iterator[bytes]:

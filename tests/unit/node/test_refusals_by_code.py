@@ -383,6 +383,20 @@ def test_one_program_at_a_time_has_a_console(tmp_path: Path) -> None:
         pytest.fail("it is open")
 
 
+def test_of_two_callers_at_once_only_one_has_a_console(tmp_path: Path) -> None:
+    """QEMU says that a console is free until it has accepted the connection of the first one."""
+    machines: Any = ConsoleOf(tmp_path, "disconnected:unix:/run/m/console,server=on")
+    folder = machines.config.folder(machines.record.spec.id)
+    folder.mkdir(parents=True)
+    with listening_socket(folder / "console", 2):
+        with opened_console(machines, "default/m"):
+            for _ in range(2):  # one that is refused does not set it free
+                with raises(Denied, "ConsoleInUse", "end that one first"), opened_console(machines, "default/m"):
+                    pytest.fail("it is open")
+        with opened_console(machines, "default/m"):
+            pass  # the first one has ended
+
+
 def test_a_console_at_which_qemu_does_not_listen_is_reported(tmp_path: Path) -> None:
     machines: Any = ConsoleOf(tmp_path, "disconnected:unix:/run/m/console,server=on")
     with raises(Failed, "ConsoleUnreachable", "No such file", retryable=True), opened_console(machines, "default/m"):
