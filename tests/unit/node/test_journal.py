@@ -320,6 +320,13 @@ class TestDamage:
         listed = [path.name for path in damaged_journals(tmp_path / "journal.db")]
         assert listed == [f"journal.db.damaged-202611{day:02}T000000Z" for day in sorted(days)]
 
+    def test_of_several_that_were_moved_aside_the_latest_is_recorded(self, folder: Path) -> None:
+        open_journal(folder).close()
+        for day in (20, 3, 28, 11):
+            (folder / f"journal.db.damaged-202611{day:02}T000000Z").touch()
+        with closing(open_journal(folder)) as journal:
+            assert journal.setting(QUARANTINED) == str(folder / "journal.db.damaged-20261128T000000Z")
+
     @pytest.mark.parametrize(
         ("kind", "rows", "expected"), [(13, 0, False), (13, 1, True), (13, 256, True), (5, 0, True), (5, 2, True)]
     )
