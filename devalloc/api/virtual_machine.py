@@ -624,11 +624,12 @@ class VirtualMachineStatus(ApiModel):
     machine_id: Annotated[Text, Field(alias="machineID")] = ""
     """The plugin's identifier of this run of the machine; it changes when the machine is started again."""
     start_time: Text = ""
-    """When this run of the machine began on its node; RFC 3339."""
+    """When this run of the machine began, on whichever node; RFC 3339."""
     restarts: Annotated[int, Field(ge=0)] | None = None
-    """How often its node has started it again because it had ended without a request."""
+    """How often it was started again on its node because it had ended without a request. A machine that moves while it
+    runs takes this number, startTime and lastEnd along."""
     last_end: MachineEnd | None = None
-    """The last time when it ended without a request, on this node."""
+    """The last time when it ended without a request."""
     network_address: Text = ""
     """The address of its guest in the network of warm setups, such as 10.88.0.2, if it has one."""
     runner_pod: Text = ""

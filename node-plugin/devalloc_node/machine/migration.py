@@ -50,7 +50,7 @@ from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.migration_blockers import run_state
 from devalloc_node.machine.migration_offer import MovedDevice, Offer
 from devalloc_node.machine.qmp import Monitor, QmpRefused, checked_number, checked_text
-from devalloc_node.machine.records import MachineMigration, MachineRecord
+from devalloc_node.machine.records import MachineMigration, MachineRecord, with_history
 from devalloc_node.machine.spec import spec_of
 
 LOG = logging.getLogger(__name__)
@@ -311,6 +311,7 @@ def receive(
             node_ports=migration_offer.node_ports(spec, offered),
             migration=MachineMigration(uid, "target"),
         )
+        record = with_history(record, machine)
         try:
             machines.begin(record, accel, deadline, offered.platform)
             if not offered.devices:

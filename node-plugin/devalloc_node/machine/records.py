@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
+from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed
 from devalloc_node.machine.process import Process
@@ -160,7 +161,7 @@ class MachineEnd:
     at: float
     """Seconds since the epoch."""
     run: str
-    """The run that ended."""
+    """The run that ended; empty: one of another node."""
     words: str = ""
     """The last lines of QEMU."""
     code: int | None = None
@@ -253,6 +254,25 @@ class MachineRecord:
             "again"
         )
         return self.become("starting" if self.state == "starting" else "running", "StopWanted", why)
+
+
+def with_history(record: MachineRecord, machine: VirtualMachine) -> MachineRecord:
+    """With what the object's status says of this run and of the ends before it, as the node wrote it that had it."""
+    status = machine.status
+    if status is None or status.machine_id != record.run:
+        return record
+    began, last_end = _seconds(status.start_time), None
+    if (end := status.last_end) is not None and (at := _seconds(end.time)) is not None:
+        last_end = MachineEnd(at, "", end.message, end.exit_code, end.signal)
+    return replace(record, began=began, restarts=status.restarts or 0, last_end=last_end)
+
+
+def _seconds(time: str) -> float | None:
+    """Since the epoch; None for what is no time."""
+    try:
+        return parse_time(time).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def host_device_of(value: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.ends import record_after_end
 from devalloc_node.machine.firmware import FirmwareIdentity
 from devalloc_node.machine.launch import TLS_FOLDER, IncomingPlatform
+from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
 from devalloc_node.machine.migration import Destination
 from devalloc_node.machine.migration_offer import Offer
@@ -46,6 +47,7 @@ from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms.migration_objects import offer_status, write_firmware_stored
 from devalloc_node.vms.migrations import MigrationLoop, _Move
+from devalloc_node.vms.objects import status_of
 from devalloc_node.vms.reconciler import with_numa_node
 from tests.support.deadlines import soon
 from tests.support.machines import MIB, plugin, virtual_machine
@@ -413,6 +415,51 @@ def test_a_machine_that_is_here_already_is_not_received(tmp_path: Path) -> None:
             migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
         assert (denied.value.code, denied.value.retryable) == ("MachineExists", True)
         assert machines.find("default/m") == here
+
+
+HISTORY = {
+    "startTime": "2026-11-29T10:00:00Z",
+    "restarts": 3,
+    "lastEnd": {"time": "2026-11-29T09:59:00Z", "signal": 9, "message": "killed"},
+}
+
+
+def received_history(folder: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any]) -> dict[str, Any]:
+    """What the target's status says of the time before, of a machine whose object has this status."""
+    begun: list[MachineRecord] = []
+
+    def begin(self: MachineLifecycle, record: MachineRecord, *how: Any) -> None:
+        begun.append(record_of("default/m", content_of(record)))
+        raise Failed("MachineDidNotStart", "no QEMU here")
+
+    monkeypatch.setattr(MachineLifecycle, "begin", begin)
+    manifest = virtual_machine("m", pciSlots=4, start={"kernel": "/k"}).to_manifest()
+    machine = VirtualMachine.model_validate({**manifest, "status": status})
+    with plugin(toy_config(folder)) as machines, pytest.raises(Failed, match="no QEMU here"):
+        migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
+    (record,) = begun
+    view = MachineView("default/m", "", "Running", began=record.began, restarts=record.restarts)
+    reported = status_of(None, replace(view, last_end=record.last_end), (), "", "")
+    return {name: part for name, part in reported.items() if name in HISTORY}
+
+
+def test_a_machine_that_moved_has_its_history_on_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert received_history(tmp_path, monkeypatch, {"machineID": RUN, **HISTORY}) == HISTORY
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"machineID": "8b0e9a6e-0000-4000-8000-000000000002", **HISTORY},
+        {"machineID": RUN},
+        {"machineID": RUN, "startTime": "yesterday", "lastEnd": {"time": "+10000-01-01T00:00:00Z"}},
+    ],
+    ids=["of-another-run", "none", "no-times"],
+)
+def test_what_the_status_does_not_say_of_a_run_is_no_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any]
+) -> None:
+    assert received_history(tmp_path, monkeypatch, status) == {}
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:22", "::1]:5,x", "0x7f.1"])
