@@ -51,7 +51,11 @@ POD = RUNNER_PODS.store_kind
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
 MAX_ATTEMPTS = 10
 """How often a write is based on a newer object because others write it, too."""
-_HAS_ENDED = frozenset({"Succeeded", "Failed"})
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether none of its containers runs any more, or will."""
+    return as_mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
 
 
 class RunnerPods:
@@ -158,7 +162,7 @@ def runner_pod(machine: Object, pods: Iterable[Object]) -> str | None:
         for pod in pods
         if node is not None
         and as_mapping(pod.get("spec")).get("nodeName") == node
-        and as_mapping(pod.get("status")).get("phase") not in _HAS_ENDED
+        and not has_ended(pod)
         and not ObjectView(pod).is_deleting
     ]
     newest = max(

@@ -19,14 +19,13 @@ from typing import Any
 from devalloc.api.views import as_mapping
 from devalloc.controller.permits.neon_vms import GROUP, upper_bound
 from devalloc.controller.permits.vm_state import USAGE, read_usage
+from devalloc.controller.runner_pods import has_ended
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.vm_info import from_pod
 from devalloc.store import Object
 
 log = logging.getLogger(__name__)
-
-_HAS_ENDED = frozenset({"Succeeded", "Failed"})
 
 Owner = tuple[str, str]
 """A machine, by its namespace and the uid of its object: another machine of the name is another one."""
@@ -53,9 +52,9 @@ class RunnerPod:
 
 def read_runner_pod(pod: Object) -> RunnerPod | None:
     """What counts of a pod; None for one that is on no node, has ended, or runs no machine of NeonVM."""
-    metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec = (as_mapping(pod.get(part)) for part in ("metadata", "spec"))
     node, uid = spec.get("nodeName"), _owner_uid(metadata)
-    if not isinstance(node, str) or not node or not uid or status.get("phase") in _HAS_ENDED:
+    if not isinstance(node, str) or not node or not uid or has_ended(pod):
         return None
     read = from_pod(pod)
     if read.info is None:
