@@ -16,6 +16,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import itertools
 import math
 import os
 import random
@@ -58,7 +59,7 @@ FACTOR, SLACK = 3, 20
 """A run may take so many times as long as one without a mutant, and so many seconds more; then it hangs."""
 HUNG = -1000
 """Instead of an exit code."""
-MOST_TESTS, MOST_SECONDS = 200, 300
+MOST_TESTS, MOST_SECONDS = 400, 300
 """Of a mutant, with a coverage map: so many tests, those of the module first, and so much time."""
 NOTICED, SURVIVED, UNDECIDED = "noticed", "survived", "undecided"
 _COMPARED = {
@@ -441,15 +442,18 @@ def survey(
 
 
 def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap, seed: int) -> list[str]:
-    """What runs it, at most MOST_TESTS: those of its module first, of the others some that are drawn."""
+    """What runs it, at most MOST_TESTS, of which half can be those of its module. Of the others each test module gives
+    one in turn: tests of one module are alike."""
     own = unit_tests_of(tree, mutant.path, settings.get("tests", {}))
     running = seen.tests_of(mutant.path, range(mutant.line, mutant.last + 1))
     if not running:
         return own
-    near = [test for test in running if test.partition("::")[0] in own]
-    others = [test for test in running if test.partition("::")[0] not in own]
-    count = max(0, MOST_TESTS - len(near))
-    return near[:MOST_TESTS] + sorted(random.Random(seed).sample(others, min(count, len(others))))
+    draw, by_module = random.Random(seed), defaultdict[str, list[str]](list)
+    for test in draw.sample(running, len(running)):
+        by_module[test.partition("::")[0]].append(test)
+    near = [test for module in own for test in by_module.pop(module, ())][: MOST_TESTS // 2]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_module.values()))
+    return near + sorted(itertools.islice(filter(None, turns), MOST_TESTS - len(near)))
 
 
 def main(arguments: Sequence[str]) -> int:
