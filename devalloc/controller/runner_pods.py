@@ -41,9 +41,12 @@ RUNNER_PODS = ApiResource(
     True,
     True,
     labels=LABEL_NAME,
-    without=(
-        *(("spec", name) for name in ("affinity", "containers", "initContainers", "tolerations", "volumes")),
-        *(("status", name) for name in ("conditions", "containerStatuses", "initContainerStatuses")),
+    only=(
+        ("metadata",),
+        ("spec", "nodeName"),
+        ("spec", "resources"),
+        ("spec", "containers", "resources"),
+        ("status", "phase"),
     ),
 )
 """Pods with the label that names their machine."""

@@ -193,7 +193,7 @@ class PermitDecider:
         await self._reload(starting=True)
         for runner in self.book.ownerless_runners:
             log.warning(
-                "runner pod %s/%s counts on node %s for what it says itself: its machine was deleted",
+                "runner pod %s/%s counts on node %s for what it says itself, up to its limits: its machine was deleted",
                 *runner.key,
                 runner.node,
             )

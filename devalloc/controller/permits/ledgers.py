@@ -104,6 +104,7 @@ class PermitLedgers:
             machine = self.nodes[record.node].machines[key]
             machine = replace(machine, movable=self._is_movable(record, self.objects[key]))
             self.nodes[record.node] = ledger.replace_machine(self.nodes[record.node], key, machine)
+        self._count_runners(pod.place for pod in self._runners.ownerless())
 
     def put(self, obj: Object, *, starting: bool = False) -> None:
         """An object as it is now. One that is no newer than what is known is left aside.
@@ -195,14 +196,14 @@ class PermitLedgers:
         for place in dict.fromkeys(places):
             name = place[1]
             alone = [pod for pod in self._runners.at(place) if not self._counts_with_machine(pod, name)]
+            node = self.nodes.get(name) or make_ledger(NO_RESOURCES, NO_RESOURCES)
             amounts = NO_RESOURCES
             for pod in alone if self._node in (None, name) else ():
-                amounts = amounts.most(self._runners.amounts(pod))
+                amounts = amounts.most(self._runners.amounts(pod, node.total))
             account = None
             if amounts != NO_RESOURCES:
                 namespace, pod_name = min(alone)
                 account = namespace, f"{NEON_GROUP}/pods/{pod_name}"
-            node = self.nodes.get(name) or make_ledger(NO_RESOURCES, NO_RESOURCES)
             before = self._runner_accounts.pop(place, None)
             if before not in (None, account):
                 node = node.without(before)

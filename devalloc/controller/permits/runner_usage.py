@@ -6,7 +6,8 @@ seen in its namespace owns it, for at most what that machine may have. Anyone wh
 machine as the owner: so the pods of a machine that are on one node count together as one.
 
 Who begins to lead has not seen the machines that were deleted before. A pod that is there already, and whose owner is
-not, counts for what it says itself: its QEMU may still have that, and nothing else in the cluster says how much.
+not, counts for what it says itself: its QEMU may still have that. Anyone may have written it, so it counts for no more
+than Kubernetes lets the pod have: the limits of its containers, where each has one, and what the node has for machines.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.views import as_mapping
+from devalloc.api.quantity import NANO, Quantity, QuantityError
+from devalloc.api.views import as_mapping, as_mappings
 from devalloc.controller.permits.neon_vms import GROUP, upper_bound
 from devalloc.controller.permits.vm_state import USAGE, read_usage
 from devalloc.controller.runner_pods import has_ended
@@ -26,6 +28,8 @@ from devalloc.scaling.vm_info import from_pod
 from devalloc.store import Object
 
 log = logging.getLogger(__name__)
+
+_UNLIMITED = 1 << 63
 
 Owner = tuple[str, str]
 """A machine, by its namespace and the uid of its object: another machine of the name is another one."""
@@ -44,6 +48,8 @@ class RunnerPod:
     """What NeonVM asks it to have (``vm.neon.tech/resources``)."""
     usage: Resources
     """What it has (``vm.neon.tech/usage``)."""
+    limits: Resources
+    """What the kernel lets it have, by the limits of its containers."""
 
     @property
     def place(self) -> RunnerPlace:
@@ -62,7 +68,22 @@ def read_runner_pod(pod: Object) -> RunnerPod | None:
         return None
     usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.info.max)
     namespace = metadata["namespace"]
-    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage)
+    limits = Resources(_limit(spec, "cpu", NANO // 1000), _limit(spec, "memory", NANO))
+    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage, limits)
+
+
+def _limit(spec: Mapping[str, Any], resource: str, unit: int) -> int:
+    """That of the pod, or else of its containers together, in whole units. If one of them has none, neither has the
+    pod; 0 is none."""
+    whole, *parts = (
+        as_mapping(as_mapping(each.get("resources")).get("limits")).get(resource)
+        for each in (spec, *as_mappings(spec.get("containers")))
+    )
+    try:
+        limits = [Quantity.parse(amount).nano for amount in (parts if whole is None else [whole])]
+    except QuantityError:
+        return _UNLIMITED
+    return -(-sum(limits) // unit) if limits and min(limits) > 0 else _UNLIMITED
 
 
 def _owner_uid(metadata: Mapping[str, Any]) -> str:
@@ -174,14 +195,14 @@ class RunnerUsage:
         pod = self.pods.get(key) if key is not None else None
         return pod.usage if pod is not None and pod.node == node else NO_RESOURCES
 
-    def amounts(self, key: MachineKey) -> Resources:
-        """What a pod counts for if its machine does not count by itself."""
+    def amounts(self, key: MachineKey, room: Resources) -> Resources:
+        """What a pod counts for if its machine does not count by itself. ``room``: what its node has for machines."""
         pod = self.pods.get(key)
         most = None if pod is None else self._most.get(pod.owner)
         if pod is None or (most is None and self._inherited.get(key) != pod.owner):
             return NO_RESOURCES
         amounts = pod.requested.most(pod.usage).most(self._had.get(key, NO_RESOURCES))
-        return amounts if most is None else amounts.least(most)
+        return amounts.least(pod.limits).least(room) if most is None else amounts.least(most)
 
     def ownerless(self) -> list[RunnerPod]:
         """The pods that count although no machine that was seen owns them."""

@@ -14,6 +14,7 @@ import pytest
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.store import Change, CommitResult, Conflict, Event, EventType, Invalid, NotLeader, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
@@ -214,3 +215,13 @@ def test_pods_without_the_label_are_not_even_read() -> None:
     assert RUNNER_PODS.params == {"labelSelector": "vm.neon.tech/name"}
     assert RUNNER_PODS.covers(pod("a"))
     assert not RUNNER_PODS.covers(without(pod("a"), "labels"))
+
+
+def test_of_a_pod_only_what_is_needed_stays_in_memory() -> None:
+    long = {**pod("a"), "spec": {"nodeName": "n", "volumes": [{"name": "v"}], "hostname": "h" * 1000}}
+    container = {"name": "runner", "env": [{"name": "A", "value": "x" * 1000}], "resources": {"limits": {"cpu": "1"}}}
+    long["spec"]["containers"], long["status"] = [container], {"phase": "Running", "message": "m" * 1000}
+    read = clean_object(long, RUNNER_PODS)
+    assert read["metadata"] == long["metadata"]
+    assert read["spec"] == {"nodeName": "n", "containers": [{"resources": {"limits": {"cpu": "1"}}}]}
+    assert read["status"] == {"phase": "Running"}

@@ -14,8 +14,10 @@ from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.machine_objects import machine_key
 from devalloc.controller.permits.runner_usage import read_runner_pod
+from devalloc.controller.runner_pods import RUNNER_PODS
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
+from devalloc.store.kubernetes.reflector import clean_object
 from tests.support.neon_installation import vm
 from tests.support.permit_bench import amounts, machine
 
@@ -237,6 +239,54 @@ def test_a_pod_whose_machine_was_deleted_before_the_controller_led_counts_until_
     assert book.counted() == NO_RESOURCES
     book.put(pod(phase="Running"))
     assert book.counted() == NO_RESOURCES, "a new pod of the name needs a machine"
+
+
+def inherit(book: Book, obj: Object) -> None:
+    read = read_runner_pod(clean_object(obj, RUNNER_PODS))
+    assert read is not None
+    book.ledgers.put_runner(read, is_inherited=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "counted"),
+    [
+        ({"containers": [{"resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}]}, amounts(500, 1)),
+        ({"containers": [{"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}] * 2}, amounts(2000, 2)),
+        (
+            {"resources": {"limits": {"cpu": "3", "memory": "4Gi"}}, "containers": [{"name": "runner"}]},
+            amounts(3000, 4),
+        ),
+        ({"containers": [{"resources": {"limits": {"memory": "1Gi"}}}]}, amounts(10_000, 1)),
+        ({"containers": [{"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}, {"name": "other"}]}, LIMIT),
+        ({"containers": [{"resources": {"limits": {"cpu": "0", "memory": "?"}}}]}, LIMIT),
+        ({"containers": [{"resources": {"limits": {"neonvm/kvm": "1", "neonvm/vhost-net": "1"}}}]}, LIMIT),
+        ({}, LIMIT),
+    ],
+    ids=["one", "two", "pod", "memory", "one-of-two", "no-amounts", "devices", "none"],
+)
+def test_an_inherited_pod_without_its_machine_counts_for_no_more_than_it_can_have(
+    book: Book, spec: Object, counted: Resources
+) -> None:
+    """Anyone may have made it, with any amounts in its annotations, and have it end as late as they like."""
+    forged = pod(use=("900", 16_000))
+    forged["spec"] |= spec
+    inherit(book, forged)
+    assert book.counted() == counted
+
+
+def test_limits_above_what_an_inherited_runner_pod_says_take_nothing_of_it(book: Book) -> None:
+    real = pod(phase="Running", usage=amounts(2000, 4))
+    real["spec"]["containers"] = [{"resources": {"limits": {"cpu": "4", "memory": "8Gi"}}}]
+    inherit(book, real)
+    assert book.counted() == amounts(2000, 4)
+
+
+def test_an_inherited_pod_counts_in_full_as_soon_as_the_size_of_its_node_is_published(book: Book) -> None:
+    book.ledgers.limit({})
+    inherit(book, pod(phase="Running", usage=amounts(2000, 4)))
+    assert book.counted() == NO_RESOURCES, "nothing is granted there either"
+    book.ledgers.limit({"node-a": Host(LIMIT)})
+    assert book.counted() == amounts(2000, 4)
 
 
 def test_an_inherited_pod_whose_machine_is_seen_counts_for_at_most_what_that_may_have(book: Book) -> None:
