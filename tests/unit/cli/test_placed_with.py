@@ -269,7 +269,7 @@ def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> No
     assert devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"))).code == 0
     output = devalloc("explain", "gpu")
     assert output.code == 3
-    assert "there are no devices; no valid DevicePool exists\n" in output.out
+    assert "no valid DevicePool exists; there are no devices\n" in output.out
     assert "In the way" not in output.out
     assert "What to do: Publish devices: run `devalloc up`" in output.out
     group = [gpu_claim(name, group="g") for name in ("a", "b")]

@@ -76,6 +76,7 @@ def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store:
     before = store.get("VirtualMachine", "default", "web")
     assert [(one["type"], one["status"]) for one in before["status"]["conditions"]] == [
         ("Placed", "False"),
+        ("Ready", "False"),
         ("Served", "False"),
     ]
     allocator.round()
@@ -96,7 +97,11 @@ def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> N
     allocator.round()
     label(store, "host")
     allocator.round()
-    assert status(store, "web") == {"phase": "Pending"}
+    now = status(store, "web")
+    (ready,) = now.pop("conditions")
+    assert now == {"phase": "Pending"}
+    assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "NotStarted")
+    assert ready["message"] == "on node n, which has not started it yet"
 
 
 def test_what_a_node_said_last_stays_and_a_condition_says_how_old_it_is(store: SQLiteStore) -> None:

@@ -122,7 +122,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
                 machine, reason, message + (_HELD_ADVICE if holder else ""), now, SERVED, speaks=speaks
             )
         elif before:
-            units.append(WriteUnit((_remove_condition_change(machine, SERVED),), granted=False))
+            units.append(WriteUnit((_served_again_change(machine, now),), granted=False))
     return units
 
 
@@ -192,7 +192,8 @@ def condition_units(
     """Why it is not placed, or not with more, or not served; nothing if it says so already. ``speaks``: this is the
     reason of the machine as well, unless a node has it, which says how it is."""
     before = MachineView(machine).status
-    status = {**before, "conditions": _with_condition(machine, condition, ("False", reason, message[:4096]), now)}
+    content = "False", reason, message[:4096]
+    status = {**before, "conditions": _with_condition(machine, condition, content, now, speaks=speaks)}
     if speaks and MachineView(machine).holder is None:
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return (
@@ -202,11 +203,14 @@ def condition_units(
     )
 
 
-def _remove_condition_change(machine: Object, name: str) -> Change:
-    """Its status without a condition, and without the reason that it was."""
+def _served_again_change(machine: Object, now: str) -> Change:
+    """Its status without the condition that no plugin serves its node, and without this as its reason."""
     view = MachineView(machine)
-    before, gone = view.status, view.condition(name)
-    left = without_conditions(before["conditions"], [name])
+    before, gone = view.status, view.condition(SERVED)
+    left = without_conditions(before["conditions"], [SERVED])
+    if view.condition(READY).get("reason") == gone.get("reason"):
+        waits = "False", _NOT_STARTED, f"on node {machines.running_node(machine)}, which has not started it yet"
+        left = with_condition(left, READY, waits, now, view.metadata.get("generation"))
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}
     )
@@ -221,16 +225,19 @@ def _free_change(machine: Object) -> Change:
     return replace(change, annotations={meta.EVICT: None}) if machines.is_leaving(machine) else change
 
 
-def _with_condition(machine: Object, name: str, content: tuple[str, str, str], now: str) -> list[Any]:
+def _with_condition(
+    machine: Object, name: str, content: tuple[str, str, str], now: str, *, speaks: bool = True
+) -> list[Any]:
     """Its conditions with this one. A machine that is placed fits, unless this condition says otherwise.
 
-    Until a node has it, it is not ready for the same reason; after that the node says whether it is."""
+    Until a node has it, it is not ready for the same reason; after that the node says whether it is. ``speaks``: as of
+    ``condition_units``."""
     view = MachineView(machine)
     generation = view.metadata.get("generation")
     conditions: object = view.status.get("conditions")
     conditions = without_conditions(conditions, [FITS]) if name == PLACED else conditions
     conditions = with_condition(conditions, name, content, now, generation)
-    if view.holder is not None:
+    if view.holder is not None or not speaks:
         return conditions
     not_started = "False", _NOT_STARTED, f"{content[2]}, which has not started it yet"
     not_ready = not_started if content[0] == "True" else content
