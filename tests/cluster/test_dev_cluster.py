@@ -110,8 +110,7 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
         terminal.run(f"kubectl apply -f {REPO / 'examples/whole-gpu'}")
         terminal.run("kubectl wait dclaim/train --for=condition=Allocated --timeout=60s")
         terminal.run(f"kubectl create namespace team-a; kubectl apply -f - <<'END'\n{json.dumps(TOO_LARGE)}\nEND")
-        jsonpath = r"{.metadata.annotations.devalloc\.io/reason}"
-        terminal.run(f"kubectl -n team-a wait dclaim/big --for=jsonpath='{jsonpath}' --timeout=60s")
+        terminal.run("kubectl -n team-a wait dclaim/big --for=jsonpath={.status.reason} --timeout=60s")
         described = terminal.run("kubectl -n team-a describe dclaim big")
         assert "claims of other namespaces" in described
         assert "default/" not in described

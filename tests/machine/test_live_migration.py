@@ -41,7 +41,7 @@ i=0
 while [ ! -e /tmp/enough ]; do
   i=$((i+1))
   printf '%-511s\\n' $i | dd of=/dev/vda bs=512 seek=$((i%{BLOCKS})) count=1 conv=notrunc,fsync 2>/dev/null
-  echo $i > /tmp/written
+  echo $i > /tmp/next; mv /tmp/next /tmp/written
 done
 touch /tmp/stopped
 """
