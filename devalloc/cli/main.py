@@ -352,14 +352,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except (OutputClosed, BrokenPipeError):
-        # Otherwise Python reports the error again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # of what click prints itself, such as a help text on a full disk
         failure = translate_error(error)
         failure.show()
         return failure.exit_code
+    finally:
+        _drop_unwritable_output()
     return code if isinstance(code, int) else 0
+
+
+def _drop_unwritable_output() -> None:
+    """Otherwise Python reports the error again when it flushes stdout at exit, some versions with an exit code of their
+    own."""
+    try:
+        with suppress(ValueError):  # it is closed
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 PLUGIN = "kubectl-devalloc"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 @contextmanager
 def private_network() -> Iterator[None]:
     """Put this thread into a network namespace that has no name, and back at the end. Raises OSError."""
-    folder = os.getcwd()
+    folder, root = os.getcwd(), os.open("/", os.O_PATH | os.O_CLOEXEC)
     namespaces = {kind: os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for kind, name in _KINDS}
     try:
         _call(_C.unshare, CLONE_NEWNS | CLONE_NEWNET)
@@ -35,9 +34,11 @@ def private_network() -> Iterator[None]:
         finally:
             for kind, before in namespaces.items():
                 _call(_C.setns, before, kind)
-            os.chdir(folder)  # a process that comes to other mounts comes to their root
+            os.fchdir(root)  # a process that comes to other mounts comes to their root, and out of a chroot
+            os.chroot(".")
+            os.chdir(folder)
     finally:
-        for before in namespaces.values():
+        for before in (root, *namespaces.values()):
             os.close(before)
 
 
@@ -60,12 +61,11 @@ def other_interfaces() -> Iterator[None]:
 
 def _show_network() -> None:
     """Have /sys show the interfaces of this network, for this thread and its children."""
-    _call(_C.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    with tempfile.TemporaryDirectory() as folder:
-        _call(_C.mount, b"sysfs", folder.encode(), b"sysfs", 0, None)
-        for part in _SEEN:
-            _call(_C.mount, f"{folder}/{part}".encode(), f"/sys/{part}".encode(), None, MS_BIND, None)
-        _call(_C.umount, folder.encode())
+    _call(_C.mount, b"none", b"/sys", None, MS_REC | MS_PRIVATE, None)  # "/" is no mount in a chroot
+    there, *others = _SEEN
+    _call(_C.mount, b"sysfs", f"/sys/{there}".encode(), b"sysfs", 0, None)
+    for part in (*others, there):  # the last one on top of the whole
+        _call(_C.mount, f"/sys/{there}/{part}".encode(), f"/sys/{part}".encode(), None, MS_BIND, None)
 
 
 def _call(function: Callable[..., int], *arguments: object) -> None:
