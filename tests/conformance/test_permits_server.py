@@ -551,7 +551,7 @@ def test_with_tls_only_known_certificates_are_answered(path: Path) -> None:
             context = ssl.create_default_context(cafile=ours[0])
             if certificate is not None:
                 context.load_cert_chain(*certificate)
-            connection = http.client.HTTPSConnection("localhost", bench.addresses.requests[1], context=context)
+            connection = http.client.HTTPSConnection("127.0.0.1", bench.addresses.requests[1], context=context)
             with closing(connection):
                 if status is None:
                     with pytest.raises(OSError, match=r"alert|reset|closed|EOF"):
@@ -581,7 +581,7 @@ def test_those_who_begin_tls_and_go_no_further_do_not_keep_others_out(path: Path
         context = ssl.create_default_context(cafile=ours[0])
         for _ in range(3):
             with closing(
-                http.client.HTTPSConnection("localhost", bench.addresses.requests[1], context=context)
+                http.client.HTTPSConnection("127.0.0.1", bench.addresses.requests[1], context=context)
             ) as connection:
                 for _ in range(3):
                     connection.request("POST", "/", body)
@@ -613,7 +613,7 @@ def _certificate(folder: Path, name: str) -> tuple[str, str]:
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost", "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
             *("-keyout", key, "-out", certificate),
         ],
         check=True,
