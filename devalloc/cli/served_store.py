@@ -62,7 +62,42 @@ def served_view(store: Store) -> ServedView | None:
     return view if isinstance(view, ServedView) else None
 
 
-class ServedStore(SQLiteStore):
+class ServedReads:
+    """What a store has in front of its own reads and writes to show which nodes are served."""
+
+    served: ServedView
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        plain: Any = super()
+        return self.served.shown(plain.get(kind, namespace, name))
+
+    def list(self, *what: Any, **named: Any) -> Listing:
+        plain: Any = super()
+        return self.served.listed(plain.list(*what, **named))
+
+    def watch(self, *what: Any, **named: Any) -> Generator[Event, None, None]:
+        plain: Any = super()
+        yield from self.served.watched(plain.watch(*what, **named))
+
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
+        plain: Any = super()
+        done: CommitResult = plain.commit([self.served.stored(each, plain.get) for each in changes], fence)
+        return done
+
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> CommitOutcomes:
+        plain: Any = super()
+        stored = [[self.served.stored(each, plain.get) for each in unit] for unit in units]
+        done: CommitOutcomes = plain.commit_each(stored, fence)
+        return done
+
+    def replace_status(self, obj: Object) -> Object:
+        plain: Any = super()
+        change = Change(Key.of(obj), str(obj["metadata"].get("resourceVersion")), obj.get("status"))
+        done: Object = plain.replace_status({**obj, "status": self.served.stored(change, plain.get).status})
+        return done
+
+
+class ServedStore(ServedReads, SQLiteStore):
     """A store whose reads know which nodes are served."""
 
     def __init__(self, path: Path) -> None:
@@ -73,26 +108,11 @@ class ServedStore(SQLiteStore):
         self.served = ServedView(self._why_unserved)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
-        return self._with_reason(self.served.shown(super().get(kind, namespace, name)))
+        return self._with_reason(super().get(kind, namespace, name))
 
     def list(self, *what: Any, **named: Any) -> Listing:
-        listing = self.served.listed(super().list(*what, **named))
+        listing = super().list(*what, **named)
         return Listing([*map(self._with_reason, listing.objects)], listing.resource_version)
-
-    def watch(self, *what: Any, **named: Any) -> Generator[Event, None, None]:
-        yield from self.served.watched(super().watch(*what, **named))
-
-    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
-        read = super().get
-        return super().commit([self.served.stored(each, read) for each in changes], fence)
-
-    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> CommitOutcomes:
-        read = super().get
-        return super().commit_each([[self.served.stored(one, read) for one in unit] for unit in units], fence)
-
-    def replace_status(self, obj: Object) -> Object:
-        change = Change(Key.of(obj), str(obj["metadata"].get("resourceVersion")), obj.get("status"))
-        return super().replace_status({**obj, "status": self.served.stored(change, super().get).status})
 
     def _with_reason(self, obj: Object) -> Object:
         """A machine that no node has taken yet says so if no plugin is there to take it."""

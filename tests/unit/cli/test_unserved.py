@@ -14,6 +14,7 @@ from devalloc.api import meta
 from devalloc.api.serving import node_lease
 from devalloc.api.views import MachineView
 from devalloc.cli import target
+from devalloc.cli.served_cluster import ServedCluster
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.pool_publisher import PublishLock
 from devalloc.store.kubernetes import KubernetesStore
@@ -216,6 +217,15 @@ class TestOnACluster:
         kube.create(LEASES, node_lease("a", "devalloc-system", "p", datetime.now(UTC)))
         assert devalloc("get", "nodes", "a").out.split()[-4:] == ["Ready", "1", "1", "0"]
         assert "Running" in devalloc("get", "vms").out
+
+    def test_a_status_that_is_written_back_is_what_the_node_wrote(self, dead: FakeKube) -> None:
+        store = ServedCluster(FakeClient(dead), within=None)  # type: ignore[arg-type]
+        with closing(store):
+            shown = store.get("VirtualMachine", "default", "web")
+            assert (shown["status"]["phase"], shown["status"]["reason"]) == ("Unknown", "NodeNotServed")
+            store.replace_status({**shown, "status": {**shown["status"], "runnerPod": "web-1"}})
+        stored = dead.get("/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines/web")["status"]
+        assert (stored["phase"], stored.get("reason"), stored["runnerPod"]) == ("Running", None, "web-1")
 
     @pytest.mark.usefixtures("dead")
     def test_tables_and_waiting_verbs_show_it(self, devalloc: Shell) -> None:
