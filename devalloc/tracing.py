@@ -1,7 +1,7 @@
 """Traces of claims, sent to an OpenTelemetry collector: one for each claim, from its creation to a guest.
 
 The ID of a claim's trace is the claim's UID, and the ID of its first span comes from that as well. So the controller
-and the node plugins write spans of one trace, and pass nothing on: no claim is written for it. Without
+and the node plugins write spans of one trace, and need not pass an ID on: nothing is written on the claim. Without
 ``start_tracing`` a span costs nothing and needs no library.
 """
 

@@ -316,7 +316,9 @@ def tracing(endpoint: str | None, service: str, instance: str) -> Iterator[None]
         yield
         return
     if not re.fullmatch(r"https?://[!-~]+", endpoint):
-        raise BadInput(f"--otlp-endpoint {endpoint[:80]!r} is no address; give one such as http://collector:4318")
+        raise BadInput(
+            f"--otlp-endpoint: {endpoint[:60]!r} is not an http or https URL; give one such as http://collector:4318"
+        )
     require_packages("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     from devalloc.tracing import start_tracing
 

@@ -290,9 +290,10 @@ class ReconcileLoop:
 def _trace(objects: Iterable[Object]) -> None:
     """The first span of each claim among these, which were written with devices."""
     for obj in objects:
+        if obj["kind"] not in ("DeviceClaim", "ResourceClaim"):
+            continue
         metadata = obj["metadata"]
-        with suppress(TypeError, ValueError):  # of a cluster that says no time
-            began = parse_time(metadata.get("creationTimestamp")).timestamp()
-            if obj["kind"] in ("DeviceClaim", "ResourceClaim"):
-                names = {"k8s.namespace.name": metadata.get("namespace") or "", "devalloc.claim.name": metadata["name"]}
-                record_first_span(metadata["uid"], "allocate", began, time.time(), **names)
+        with suppress(KeyError, TypeError, ValueError):  # an object without a time or a UID has no trace
+            began = parse_time(metadata["creationTimestamp"]).timestamp()
+            names = {"k8s.namespace.name": metadata.get("namespace") or "", "devalloc.claim.name": metadata["name"]}
+            record_first_span(metadata["uid"], "allocate", began, time.time(), **names)

@@ -268,7 +268,7 @@ def with_history(record: MachineRecord, machine: VirtualMachine) -> MachineRecor
 
 
 def _seconds(time: str) -> float | None:
-    """Since the epoch; None for what is no time."""
+    """Seconds since the epoch; None if the text is not a time."""
     try:
         return parse_time(time).timestamp()
     except (ValueError, OverflowError):
