@@ -8,6 +8,7 @@ and the node plugins write spans of one trace, and need not pass an ID on: nothi
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 EXPORT_SECONDS: Final = 5.0
-"""Of one request to the collector. Spans that do not get there are dropped; who makes them never waits."""
+"""Of one request to the collector, and of all at the end. Spans that do not get there are dropped; who makes them never
+waits.
+"""
 _MOST_BITS: Final = 2**128
 _PATH: Final = "/v1/traces"
 
@@ -81,7 +84,7 @@ class _Tracer:
         names = {"service.name": service, "service.version": VERSION, "service.instance.id": instance}
         self._api = trace
         self._ids = _claim_ids()
-        self._provider = TracerProvider(resource=Resource.create(names), id_generator=self._ids)
+        self._provider = TracerProvider(resource=Resource.create(names), id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._spans = self._provider.get_tracer("devalloc", VERSION)
 
@@ -113,7 +116,10 @@ class _Tracer:
         one.end(ended)
 
     def stop(self) -> None:
-        self._provider.shutdown()
+        """Export what is queued, for ``EXPORT_SECONDS``: the library itself tries for half a minute."""
+        exporting = threading.Thread(target=self._provider.shutdown, daemon=True)
+        exporting.start()
+        exporting.join(EXPORT_SECONDS)
 
 
 def trace_id(uid: str) -> int:

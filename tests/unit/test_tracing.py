@@ -10,6 +10,7 @@ import uuid
 
 import pytest
 
+from devalloc import tracing
 from devalloc.tracing import record_first_span, span, start_tracing
 from devalloc_node.errors import Denied
 from tests.support.otlp_collector import attributes, collecting
@@ -57,7 +58,9 @@ def test_what_is_raised_is_the_error_of_its_span() -> None:
         assert (one.status.code, one.status.message, attributes(one)["error.type"]) == (2, "DeviceInUse", "DeviceInUse")
 
 
-def test_a_collector_that_does_not_answer_holds_up_nothing() -> None:
+def test_a_collector_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither work nor the end of the process: the library would try for half a minute, as long as a Pod has to end."""
+    monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and never answers
         stop = start_tracing(f"http://127.0.0.1:{silent.getsockname()[1]}", "node", "a")
         began = time.process_time(), time.monotonic()
@@ -65,8 +68,10 @@ def test_a_collector_that_does_not_answer_holds_up_nothing() -> None:
             with span("prepare", [UID]):
                 pass
         made = time.monotonic() - began[1]
-        stop()
         assert made < 60, "with a request for each it would be hours"
+        stopping = time.monotonic()
+        stop()
+        assert time.monotonic() - stopping < 20
 
 
 def test_without_an_endpoint_no_library_is_loaded() -> None:
