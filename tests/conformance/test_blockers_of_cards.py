@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind.
 
 from __future__ import annotations
 
-import os
 from random import Random
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 
 from devalloc_solver import solve_manifests
 from tests.support.apply_blockers import with_blockers_applied
+from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.mig_cards import A100, SMALL, Layout
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+EXAMPLES = examples(80)
 PART = device_class("part", driver="gpu", deviceType="part")
 
 

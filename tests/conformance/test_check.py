@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances; `make fuzz` looks at more.
 
 from __future__ import annotations
 
-import os
 from random import Random
 from typing import Any
 
@@ -20,9 +19,10 @@ from devalloc_solver.check import check
 from tests.support import random_fleets
 from tests.support.answer_damage import damaged
 from tests.support.answer_verifier import broken_rules
+from tests.support.examples import examples
 from tests.support.oracle_instance import read
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "100"))
+EXAMPLES = examples(100)
 Documents = list[dict[str, Any]]
 
 

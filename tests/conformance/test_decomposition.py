@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from copy import deepcopy
 from itertools import combinations
@@ -28,10 +27,11 @@ from devalloc_solver.place import StepsExhausted
 from devalloc_solver.problem.allocations import Key, Usage
 from tests.support import dra_builders, oracle, random_fleets
 from tests.support.dra_joint_instances import joint, networked
+from tests.support.examples import examples
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+EXAMPLES = examples(50)
 
 
 def in_one(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:

@@ -8,7 +8,6 @@ of whole devices, partitions and shares. DEVALLOC_FUZZ_EXAMPLES sets how many.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -21,8 +20,9 @@ import pytest
 from devalloc_solver.dra import explain, solve_manifests
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support.dra_builders import ANY, claim, counter_slice, device, request, slice_
+from tests.support.examples import examples
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "120"))
+EXAMPLES = examples(120)
 BATCH = 40
 API = "resource.k8s.io/v1"
 Manifest = dict[str, Any]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -17,11 +16,12 @@ import pytest
 
 from devalloc_solver import Fleet, dra
 from tests.support.dra_builders import claim, counter_slice, device, request, slice_
+from tests.support.examples import examples
 
 API = "resource.k8s.io/v1"
 CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 NODES = ("n0", "n1", "n2")
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "100"))
+EXAMPLES = examples(100)
 COUNTS = {"apiVersion": API, "kind": "ResourceSlice"}
 Manifest = dict[str, Any]
 

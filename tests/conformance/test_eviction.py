@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,13 +23,13 @@ from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_solver import solve_manifests, testing
 from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Killed
+from tests.support.examples import IS_FUZZ
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
 from tests.support.waiting import until
 
-EVERY_STEP = "DEVALLOC_FUZZ_EXAMPLES" in os.environ
 """Whether `make fuzz` runs this."""
 
 NODES = ("node-a", "node-b")
@@ -269,6 +268,6 @@ def test_a_kill_at_any_step_never_leaves_it_on_two_nodes_nor_loses_it(
     """At each write of any of the processes, and each change of a machine, before and after it. Of a cluster's every
     third; `make fuzz` tries all."""
     monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
-    stride = 2 if kind is EmbeddedStores or EVERY_STEP else 6  # each step of a cluster's takes longer
+    stride = 2 if kind is EmbeddedStores or IS_FUZZ else 6  # each step of a cluster's takes longer
     steps = next(number for number in itertools.count(part + 1, stride) if not _killed_at(number, kind))
     assert steps > 20, "there is something to kill"

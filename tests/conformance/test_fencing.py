@@ -27,7 +27,6 @@ from devalloc_node.errors import Failed, NodeError
 from devalloc_node.vms import fencing, objects
 from devalloc_solver import solve_manifests, testing
 from tests.conformance.test_eviction import (
-    EVERY_STEP,
     STORES,
     Cluster,
     ClusterStores,
@@ -36,6 +35,7 @@ from tests.conformance.test_eviction import (
     Plugin,
     _toy_pool,
 )
+from tests.support.examples import IS_FUZZ
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
 from tests.support.refusing_store import DENIED, RefusingStore
@@ -628,7 +628,7 @@ def test_two_nodes_never_run_it_in_any_order_of_losses_fences_and_comebacks(seed
 def test_a_controller_killed_at_any_step_of_a_fence_loses_nothing(kind: Kind) -> None:
     at, is_done = 0, False
     while not is_done:
-        at += 1 if kind is EmbeddedStores else 3 if EVERY_STEP else 7  # each step of a cluster's takes longer
+        at += 1 if kind is EmbeddedStores else 3 if IS_FUZZ else 7  # each step of a cluster's takes longer
         with cluster(kind) as made:
             made.a.power_off()
             made.fence()

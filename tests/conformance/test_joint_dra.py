@@ -6,7 +6,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind; `make fuzz` looks a
 from __future__ import annotations
 
 import json
-import os
 from random import Random
 
 import pytest
@@ -16,8 +15,9 @@ from hypothesis import strategies as st
 from devalloc_solver import Fleet, dra
 from tests.support.dra_differential import violations
 from tests.support.dra_joint_instances import JointInstance, TooLarge, best, counts, joint, networked, placed
+from tests.support.examples import examples
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "40"))
+EXAMPLES = examples(40)
 BATCH = 20
 JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

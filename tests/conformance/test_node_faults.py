@@ -24,8 +24,8 @@ from tests.support.machine_faults import OF_MACHINES, MachineFaults, MachinePlug
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 from tools import fault_points as command
 
-MOST_OF_BINDINGS = 7
-MOST = 5
+MOST_OF_BINDINGS = 4
+MOST = 3
 """Points of a scenario with bindings, and with machines, that are tried here; the longer ones have more."""
 ONCE_EACH = ("fail", "after")
 """What is killed before a call has come as far as what is killed after the one before it: `make faults` tries both."""

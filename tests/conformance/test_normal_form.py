@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many (default 80 of each kind); `make fuzz` look
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from random import Random
 
@@ -15,10 +14,11 @@ from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.demand import PlacementUnit
+from tests.support.examples import examples
 from tests.support.normal_form import Option, SearchInstance, best_score, objections, option_of, overuse, rank, score
 from tests.support.normal_instances import random_instance
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+EXAMPLES = examples(80)
 BUDGET = 4_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

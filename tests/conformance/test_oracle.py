@@ -6,7 +6,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 90); `python -m tools.fu
 from __future__ import annotations
 
 import json
-import os
 from random import Random
 from typing import Any
 
@@ -16,10 +15,11 @@ from hypothesis import strategies as st
 
 from devalloc_solver import solve_manifests
 from tests.support import random_fleets
+from tests.support.examples import examples
 from tests.support.hash_seeds import outputs
 from tools.fuzz_claims import TooLargeForOracle, judge
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "90"))
+EXAMPLES = examples(90)
 BATCH = 50
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 

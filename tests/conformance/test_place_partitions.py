@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind; `make fuzz` looks a
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -22,10 +21,11 @@ from devalloc_solver.place.component_options import order_by_counter
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
+from tests.support.examples import examples
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "50"))
+EXAMPLES = examples(50)
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

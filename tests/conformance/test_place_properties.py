@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind; `make fuzz` looks a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -22,11 +21,12 @@ from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support import random_fleets
+from tests.support.examples import examples
 from tests.support.hash_seeds import outputs
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 from tests.support.normal_instances import random_instance
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "50"))
+EXAMPLES = examples(50)
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

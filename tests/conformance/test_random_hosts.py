@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from devalloc.inventory import network_use
 from devalloc_node.errors import Denied
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
+from tests.support.examples import examples
 from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.random_hosts import NEEDED, UNNEEDED, RandomHost
 
 BATCHES = 8
-HOSTS = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "250"))
+HOSTS = examples(120)
 BOUND = 12
 """Hosts of each batch on which the devices are also taken."""
 

@@ -8,7 +8,6 @@ the claim must be satisfied then. With any proper part of it, it must not be.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from random import Random
@@ -23,11 +22,12 @@ from tests.conformance import case as cases
 from tests.support import oracle, random_fleets
 from tests.support.answer_verifier import after
 from tests.support.apply_blockers import Key, key_of, with_blockers_applied
+from tests.support.examples import examples
 from tests.support.manifests import Manifest
 from tests.support.reference_data import claim_cases
 from tests.support.reference_data import documents as documents_of
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "70"))
+EXAMPLES = examples(70)
 BATCH = 40
 WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting"}
 """Reasons of claims that are not solved at all."""

@@ -7,16 +7,15 @@ The suite takes every sixth call; ``DEVALLOC_FUZZ_EXAMPLES`` of ``make fuzz`` ta
 from __future__ import annotations
 
 import logging
-import os
 import random
 
 import pytest
 
+from tests.support.examples import IS_FUZZ, examples
 from tests.support.scaling_world import EXPECTED, FAULTS, Fault, restless, run_scaling_course
 from tests.support.virtual_time import run
 
-LONG = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", 0))
-STRIDE = 1 if LONG else 6
+STRIDE = 1 if IS_FUZZ else 6
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def test_one_fault_at_any_call_heals(kind: str) -> None:
 
 
 def test_several_faults_heal_though_loads_change_faster_than_machines() -> None:
-    for seed in range(LONG or 8):
+    for seed in range(examples(8)):
         rng = random.Random(seed)
         faults = [Fault(rng.choice(FAULTS), rng.randrange(100)) for _ in range(rng.randint(2, 6))]
         until, change = 120.0, rng.choice([0.4, 3.0, 9.0])

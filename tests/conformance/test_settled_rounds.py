@@ -25,6 +25,7 @@ from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
 from tests.support.allocator_rounds import settle
+from tests.support.examples import examples
 from tests.support.host_pools import host, machine
 
 Object = dict[str, Any]
@@ -200,7 +201,7 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WAKE_SECONDS", None)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(4, 0.1)))
 def test_the_store_is_as_a_new_allocator_would_leave_it(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path, seed)
     for _ in range(STEPS):

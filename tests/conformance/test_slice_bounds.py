@@ -5,7 +5,6 @@ DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from random import Random
 
@@ -16,10 +15,11 @@ from devalloc_solver.place.counting_bounds import make_slice_bounds
 from devalloc_solver.place.node_view import NodeView, UnitReader
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from tests.support.examples import examples
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
 from tests.support.normal_form import SearchInstance, best_score
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+EXAMPLES = examples(80)
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -15,12 +14,13 @@ from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.pipeline import strategy as ways
 from tests.support import oracle, random_fleets, spread_situations
 from tests.support.answer_verifier import complaints
+from tests.support.examples import examples
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 from tests.support.oracle_instance import read
 from tests.support.spread_situations import as_device_claims, as_resources, measure, mixed
 
 Manifest = dict[str, Any]
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+EXAMPLES = examples(80)
 
 
 def fleet(nodes: int, pools: int, gpus: int = 1) -> list[Manifest]:

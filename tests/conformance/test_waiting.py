@@ -25,6 +25,7 @@ from devalloc_solver import solve_manifests, testing
 from devalloc_solver.fleet.waiting import REFRESH_SECONDS
 from tests.support.allocator_rounds import settle
 from tests.support.dra_builders import devices, slice_
+from tests.support.examples import examples
 
 Object = dict[str, Any]
 DRIVERS = ("a", "b")
@@ -169,7 +170,7 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WAKE_SECONDS", None)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(examples(8, 0.1)))
 def test_claims_get_what_a_solve_of_everything_gives(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path, seed)
     for _ in range(STEPS):
@@ -275,7 +276,7 @@ def _resource_class(driver: str, *expressions: str) -> Object:
     return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": selectors}}
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(examples(8, 0.1)))
 def test_resource_claims_get_what_a_solve_of_everything_gives(seed: int) -> None:
     history = ResourceHistory(seed)
     for _ in range(STEPS):

@@ -23,6 +23,7 @@ from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
 from tests.support.allocator_rounds import settle
+from tests.support.examples import examples
 from tests.support.host_pools import host, machine
 
 Object = dict[str, Any]
@@ -148,7 +149,7 @@ def history(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[History]
     made.store.close()
 
 
-@pytest.mark.parametrize("history", range(16), indirect=True)
+@pytest.mark.parametrize("history", range(examples(6, 0.1)), indirect=True)
 def test_it_comes_to_the_same_as_asking_for_all(history: History) -> None:
     for _ in range(STEPS):
         history.check_step()

@@ -16,6 +16,7 @@ from devalloc.api.device_records import read_records
 from devalloc.api.meta import DEVICE_RECORDS, LEADER
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.reconcile import searches
 from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -823,6 +824,7 @@ def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.Monk
     if bound == "time":
         for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
             monkeypatch.setattr(module, name, 10**15)
+        monkeypatch.setattr(searches, "MAX_EVALUATION_ROUNDS", 3)
     client, stop = FakeClient(FakeKube()), threading.Event()
     events: list[ObjectEvent] = []
     root = "/apis/resource.k8s.io/v1"
