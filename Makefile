@@ -145,7 +145,7 @@ dev-cluster: setup ## a Kubernetes to try things out, until Ctrl-C; as root with
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to
 	$(BIN)/python -m tests.support.images
 
-oci-images: setup ## the container images, as OCI archives in dist/; ARGS='--prefix REGISTRY/PATH --fresh', see docs/images.md
+oci-images: setup ## the container images, as OCI archives in dist/; ARGS='--prefix REGISTRY/PATH --fresh', see docs/install.md
 	$(BIN)/python -m deploy.images build $(ARGS)
 
 release: setup ## all files of a release, of the last commit, into dist/vVERSION: packages, images of amd64 and arm64, chart, manifests, bills of materials

@@ -41,7 +41,7 @@ def urls(where: str, version: str) -> dict[str, str]:
     """The links of the project."""
     return {
         "Source": where,
-        "Documentation": f"{where}/blob/v{version}/docs/README.md",
+        "Documentation": f"{where}/blob/v{version}/docs/index.md",
         "Changelog": f"{where}/blob/v{version}/CHANGELOG.md",
         "Issues": f"{where}/issues",
         "Security": f"{where}/blob/v{version}/SECURITY.md",

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     """A reason code (S19): where it is decided, how final it is, its meaning, what to do, and whether it is transient.
 
     The meaning and the advice are sentences of docs/reasons.md, of docs/machines.md, or of the table of Events in
-    docs/kubernetes.md.
+    docs/pods.md.
     """
 
     decided_in: tuple[str, ...]

@@ -1,6 +1,6 @@
 """What two versions that follow one another must agree on, read from their sources: kinds of objects, annotations, the
 node's service, the journal and the store. Where this fails, either keep the old way beside the new one, or say in
-docs/install.md what is lost on the way back."""
+docs/compatibility.md what is lost on the way back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.crd_changes import losses
 from tests.support.previous import FOLDER, FOLDERS, LEFT_OUT, PRESENT, Version, archive, previous
 from tests.support.repository import REPO
 
-GUIDE = REPO / "docs" / "install.md"
+GUIDE = REPO / "docs" / "compatibility.md"
 KINDS = sorted(path.name for path in (REPO / "crds").glob("*.yaml") if path.name != "kustomization.yaml")
 SCRIPT = """
 import json, sys

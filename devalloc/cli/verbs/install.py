@@ -353,7 +353,7 @@ def _refuse_foreign_images(objects: list[Object]) -> None:
     if images_without_owner(objects):
         raise BadInput(
             "name where your images are: --image-prefix registry.example.com/team/; localhost/ if you loaded them onto "
-            "the nodes. devalloc publishes none yet (docs/images.md), and its pods on nodes are privileged"
+            "the nodes. devalloc publishes none yet (docs/install.md), and its pods on nodes are privileged"
         )
 
 

@@ -22,7 +22,7 @@ RELEASED = {
 
 def cells_by_code() -> dict[str, list[str]]:
     """The cells of each row of the guides' tables of codes of claims, after the code."""
-    pages = [(REPO / "docs" / name).read_text() for name in ("kubernetes.md", "machines.md", "reasons.md")]
+    pages = [(REPO / "docs" / name).read_text() for name in ("pods.md", "machines.md", "reasons.md")]
     rows = [line.strip("|").split(" | ") for page in pages for line in page.splitlines() if line.startswith("| `")]
     return {cells[0].strip("` "): [cell.strip() for cell in cells[1:]] for cells in rows if "|" not in cells[0]}
 
