@@ -78,7 +78,7 @@ class FunnelDict(TypedDict):
     matching: int
     inUse: int
     excluded: int
-    """Devices that no one has and no one can get, because their card is taken."""
+    """Devices that no claim holds and none can get, because claims hold what they need of their card."""
     free: int
     users: NotRequired[int]
     """How many claims have matching devices. This and ``usedBy`` are for DeviceClaims only."""
@@ -153,7 +153,7 @@ class Blocker(TypedDict):
     # the devices
     node: NotRequired[str | None]
     otherNodes: NotRequired[list[str]]
-    """Nodes of which any will do instead of ``node``."""
+    """Other nodes, each of which could replace ``node``."""
     driver: NotRequired[str]
     pool: NotRequired[str]
     device: NotRequired[str]
@@ -186,7 +186,7 @@ class _ClaimAnswer(TypedDict):
     funnel: NotRequired[list[FunnelDict]]
     blockers: NotRequired[list[Blocker]]
     missingDrivers: NotRequired[list[str]]
-    """Drivers of which the claim's class takes devices, if no device of them exists: then that is the reason."""
+    """Drivers that the claim's class names and of which no device exists. Then that is the reason."""
     invalidPools: NotRequired[list[str]]
     """Pools of these drivers that are left out, and why."""
     exceeded: NotRequired[Literal["expression", "common", "device", "time"]]
@@ -218,7 +218,7 @@ class LostDevice(TypedDict):
 
 
 class ClaimAnswerDict(_ClaimAnswer):
-    """What became of a DeviceClaim."""
+    """The answer to a DeviceClaim: its devices, or the reason why it has none."""
 
     allocations: list[DeviceAllocationDict]
     """In the order of the requests; empty if the claim is not allocated."""
@@ -287,13 +287,14 @@ class LostResultDevice(TypedDict):
 
 
 class ResourceClaimAnswerDict(_ClaimAnswer):
-    """What became of a ResourceClaim."""
+    """The answer to a ResourceClaim: its devices, or the reason why it has none."""
 
     allocations: AllocationResult
     unreachedDevices: NotRequired[int]
     """Devices whose node selectors select none of the nodes, if that may be why no device matches."""
     annotations: NotRequired[dict[str, str]]
-    """To write on the claim together with the allocation; without them its devices count for more if they go."""
+    """To write on the claim together with the allocation. Without them, a device that is no longer published counts as
+    all of its pool (S18)."""
     lost: NotRequired[list[LostResultDevice]]
 
 

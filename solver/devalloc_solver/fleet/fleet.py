@@ -22,22 +22,23 @@ from devalloc_solver.problem.placement_policy import check_policy
 
 
 class Fleet:
-    """Pools, classes and claims, kept and indexed, so that one claim is answered in a fraction of a millisecond.
+    """Pools, classes and claims that stay in memory and are indexed: one claim takes a fraction of a millisecond.
 
-    Every answer is what ``solve_manifests`` would say of the same state, passes the same independent check, and is
-    remembered: what was given is in use until it is released. The same calls in the same order give the same bytes.
+    Every answer equals that of ``solve_manifests`` for the same state, and passes the same independent check. The Fleet
+    counts devices that it has allocated as in use until they are released. The same calls in the same order give the
+    same bytes.
 
-    A Fleet holds both dialects, DeviceClaims and resource.k8s.io. No device is in both (T1), and each is solved on its
-    own.
+    A Fleet can hold DeviceClaims and objects of resource.k8s.io. No device is in both dialects (T1), and each dialect
+    is solved separately.
 
-    A Fleet counts no ResourceQuotas: ``problems`` of ``update`` and ``allocate_all`` say so where there are any.
-    ``solve_manifests`` does.
+    A Fleet does not apply ResourceQuotas; if there are any, ``problems`` of ``update`` and ``allocate_all`` report it.
+    ``solve_manifests`` applies them.
 
     A Fleet is not thread-safe: call it from one thread at a time.
     """
 
     def __init__(self, placement: str, cel_check: str = "refuse") -> None:
-        """An empty fleet. Use ``from_manifests``.
+        """Make an empty fleet. Use ``from_manifests`` instead.
 
         Raises:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``cel_check`` neither ``refuse`` nor
@@ -61,10 +62,10 @@ class Fleet:
     def from_manifests(
         cls, documents: Iterable[Manifest], *, placement: str = "pack", cel_check: str = "refuse"
     ) -> Fleet:
-        """A fleet of what ``solve_manifests`` takes, of either dialect or both. Pending claims among it are kept, and
-        not solved.
+        """Make a fleet of the manifests that ``solve_manifests`` takes, of either dialect or both.
 
-        Content that is invalid is left out, as everywhere.
+        Pending claims among them become part of the fleet, and are not solved yet. Invalid objects are left out;
+        ``problems`` lists them.
 
         Raises:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``cel_check`` neither ``refuse`` nor
@@ -124,23 +125,23 @@ class Fleet:
     def allocate(
         self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS, *, is_quick: bool = False
     ) -> ClaimAnswerDict:
-        """Place one claim, have the answer checked, and keep what it got.
+        """Place one claim, check the answer, and record the devices as in use.
 
         Args:
-            claim: the manifest of a claim; of one that is kept, ``{"kind": …, "metadata": {"namespace": …,
-                "name": …}}`` will do. One that holds devices already is answered with these.
-            deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
-                for as long as it takes.
-            is_quick: expressions have no time beyond a short deadline. Further calls go on where this one ended.
+            claim: the manifest of a claim. For a claim that is in the fleet, its name is enough:
+                ``{"kind": …, "metadata": {"namespace": …, "name": …}}``. A claim that holds devices gets the same
+                answer again.
+            deadline: seconds, or None for no limit. If there is no answer by then, the reason is ``SearchLimit``.
+            is_quick: give expressions no time beyond a short deadline. The next call continues where this one ended.
 
         Returns:
-            The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits; for a
-            ResourceClaim a ``ResourceClaimAnswerDict``. A member of a group is never placed here: a group is answered
-            as a whole, with ``allocate_all``.
+            The entry of this claim in the answer of ``solve_manifests``, with the reason if nothing fits; for a
+            ResourceClaim a ``ResourceClaimAnswerDict``. A member of a group is never placed here: ``allocate_all``
+            answers a group as a whole.
 
         Raises:
             ValueError: if it is not the manifest of a claim, or ``deadline`` is invalid.
-            KeyError: when only the name is given and no such claim is kept.
+            KeyError: if only the name is given, and no claim of that name is in the fleet.
         """
         return cast(ClaimAnswerDict, self._backend(claim).allocate(claim, deadline, is_quick=is_quick))
 
@@ -148,16 +149,16 @@ class Fleet:
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> SolutionDict:
-        """Place claims jointly, and keep what they got.
+        """Place claims jointly, and record their devices as in use.
 
         Args:
-            claims: manifests, or names of kept claims, as for ``allocate``, all of one dialect. Members of their groups
-                that are kept are placed with them.
-            deadline: seconds after which the best answer found is taken; None for as long as it takes.
-            is_quick: leave claims that take long to search, so that the others do not wait: they are answered with
-                ``SearchLimit``, and ``unproven`` names them. The search then has all of ``deadline``, and on a
-                busy machine up to four times as long. A claim that competes with them for no device is answered
-                without them, and so may be given a device of another pool than all together would (S17, goal 3).
+            claims: manifests, or names of claims of the fleet, as for ``allocate``, all of one dialect. Members of
+                their groups that are in the fleet are placed with them.
+            deadline: seconds after which the best answer so far is taken, or None for no limit.
+            is_quick: skip claims that take long to search, so that the others do not wait. The skipped claims get the
+                reason ``SearchLimit``, and ``unproven`` lists them. The search then has all of ``deadline``, and on a
+                busy machine up to four times as long. A claim that shares no device with skipped claims is answered
+                without them, so it may get a device of another pool than in a joint answer (S17, goal 3).
 
         Returns:
             The dict that ``solve_manifests`` would return for this state and these claims.
@@ -178,13 +179,13 @@ class Fleet:
     def parts(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
     ) -> list[SubproblemSummary]:
-        """The parts of these claims that compete for no device with each other: who of a part is satisfied depends on
-        no other part.
+        """Divide claims into subproblems: claims of different subproblems do not compete for a device.
 
         Args:
             claims: as for ``allocate_all``. None of them is placed.
-            deadline: seconds in which expressions are evaluated. Claims that it does not suffice for are in no part.
-            alone: each claim or group is to be a part, as it is in a batch without the others.
+            deadline: seconds for the evaluation of expressions. Claims whose expressions take longer are in no
+                subproblem.
+            alone: make each claim or group a subproblem of its own, as in a batch without the others.
 
         Raises:
             ValueError, KeyError: as ``allocate``.
@@ -199,14 +200,14 @@ class Fleet:
         return backends[0] if backends else self._backend(None)
 
     def release(self, namespace: str, name: str, kind: str | None = None) -> None:
-        """Take its devices from a claim; the claim itself is kept as pending.
+        """Release the devices of a claim. The claim stays in the fleet, and is pending.
 
         Args:
             kind: ``DeviceClaim`` or ``ResourceClaim``; only needed if claims of both kinds have that name.
 
         Raises:
-            KeyError: when no claim of that name holds devices.
-            ValueError: when two claims of that name do, and ``kind`` does not say which one is meant.
+            KeyError: if no claim of that name holds devices.
+            ValueError: if a DeviceClaim and a ResourceClaim of that name hold devices, and ``kind`` is not given.
         """
         holders = [backend for backend in self._of_kind(kind) if backend.holds(namespace, name)]
         if len(holders) > 1:
@@ -214,8 +215,7 @@ class Fleet:
         (holders[0] if holders else self._backend({"kind": kind})).release(namespace, name)
 
     def holds(self, namespace: str, name: str, kind: str | None = None) -> bool:
-        """Whether a claim of that name, and of the kind if it is given, has devices: it was given them here, or came in
-        with them."""
+        """Whether a claim of that name (and kind, if given) holds devices: from this fleet, or from its status."""
         return any(backend.holds(namespace, name) for backend in self._of_kind(kind))
 
     def _of_kind(self, kind: str | None) -> list[FleetBackend[Any, Any]]:
@@ -224,36 +224,37 @@ class Fleet:
     # -- claims that wait ----------------------------------------------------------------------------------------------
 
     def gains(self, kind: str) -> Gains:
-        """What has become free or new since this was last asked, for claims of a kind (``WaitingBook``)."""
+        """What became free or new, for claims of a kind, since the last call (for ``WaitingBook``)."""
         return self._backend({"kind": kind}).gains()
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:
-        """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
+        """A key that is equal for claims without a group that get the same answer. None if that is not certain."""
         return self._backend(claim).waiting_key(claim)
 
     def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
-        """What a claim alone could have now, whatever group it is in; nothing is kept of it. None if that cannot be
-        told, or not within ``deadline`` seconds."""
+        """What a claim could get now, by itself and without its group. Changes nothing in the fleet.
+
+        None if that is not certain, or not within ``deadline`` seconds.
+        """
         return self._backend(claim).prospects(claim, deadline)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def update(self, document: Manifest, *, is_current: bool = False) -> list[ProblemDict]:
-        """Take in an object that is new or has changed: a pool, a class, a configuration object or a claim.
+        """Add or replace an object that is new or has changed: a pool, a class, a configuration object or a claim.
 
-        It replaces the objects of its kind, namespace and name; a pool only that of its node, if there is one (S2).
-        Claims keep what they hold of a pool that changes, also what is published no longer (S18). A claim is taken as
-        it is: with the allocations that its status records, and none without.
+        It replaces the object of the same kind, namespace and name; a pool replaces only that of the same node (S2).
+        If a pool changes, claims keep the devices that they hold, also those that it no longer publishes (S18). A claim
+        holds what its status records.
 
-        An older state of a claim that has devices changes nothing: one with a lower ``resourceVersion``, or, of a claim
-        that was given its devices by this fleet, one without devices before the first with devices came in, unless its
-        ``uid`` says that it is another claim. So an event from before the status was written frees nothing; ``release``
+        An older state of a claim that holds devices is ignored: a state with a lower ``resourceVersion``; and, if the
+        fleet itself allocated the devices, each state without devices until the first state with devices arrives. (A
+        different ``uid`` is another claim.) So an event from before the status was written frees nothing; ``release``
         and ``delete`` do.
 
         Args:
-            is_current: the object has this state now, even if it is an older one: it was read after a backup of etcd
-                or of the store was restored, which makes versions smaller. Say so of what a list returned, never of an
-                event.
+            is_current: set it if the object has this state now, although its version may be lower: after a backup of
+                etcd or of the store was restored. Set it only for objects that a list returned, never for events.
 
         Returns:
             What is wrong with it, as in ``problems`` of ``solve_manifests``. An invalid object counts as such.
@@ -265,7 +266,7 @@ class Fleet:
         return cast(list[ProblemDict], [*problems, *self._note_other(document)])
 
     def delete(self, document: Manifest) -> None:
-        """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
+        """Remove an object by its kind, namespace and name. The devices of a removed claim are free.
 
         Raises:
             ValueError: when kind or name is missing.

@@ -101,9 +101,9 @@ class _Class:
 
 @dataclass(slots=True)
 class WaitingBook:
-    """The refusals of one dialect that still hold. Not thread-safe.
+    """The refusals of one dialect that are still valid, so that a claim is solved again only if it may fit now.
 
-    A unit is what waits as one: a claim, a group or a machine, by any name.
+    A unit is what waits as one: a claim, a group or a machine; the caller chooses its key. Not thread-safe.
     """
 
     kind: str = "DeviceClaim"
@@ -139,17 +139,16 @@ class WaitingBook:
 
     @property
     def units(self) -> Set[Hashable]:
-        """All that wait, those too that are asked for now."""
+        """All units that wait, including those that are being solved now."""
         return self._class_of.keys()
 
     def equals(self, unit: Hashable) -> list[Hashable]:
-        """All units that wait for the same as one of them; none if it does not wait."""
+        """All units that wait for the same thing as this unit, including itself; empty if it does not wait."""
         key = self._class_of.get(unit)
         return [] if key is None else [one for _, one in self._classes[key].members]
 
     def refusal(self, fleet: Questioned, claim: Manifest) -> Answer | None:
-        """The answer to a claim of which equals wait, if it holds still, without its names; None if it is to be asked
-        for."""
+        """The answer, without names, to a claim that equals one that waits. None if the claim must be solved."""
         if not self._classes or (key := fleet.waiting_key(claim)) is None:
             return None
         record = self._classes.get(key)
@@ -158,7 +157,7 @@ class WaitingBook:
         return {**record.answer}
 
     def rest(self, fleet: Questioned, unit: Hashable, order: Order, claim: Manifest, answer: Answer) -> bool:
-        """Leave a claim alone that was refused; False if it may fit now, or that cannot be told."""
+        """Record that a claim was refused, and need not be solved again for now. False if it may fit now."""
         self.discard(unit)
         key = fleet.waiting_key(claim)
         if key is None:
@@ -183,8 +182,10 @@ class WaitingBook:
             record.differs = False
 
     def rest_together(self, fleet: Questioned, unit: Hashable, order: Order, claims: Sequence[Manifest]) -> bool:
-        """The same of claims that are satisfied together, and are proven not to fit; False if it cannot be told what
-        could help them."""
+        """Record the same of claims that must be satisfied together and are proven not to fit.
+
+        False if it is not certain which changes could help them.
+        """
         self.discard(unit)
         prospects = []
         for claim in claims:
@@ -198,7 +199,7 @@ class WaitingBook:
         return True
 
     def discard(self, unit: Hashable) -> None:
-        """The unit waits no more, or is asked for by others."""
+        """Remove a unit that no longer waits, or that others solve."""
         key = self._class_of.pop(unit, None)
         if key is None:
             return
@@ -258,7 +259,7 @@ class WaitingBook:
     # -- what changes --------------------------------------------------------------------------------------------------
 
     def catch_up(self, fleet: Questioned, *, has_changed: bool = True) -> None:
-        """Note which classes the changes of the fleet since the last time could help."""
+        """Record which waiting units the changes since the last call could help."""
         self._changes += has_changed
         gains = fleet.gains(self.kind)
         if len(gains.edition) != len(self._edition) or any(
@@ -290,7 +291,7 @@ class WaitingBook:
             self._classes[key].since = -math.inf
 
     def ignore_changes(self, fleet: Questioned) -> None:
-        """What became free since ``catch_up`` was only taken meanwhile."""
+        """Ignore the changes since ``catch_up``: devices were only taken for a while, and are free again."""
         fleet.gains(self.kind)
 
     def _that_could_use(self, kind: int, driver: str) -> Iterator[Hashable]:
@@ -309,9 +310,9 @@ class WaitingBook:
         self._dirty.setdefault(record.namespace, {})[key] = None
 
     def wake(self, fleet: Questioned, seconds: float | None = None) -> list[Hashable]:
-        """The units that are to be asked for: one of their equals may have a place now.
+        """The units that must be solved again, because they, or a unit that equals them, may fit now.
 
-        ``seconds``: after which the rest is left to the next call; namespaces take turns. None for no limit.
+        ``seconds``: the time for this call; the next call continues, and namespaces take turns. None for no limit.
         """
         ends = None if seconds is None else self.clock() + seconds
         woken: list[Hashable] = []
@@ -331,7 +332,7 @@ class WaitingBook:
 
     @property
     def is_behind(self) -> bool:
-        """Whether ``wake`` left classes that no unit was woken of."""
+        """Whether ``wake`` had no time for some waiting units."""
         return any(not self._classes[key].woken for keys in self._dirty.values() for key in keys)
 
     def _ask(self, fleet: Questioned, key: Hashable) -> list[Hashable]:
@@ -354,8 +355,7 @@ class WaitingBook:
         return first
 
     def outdated(self, count: int) -> list[Hashable]:
-        """So many units at most whose refusals are to be found or told anew, as they are old and the fleet has
-        changed."""
+        """At most ``count`` units whose refusals are old, and must be decided or reported again: the fleet changed."""
         now = self.clock()
         units: list[Hashable] = []
         for record in self._classes.values():
@@ -372,7 +372,7 @@ class WaitingBook:
 
     @property
     def has_outdated(self) -> bool:
-        """Whether there are such units."""
+        """Whether ``outdated`` has units to return."""
         now = self.clock()
         return any(record.untold or self._is_old(record, now) for record in self._classes.values())
 

@@ -73,21 +73,21 @@ def solve_manifests(
 ) -> SolutionDict:
     """Allocate the pending claims among manifests: pools, classes, claims, configuration objects, ResourceQuotas.
 
-    A claim over a quota of its namespace gets nothing (``QuotaExceeded``), as from `devalloc up`.
+    A claim that exceeds a quota of its namespace gets nothing (``QuotaExceeded``), as with `devalloc up`.
 
-    Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; ``dra.solve_manifests`` does the
-    same, and has the type of that answer.
+    If the manifests are of resource.k8s.io and contain no DeviceClaim, ResourceClaims are allocated;
+    ``dra.solve_manifests`` does the same, and declares the type of that answer.
 
-    Never raises for content: what is invalid is reported in ``problems`` and answered with ``allocated: false``.
+    Invalid content raises no exception: ``problems`` reports it, and an invalid claim has ``allocated: false``.
 
     Args:
         documents: manifests as JSON-like dicts, in any order.
         placement: ``pack`` (default) or ``spread`` (S17, goal 5).
-        deadline: seconds after which the best answer found so far is returned; 0 for the first one that is found, None
-            for no limit. A claim whose expressions take too long is answered with ``SearchLimit``, and the others are
-            solved. What follows the search, such as the check, comes on top: well below a second.
-        cel_check: ``refuse`` (default): a DeviceClaim whose expressions the check's evaluator judges differently gets
-            nothing (``CheckFailed``); ``warn``: it gets its devices, and ``problems`` say so.
+        deadline: seconds after which the best answer so far is returned; 0 takes the first answer, None sets no limit.
+            A claim whose expressions take too long gets the reason ``SearchLimit``, and the others are solved. The
+            check of the answer takes additional time, well below a second.
+        cel_check: what to do if the two evaluators of expressions disagree about a DeviceClaim. ``refuse`` (default):
+            it gets nothing (``CheckFailed``). ``warn``: it gets its devices, and ``problems`` reports the disagreement.
 
     Returns:
         ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
@@ -137,7 +137,10 @@ def solve(
     deadline: float | None = None,
     cel_check: str = "refuse",
 ) -> Solution:
-    """The same for typed objects; see ``solve_manifests``. Raises TypeError for an object of another type."""
+    """Allocate the pending claims among typed objects, as ``solve_manifests`` does among manifests.
+
+    Raises TypeError for an object of another type.
+    """
     started = time.monotonic()
     problem_input = read_objects(pools, classes, claims, configs)
     return solve_input(problem_input, placement, deadline, started, cel_check=cel_check)

@@ -46,15 +46,17 @@ def allocate(
         claims: ResourceClaims. One that has an allocation keeps it, and its devices are in use.
         classes: DeviceClasses.
         slices: ResourceSlices of any nodes.
-        allocated: what is in use besides: ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``.
-        features: feature gates that are on; None for all up to beta, and lists.
-        deadline: seconds after which it is an error that nothing is known yet; None for as long as it takes.
+        allocated: what else is in use: ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``.
+        features: feature gates that are on. None means all features up to beta, and list-typed attributes.
+        deadline: seconds, or None for no limit. If there is no answer by then, AllocationError is raised.
 
     Returns:
-        One AllocationResult per claim, in the order of the claims; None when they do not fit on the node, or when no
-        claim waits.
+        One AllocationResult per claim, in the order of the claims. None if the claims do not fit on the node, or if no
+        claim is pending.
 
-    Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
+    Raises:
+        AllocationError: the input is invalid, or the deadline has passed. With ``node_local`` only this node's pools
+            are at fault, so another node can still fit.
     """
     allowance = _begin(deadline)
     claims, classes, slices = _as_manifests(claims, classes, slices)
@@ -86,15 +88,15 @@ def explain(
     features: Iterable[str] | None = None,
     deadline: float | None = ALLOCATE_SECONDS,
 ) -> ExplanationDict:
-    """What ``allocate`` saw, and where it returns None, why.
+    """Explain why ``allocate`` returns None for the same arguments, and show what it looked at.
 
     Returns ``{"reason", "message", "blockers": [{kind, ...}], "claims": [{namespace, name, requests: [funnel]}],
-    "pools": [{name, state, why}], "ignored": [{name, why}]}``. Without the blockers the claims fit, and not with any of
-    them. ``reason`` is None where they fit as it is, or where no claim waits. A funnel has ``request, devices, steps:
-    [{what, count, devices, example?}], matching, inUse, excluded, free``.
+    "pools": [{name, state, why}], "ignored": [{name, why}]}``. If all blockers were removed, the claims would fit; if
+    only some of them were, they would not. ``reason`` is None if the claims fit, or if no claim is pending. A funnel
+    has ``request, devices, steps: [{what, count, devices, example?}], matching, inUse, excluded, free``.
 
-    ``deadline``: seconds after which nothing more is found out; None for as long as it takes. Where the claims do not
-    fit and the time does not suffice to find out why, the reason is ``SearchLimit``.
+    ``deadline``: seconds, or None for no limit. If the claims do not fit and the cause is still unknown by then, the
+    reason is ``SearchLimit``.
 
     Raises AllocationError as ``allocate`` does.
     """

@@ -36,13 +36,13 @@ MAX_PER_NODE = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many fit."""
+    """How many copies of a claim fit, and whether that number is proven."""
 
     count: int
     proven: bool
-    """no more than ``count`` fit, for certain"""
+    """whether it is certain that no more than ``count`` fit"""
     by_node: Mapping[str | None, int]
-    """the part of each node that has room; None where the network's devices tie the nodes together"""
+    """how many fit on each node that has room; the key None stands for nodes that share devices of the network"""
     reason: str | None = None
     """why the claim cannot be solved at all"""
     message: str | None = None
@@ -57,21 +57,20 @@ def capacity(
 ) -> Capacity:
     """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
 
-    ``claim`` is a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate, of which the claims of pods are made.
-
-    Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
-    ResourceQuotas among the documents count: the reason is then ``QuotaExceeded``, and no node is named.
+    ``claim`` is a DeviceClaim, a ResourceClaim, or the ResourceClaimTemplate of a pod. If the claim is allocated, its
+    copies come in addition to it. Pending claims among the documents do not count. ResourceQuotas among the documents
+    do: if a quota sets the limit, the reason is ``QuotaExceeded``, and no node is named.
 
     Args:
-        deadline: seconds after which what was counted so far is returned, which is then not ``proven``; None for no
-            limit. If not even one copy was placed by then, ``reason`` is ``SearchLimit``.
-        cel_check: as for ``solve_manifests``: with ``refuse``, devices that the check's evaluator judges differently
-            do not count, and a claim that would be refused for them has the reason ``CheckFailed``.
+        deadline: seconds, or None for no limit. When they have passed, the count so far is returned, not ``proven``; if
+            not even one copy was placed by then, ``reason`` is ``SearchLimit``.
+        cel_check: as for ``solve_manifests``. With ``refuse``, a device does not count if the two evaluators of
+            expressions disagree about it, and a claim that would be refused for that has the reason ``CheckFailed``.
 
     Raises:
         TypeError: ``claim`` is not a dict.
         ValueError: ``claim`` is not the manifest of a claim or template with a name, or ``documents`` are one manifest
-            or text; ``deadline`` or ``cel_check`` is none.
+            or text; ``deadline`` or ``cel_check`` is invalid.
     """
     ends = end_time(deadline, time.monotonic())
     check_cel_check(cel_check)

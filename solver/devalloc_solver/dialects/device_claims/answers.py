@@ -54,7 +54,7 @@ def config_entries(
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """What became of one claim."""
+    """The answer to one claim: its devices, or the reason why it has none."""
 
     namespace: str
     name: str

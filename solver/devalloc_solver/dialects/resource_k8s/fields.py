@@ -102,7 +102,7 @@ def _keeps_text(digits: str, power: int, form: Format) -> bool:
 
 
 class AllocationError(Exception):
-    """The claims cannot be judged on this node: something in the input is wrong.
+    """The claims cannot be answered for this node, because something in the input is wrong.
 
     ``node_local`` tells that only this node's pools are at fault: other nodes may still do. Every other error would
     come back on every node.
