@@ -122,7 +122,9 @@ def _huge_pages(root: Path) -> HostCheck:
             reserved.append(f"{number} of {folder.name.removeprefix('hugepages-')}")
     if reserved:
         return HostCheck("huge pages", "ok", ", ".join(reserved), what)
-    return HostCheck("huge pages", "missing", "none is set aside (docs/machines.md, Huge pages)", what)
+    return HostCheck(
+        "huge pages", "missing", "none is set aside; 4 GiB in pages of 2 MiB: sysctl vm.nr_hugepages=2048", what
+    )
 
 
 def _cgroups(root: Path) -> HostCheck:

@@ -44,7 +44,7 @@ VERBS: dict[str, dict[str, str]] = {
         "wait": "wait until claims are allocated or released, machines running",
     },
     "Claims": {
-        "explain": "show why a claim has the devices that it has, or none",
+        "explain": "show why a claim got its devices, or why it got none",
         "capacity": "count how many more claims like this one fit",
         "dra": "allocate ResourceClaims of Kubernetes on one node",
         "release": "take back a claim's devices, but keep the claim",

@@ -132,7 +132,7 @@ def capacity(
     The result respects ResourceQuotas.
 
     The claim is in the store (NAME) or in the manifests: a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate
-    (resourceclaimtemplate/NAME), of which the claims of pods are made. Quotas of these are Kubernetes' own. devalloc
+    (resourceclaimtemplate/NAME) of pods. Kubernetes itself enforces quotas of the latter two. devalloc
     counts on the pools of the store or cluster, or on the manifests alone if they contain pools.
 
     With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host offers to machines: how

@@ -25,7 +25,7 @@ _STYLES = {"ok": "green", "missing": "yellow", "limited": "yellow"}
 def check_host(qemu: str, sysfs_root: Path, output: str) -> int:
     """Show what this host has for machines and devices: QEMU, KVM, IOMMU, VFIO, UEFI firmware, TPM, nft, huge pages.
 
-    What is missing matters only for what it is needed for. Nothing is changed. Exit code 1 if no machine can start.
+    Each line says what the part is needed for. The command changes nothing. Exit code 1 if no machine can start.
 
     \b
     devalloc check-host

@@ -45,15 +45,15 @@ Object = dict[str, Any]
 def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, place: StoreTarget) -> int:
     """Cordon a node, move its machines and claims to other nodes, and wait until they have left.
 
-    The command first prints what it will do with each machine. Machines that run move while they run, if nothing of
-    them is on this node alone. Machines that do not run move if another node reaches their disks. With --force, so do
-    those that run and cannot move while they do; their guests are powered down first. A machine that cannot start
-    on another node stays; with --force it is stopped, and starts again after `devalloc uncordon`. The claims of a
+    The command first prints what it will do with each machine. Machines that run move while they run, if no
+    part of them exists only on this node. Machines that do not run move if another node reaches their disks. With
+    --force, so do machines that cannot move while they run; their guests are powered down first. A machine that cannot
+    start on another node stays; with --force it is stopped, and starts again after `devalloc uncordon`. The claims of a
     machine move with it. Other claims are released and allocated again; without --force, those in use stay. The
     command withdraws migrations of other machines to this node.
 
-    If no plugin serves the node, nothing can leave it. With --force it is cordoned all the same, and what is asked is
-    done when its plugin is back; nothing starts elsewhere before that, because the node is not fenced.
+    If no plugin serves the node, nothing can leave it. With --force the command cordons it and writes the requests,
+    which the plugin carries out when it is back; nothing starts elsewhere before that, because the node is not fenced.
 
     If you stop the command, or the time is up, it withdraws migrations that are not over; machines that it has asked
     to power down still do so. Repeat it to see what is left. `devalloc uncordon` reverses the cordon. Exit code 1 if

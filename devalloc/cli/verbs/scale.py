@@ -41,7 +41,7 @@ def scale(
     namespace: str,
     place: StoreTarget,
 ) -> int:
-    """Change how many CPUs and how much memory a machine has, or how many machines a set has, and wait until it is so.
+    """Change how many CPUs and how much memory a machine has, or how many machines a set has, and wait for it.
 
     CPUs and memory change while the machine runs, between min and max of its spec. Larger bounds apply at its next
     start: change the manifest, then `devalloc restart vm/NAME`. For machines without an object: `devalloc vm scale`.
@@ -94,7 +94,8 @@ def _finish_machine(
     from devalloc.api.quantity import Quantity
 
     amounts_text = ", ".join(
-        f"{amount} CPUs" if what == "cpu" else f"{amount} of memory" for what, amount in wanted.items()
+        f"{amount} CPU{'' if amount == '1' else 's'}" if what == "cpu" else f"{amount} of memory"
+        for what, amount in wanted.items()
     )
     if no_wait or changed["spec"].get("running") is False:
         when = "" if no_wait else " when it is started"

@@ -51,8 +51,8 @@ def usage(
     """Show who used which devices, CPUs and memory in a month, and for how long.
 
     HOURS counts devices that were held whole, SHARES parts of devices: two shares of one device count twice. CPU-HOURS
-    and GIB-HOURS are what machines had, times time. `devalloc up` and the controller of a cluster count while they run,
-    and from what they wrote for the time between.
+    and GIB-HOURS are CPUs and GiB of memory that machines had, times hours. `devalloc up` and the controller of a
+    cluster count. After a restart they also count the time in between, for what was held before and is still held.
 
     \b
     devalloc usage --month last
