@@ -40,7 +40,7 @@ These verbs run until they are stopped. Each of their settings is an option and 
   by colons.
 
 [Units for systemd](install.md#nodes-that-run-machines) read variables from a file, and containers from their manifest.
-All verbs also have `--debug`, `--log-format` and `--log-level`: see [logs](operations.md#logs).
+All verbs also have `--debug`, `--log-format` and `--log-level`: see [logs](command.md#logs).
 
 | value | how to write it |
 |---|---|

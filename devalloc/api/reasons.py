@@ -31,8 +31,8 @@ _RECONCILE = "devalloc/controller/reconcile"
 class Reason(StrEnum):
     """A reason code (S19): where it is decided, how final it is, its meaning, what to do, and whether it is transient.
 
-    The meaning and the advice are sentences of docs/reasons.md, of docs/machines.md, or of the table of Events in
-    docs/pods.md.
+    The meaning and the advice are sentences of docs/reasons.md, of docs/placement.md, of docs/migration.md, or of
+    the table of Events in docs/pods.md.
     """
 
     decided_in: tuple[str, ...]

@@ -43,7 +43,9 @@ _AGENTS, _SCHEDULER = "networks.of.agents", "name-of-neons-scheduler"
 _RUNBOOKS = "https://page.of.runbooks"
 _HAS_FENCING: Final = "(.Values.fencing).secret"
 """In parentheses, or `helm upgrade --reuse-values` fails with the values of a release that had no `fencing`."""
-_NO_PREFIX: Final = "set image.prefix: where you pushed the images, such as registry.example.com/team/ (docs/install.md)"
+_NO_PREFIX: Final = (
+    "set image.prefix: where you pushed the images, such as registry.example.com/team/ (docs/install.md)"
+)
 _VALUES: Final = {
     _PREFIX: f'{{{{ required "{_NO_PREFIX}" .Values.image.prefix }}}}',
     _TAG: "{{ .Values.image.tag | default .Chart.AppVersion }}",

@@ -115,7 +115,7 @@ def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> 
 def fill(guest: Guest, most: int) -> str:
     """Use so much memory that a unit less would do, were it not for what is to stay free; the file to remove."""
     less = (most - 1) * 1024
-    denied_from = (less - 100) * 85 // 100 - 100  # docs/scaling.md, "agrees to less"
+    denied_from = (less - 100) * 85 // 100 - 100  # docs/scaling-reference.md, "agrees to less"
     # Little more than that: goals count what the kernel needs as well, and so much is not to be wanted again.
     used = int(guest.check("awk '/[(]anon[)]/ {used += $2} END {print int(used / 1024)}' /proc/meminfo"))
     guest.check("mkdir -p /fill && mount -t tmpfs -o size=90%,huge=always tmpfs /fill")

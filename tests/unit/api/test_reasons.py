@@ -20,9 +20,13 @@ RELEASED = {
 }
 
 
+PAGES = ("pods.md", "placement.md", "migration.md", "reasons.md")
+"""The guides with tables of codes of claims and machines."""
+
+
 def cells_by_code() -> dict[str, list[str]]:
     """The cells of each row of the guides' tables of codes of claims, after the code."""
-    pages = [(REPO / "docs" / name).read_text() for name in ("pods.md", "machines.md", "reasons.md")]
+    pages = [(REPO / "docs" / name).read_text() for name in PAGES]
     rows = [line.strip("|").split(" | ") for page in pages for line in page.splitlines() if line.startswith("| `")]
     return {cells[0].strip("` "): [cell.strip() for cell in cells[1:]] for cells in rows if "|" not in cells[0]}
 
@@ -42,10 +46,12 @@ def test_the_guides_list_no_code_that_the_table_lacks() -> None:
     page = (REPO / "docs" / "reasons.md").read_text()
     codes = page[page.index("## Codes of claims") : page.index("## What is in the way")]
     listed = {line.split("`")[1] for line in codes.splitlines() if line.startswith("| `")}
-    machines = (REPO / "docs" / "machines.md").read_text()
-    waiting = machines[machines.index("### Why a machine is not placed") : machines.index("## Devices")]
-    waiting += machines[machines.index("### Why a machine does not move") : machines.index("## See and enter")]
-    listed |= {line.split("`")[1] for line in waiting.splitlines() if line.startswith("| `")}
+    for name, heading in (
+        ("placement.md", "## Why a machine is not placed"),
+        ("migration.md", "## Why a machine does not move"),
+    ):
+        waiting = (REPO / "docs" / name).read_text().partition(f"\n{heading}\n")[2]
+        listed |= {line.split("`")[1] for line in waiting.splitlines() if line.startswith("| `")}
     on_devices = {"DeviceLost"}
     assert listed - on_devices == {reason.value for reason in Reason} - {
         "NoSuitableNode",

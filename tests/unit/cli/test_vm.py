@@ -32,7 +32,7 @@ from tests.support.node_service import Served, served
 from tests.support.toy_machines import machine_of, vm
 from tests.support.waiting import LONG
 
-MACHINES_GUIDE = Path(__file__).parents[3] / "docs" / "machines.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "machine-devices.md"
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_command_that_another_change_keeps_waiting_says_at_its_timeout_what_ho
     with plugin.bench.claims.locks.named("machine/default/web", Deadline.after(LONG), work):
         late = devalloc_vm("unplug", "web", "lan", "--timeout", "1s")
     assert late.code == 1
-    example = next(line for line in MACHINES_GUIDE.read_text().splitlines() if line.startswith("error: lan: failed"))
+    example = next(line for line in GUIDE.read_text().splitlines() if line.startswith("error: lan: failed"))
     words = (r"for \d+ s", r"\d\d:\d\d:\d\d UTC", r"process \d+")
     shown, expected = late.err.strip(), example
     for word in words:

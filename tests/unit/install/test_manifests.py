@@ -482,6 +482,11 @@ def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:
     assert f"EnvironmentFile=-{folder}/{credentials.ENVIRONMENT}\n" in unit
 
 
+@pytest.mark.parametrize("name", ["devalloc", "devalloc-node"])
+def test_a_service_of_a_host_takes_options_from_a_file_of_its_name(name: str) -> None:
+    assert f"EnvironmentFile=-/etc/default/{name}\n" in (UNITS / f"{name}.service").read_text()
+
+
 def test_probes_have_a_port_of_their_own_that_no_one_but_the_kubelet_reaches() -> None:
     objects = render_manifests(InstallOptions())
     (controller,) = [one for one in objects if one["kind"] == "Deployment"]

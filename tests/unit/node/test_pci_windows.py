@@ -160,7 +160,7 @@ def test_a_window_that_only_the_bios_has_room_for_is_refused_below_uefi() -> Non
 
 
 def test_the_guide_says_how_many_windows_fit() -> None:
-    text = (Path(__file__).parents[3] / "docs/machines.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/machine-devices.md").read_text()
     rows = re.findall(r"^\| (\d+) bits, \S+ TiB[^|]*\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
     assert len(rows) == 3
     for bits, *cells in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from deploy.package_metadata import REPOSITORY
 from tests.support.repository import REPO
+from tests.unit.test_doc_links import links
 from tools.site import with_repository_links
 
 
@@ -49,3 +51,32 @@ def test_a_link_that_leads_nowhere_is_an_error(broken: str, tmp_path: Path) -> N
     )
     assert done.returncode == 1
     assert "gone" in done.stderr or "no-such-heading" in done.stderr
+
+
+def _pages() -> dict[str, str]:
+    return {
+        path.relative_to(REPO / "docs").as_posix(): path.read_text() for path in sorted((REPO / "docs").rglob("*.md"))
+    }
+
+
+def _links(page: str, text: str) -> set[str]:
+    targets = {target.partition("#")[0] for _, target in links(text)}
+    return {posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) for target in targets if target}
+
+
+def test_a_reader_gets_to_every_page_by_links() -> None:
+    pages, reached, left = _pages(), set[str](), ["index.md"]
+    while left:
+        page = left.pop()
+        if page in pages and page not in reached:
+            reached.add(page)
+            left += _links(page, pages[page])
+    assert pages.keys() - reached == set()
+
+
+def test_a_page_has_at_most_350_lines_and_begins_with_what_it_is_for() -> None:
+    guides = {name: text for name, text in _pages().items() if "/" not in name and not text.startswith("<!-- Gen")}
+    assert len(guides) > 30
+    assert [name for name, text in guides.items() if text.count("\n") > 350] == []
+    begins = {name: text.split("\n\n", 2)[1] for name, text in guides.items()}
+    assert [name for name, first in begins.items() if first.startswith(("#", "|", "```", "    ", "!["))] == []
