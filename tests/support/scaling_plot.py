@@ -28,7 +28,7 @@ LANES, LANE = 416, 24
 MARKS = {
     "asked": (0, "amber", 4, "asked"),
     "permitted": (0, "amber", 62, "given"),
-    "told": (2, "blue", 4, "told"),
+    "told": (2, "blue", 4, "informed"),
     "denied": (2, "red", 50, "no"),
     "agreed": (2, "green", 88, "yes"),
 }
@@ -51,8 +51,9 @@ STYLE = """
     }
 """  # noqa: E501
 ABOUT = (
-    "A machine follows its guest: load rises, more is asked for, permitted, plugged and told; load falls, the monitor "
-    "denies while memory is in use, then agrees, and all is given back, with a disk in use throughout"
+    "A machine follows its guest: load rises, more is asked for, permitted and plugged, and the guest is informed; "
+    "load falls, the monitor denies while memory is in use, then agrees, and all is given back, with a disk in use "
+    "throughout"
 )
 
 
@@ -229,7 +230,7 @@ class _Picture:
             ("permit given", "amber", *2 * (self._next("permitted", request["at"])["at"],)),
             ("memory plugged", "blue", *self._span("plugging", "memory", request["at"], granted["at"])),
             ("CPU plugged", "blue", *self._span("plugging", "cpus", request["at"], granted["at"])),
-            ("monitor told, and says yes", "green", granted["at"], heard["at"]),
+            ("monitor informed, agrees", "green", granted["at"], heard["at"]),
         ]
 
     def _way_down(self) -> list[tuple[str, str, float, float]]:
