@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def expressions(content: Any) -> list[str]:
 
 def policies() -> list[dict[str, Any]]:
     return [one for one in render_manifests(EVERYTHING) if one["kind"] == "ValidatingAdmissionPolicy"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["DaemonSet", "ClusterRole", "ValidatingAdmissionPolicy", "MutatingAdmissionPolicy", "NetworkPolicy"]
+)
+def test_the_guide_names_all_that_an_installation_contains(kind: str) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "installed.md").read_text()
+    named = re.findall(r"`(devalloc-[a-z*-]+)`", guide)
+    names = [one["metadata"]["name"] for one in render_manifests(EVERYTHING) if one["kind"] == kind]
+    assert names
+    assert [name for name in names if not any(fnmatch(name, pattern) for pattern in named)] == []
 
 
 def test_virtual_verbs_are_asked_for_the_whole_cluster() -> None:
