@@ -123,7 +123,7 @@ def mixed_detail(random: Random, kinds: str) -> Manifest:
 def cluster(random: Random) -> list[Manifest]:
     """The same of resource.k8s.io."""
     kinds = "abcd"[: random.choice([2, 3, 4])]
-    documents: list[Manifest] = [{"kind": "DeviceClass", **dra_builders.ANY}]
+    documents: list[Manifest] = [dra_builders.ANY]
     for node in ("n1", "n2")[: random.choice([1, 2])]:
         counted = random.sample(kinds, 2) if random.random() < 0.3 else []
         devices = [
@@ -138,15 +138,9 @@ def cluster(random: Random) -> list[Manifest]:
             for place in range(random.choice([0, 1, 2]))
         ]
         place = {"pool": f"p-{node}", "nodeName": node, "count": 2}
-        documents.append({"kind": "Node", "metadata": {"name": node}})
-        documents.append(
-            {
-                "kind": "ResourceSlice",
-                **dra_builders.slice_(f"s-{node}", devices or [dra_builders.device("x")], **place),
-            }
-        )
-        sets = dra_builders.counter_slice(f"t-{node}", {"set": {"power": "3"}}, **place)
-        documents.append({"kind": "ResourceSlice", **sets})
+        documents.append(dra_builders.node(node))
+        documents.append(dra_builders.slice_(f"s-{node}", devices or [dra_builders.device("x")], **place))
+        documents.append(dra_builders.counter_slice(f"t-{node}", {"set": {"power": "3"}}, **place))
     for number in range(random.choice([2, 3, 4])):
         kind = f"device.attributes['{dra_builders.DRIVER}'].kind == '{random.choice(kinds)}'"
         amounts = {"memory": "3"} if random.random() < 0.2 else None
@@ -154,10 +148,10 @@ def cluster(random: Random) -> list[Manifest]:
         made = dra_builders.claim(wanted, name=f"c{number}")
         if random.random() < 0.2:
             made["metadata"]["annotations"] = {GROUP: "g"}
-        documents.append({"kind": "ResourceClaim", **made})
+        documents.append(made)
     if random.random() < 0.3:
-        documents.append({"kind": "Node", "metadata": {"name": "n3"}})  # without devices
-    return [{"apiVersion": "v1" if one["kind"] == "Node" else "resource.k8s.io/v1", **one} for one in documents]
+        documents.append(dra_builders.node("n3"))  # without devices
+    return documents
 
 
 def satisfied(outcome: SearchOutcome) -> dict[Key, list[tuple[int, int]]]:
@@ -281,12 +275,11 @@ def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
     ]
     counters = {"card": {"c": "4", "e": "1"}, "other": {"c": "4"}}
     documents: list[Manifest] = [
-        {"kind": "DeviceClass", **dra_builders.ANY},
-        {"kind": "ResourceSlice", **dra_builders.slice_("devices", devices, **place)},
-        {"kind": "ResourceSlice", **dra_builders.counter_slice("counters", counters, **place)},
-        *({"kind": "ResourceClaim", **dra_builders.claim(dra_builders.request("r", n), name=f"c{n}")} for n in (1, 4)),
+        dra_builders.ANY,
+        dra_builders.slice_("devices", devices, **place),
+        dra_builders.counter_slice("counters", counters, **place),
+        *(dra_builders.claim(dra_builders.request("r", n), name=f"c{n}") for n in (1, 4)),
     ]
-    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
     gates = read_gates(None)
     ready = dra_joint.prepare(dra_documents.read_documents(documents, gates), gates)
     placements, _ = allocate_batch(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
@@ -310,24 +303,11 @@ def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
 
 def test_a_node_without_devices_does_not_end_a_round() -> None:
     load_solver()
-    nodes: list[Manifest] = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{n}"}} for n in range(30)]
-    slices = [
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        | dra_builders.slice_(
-            f"s{n}", [dra_builders.device(f"d{i}") for i in range(4)] if n else [], pool=f"p{n}", nodeName=f"n{n}"
-        )
-        for n in range(29)
-    ]
-    claims = [
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            **dra_builders.claim(dra_builders.request("r", 2), name=f"c{n}"),
-        }
-        for n in range(20)
-    ]
-    classes = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra_builders.ANY}]
-    answer = Fleet.from_manifests([*nodes, *slices, *classes]).allocate_all(claims, is_quick=True)
+    nodes = [dra_builders.node(f"n{n}") for n in range(30)]
+    four = dra_builders.devices("d0", "d1", "d2", "d3")
+    slices = [dra_builders.slice_(f"s{n}", four if n else [], pool=f"p{n}", nodeName=f"n{n}") for n in range(29)]
+    claims = [dra_builders.claim(dra_builders.request("r", 2), name=f"c{n}") for n in range(20)]
+    answer = Fleet.from_manifests([*nodes, *slices, dra_builders.ANY]).allocate_all(claims, is_quick=True)
     assert [each["allocated"] for each in answer["claims"]] == [True] * 20
 
 

@@ -9,11 +9,9 @@ from random import Random
 from typing import Any
 
 from devalloc_solver.dra import solve_manifests
-from tests.support.dra_builders import claim, device, request, slice_
+from tests.support.dra_builders import ANY, claim, device, request, slice_
 
 Content = dict[str, Any]
-API = {"apiVersion": "resource.k8s.io/v1"}
-ANY_CLASS = {**API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 MEMBERS = "xyz"
 SEEDS = range(120)
 
@@ -44,7 +42,7 @@ def _random_group(random: Random) -> list[Content]:
         ]
         content = [device(f"{node}-{number}", each) for number, each in enumerate(attributes)]
         places += [{"driver": "gpu.io", "pool": node, "device": each["name"]} for each in content]
-        slices.append({**API, "kind": "ResourceSlice", **slice_(node, content, pool=node, nodeName=node)})
+        slices.append(slice_(node, content, pool=node, nodeName=node))
     claims = []
     if random.random() < 0.5:
         holder = _claim("holder", [request("r", 1)])
@@ -62,13 +60,11 @@ def _random_group(random: Random) -> list[Content]:
 
 
 def _claim(name: str, requests: Sequence[Content], match: str | None = None, **marks: str) -> Content:
-    content = {**API, "kind": "ResourceClaim", **claim(*requests, name=name, match=match)}
-    content["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return content
+    return claim(*requests, name=name, match=match, marks=marks)
 
 
 def _answers(documents: Iterable[Content]) -> dict[str, Any]:
-    return {answer["name"]: answer for answer in solve_manifests([ANY_CLASS, *documents])["claims"]}
+    return {answer["name"]: answer for answer in solve_manifests([ANY, *documents])["claims"]}
 
 
 def _fits(documents: Sequence[Content], blockers: Iterable[Mapping[str, Any]]) -> bool:

@@ -19,12 +19,11 @@ import pytest
 
 from devalloc_solver.dra import explain, solve_manifests
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from tests.support.dra_builders import ANY, claim, counter_slice, device, request, slice_
+from tests.support.dra_builders import ANY, claim, counter_slice, device, node, request, slice_
 from tests.support.examples import examples
 
 EXAMPLES = examples(120)
 BATCH = 40
-API = "resource.k8s.io/v1"
 Manifest = dict[str, Any]
 COUNTERS = 4
 """Slices of a card that has partitions."""
@@ -226,10 +225,8 @@ def cold(case: Case, gone: Iterable[str] = (), pending: Manifest | None = None) 
 
 
 def _documents(case: Case, gone: Iterable[str], pending: Manifest) -> list[Manifest]:
-    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in case.nodes]
     held = [holder(name, items) for name, items in case.holders if name not in {*gone}]
-    kinds = {"DeviceClass": [ANY], "ResourceSlice": slices_of(case), "ResourceClaim": [*held, pending]}
-    return nodes + [{"apiVersion": API, "kind": kind, **one} for kind, some in kinds.items() for one in some]
+    return [*map(node, case.nodes), ANY, *slices_of(case), *held, pending]
 
 
 def warm(case: Case) -> Manifest:

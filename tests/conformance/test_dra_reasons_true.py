@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from devalloc_solver import dra
-from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
+from tests.support.dra_builders import ANY, claim, counter_slice, device, devices, request, slice_
 from tests.support.reference_data import resource_claim_cases
 
 Content = dict[str, Any]
-CLASS = {"metadata": {"name": "any"}, "spec": {}}
 
 
 def _corpus() -> Iterator[Any]:
@@ -56,7 +55,7 @@ TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 
 
 def _call(*claims: Content, slices: Sequence[Content], **more: Any) -> Content:
-    content = {"node": "n1", "claims": list(claims), "classes": [CLASS], "slices": list(slices)}
+    content = {"node": "n1", "claims": list(claims), "classes": [ANY], "slices": list(slices)}
     return content | {"allocated": {}, "features": None} | more
 
 

@@ -15,29 +15,21 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, dra
-from tests.support.dra_builders import claim, counter_slice, device, request, slice_
+from tests.support.dra_builders import ANY, claim, counter_slice, device, request, slice_
 from tests.support.examples import examples
 
-API = "resource.k8s.io/v1"
-CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 NODES = ("n0", "n1", "n2")
 EXAMPLES = examples(100)
-COUNTS = {"apiVersion": API, "kind": "ResourceSlice"}
 Manifest = dict[str, Any]
 
 
 def slice_of(node: str, devices: list[Manifest], **spec: Any) -> Manifest:
-    return {**COUNTS, **slice_(f"s-{node}", devices, **{"pool": "gpus", "nodeName": node, **spec})}
+    return slice_(f"s-{node}", devices, **{"pool": "gpus", "nodeName": node, **spec})
 
 
 def wants(name: str, count: int = 1, *selectors: str, node: str | None = None, **fields: Any) -> Manifest:
-    manifest = {
-        "apiVersion": API,
-        "kind": "ResourceClaim",
-        **claim(request("r", count, *selectors, **fields), name=name),
-    }
-    manifest["metadata"]["annotations"] = {} if node is None else {"devalloc.io/node": node}
-    return manifest
+    marks = {} if node is None else {"node": node}
+    return claim(request("r", count, *selectors, **fields), name=name, marks=marks)
 
 
 def given(answer: Manifest) -> list[str]:
@@ -63,7 +55,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_claim_gets_it_and_the_refusal_of_the_other_names_the_owner(layout: str) -> None:
-    documents = [CLASS, *LAYOUTS[layout]]
+    documents = [ANY, *LAYOUTS[layout]]
     claims = [wants("a", node="n0"), wants("b", node="n1")]
 
     answer = dra.solve_manifests([*documents, *claims])
@@ -80,11 +72,11 @@ def test_one_claim_gets_it_and_the_refusal_of_the_other_names_the_owner(layout: 
 
 def test_each_node_may_be_asked_for_it_by_itself() -> None:
     for node in NODES[:2]:
-        assert dra.allocate(node, [wants("a")], [CLASS], LAYOUTS["a slice for each node"]) is not None
+        assert dra.allocate(node, [wants("a")], [ANY], LAYOUTS["a slice for each node"]) is not None
 
 
 def test_pools_of_one_name_without_a_common_device_are_no_problem() -> None:
-    documents = [CLASS, slice_of("n0", [device("d0")]), slice_of("n1", [device("d1")])]
+    documents = [ANY, slice_of("n0", [device("d0")]), slice_of("n1", [device("d1")])]
 
     answer = dra.solve_manifests([*documents, wants("a"), wants("b")])
 
@@ -93,7 +85,7 @@ def test_pools_of_one_name_without_a_common_device_are_no_problem() -> None:
 
 
 def test_the_refusal_of_a_claim_for_too_many_names_no_counters() -> None:
-    (refusal,) = dra.solve_manifests([CLASS, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
+    (refusal,) = dra.solve_manifests([ANY, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
 
     assert refusal["reason"] == "NotEnoughDevices"
     assert [blocker["kind"] for blocker in refusal["blockers"]] == ["amount"]
@@ -105,9 +97,9 @@ def test_an_allocation_of_it_draws_the_counters_of_every_node() -> None:
     def of(node: str) -> list[Manifest]:
         parts = [device(name, counters={"s": {"c": "1"}}) for name in ("d0", "d1", "d2")]
         counts = counter_slice(f"c-{node}", {"s": {"c": "2"}}, pool="gpus", count=2, nodeName=node)
-        return [slice_of(node, parts, count=2), {**COUNTS, **counts}]
+        return [slice_of(node, parts, count=2), counts]
 
-    documents = [CLASS, *of("n0"), *of("n1")]
+    documents = [ANY, *of("n0"), *of("n1")]
     claims = [wants("a", node="n0"), wants("b", node="n1"), wants("c")]
     fleet = Fleet.from_manifests(documents)
 
@@ -122,7 +114,7 @@ SHARED = [device("d0", shared=True, capacity={"m": "4"})]
 
 
 def test_shares_of_it_add_up_over_the_nodes() -> None:
-    documents = [CLASS, slice_of("n0", SHARED), slice_of("n1", SHARED)]
+    documents = [ANY, slice_of("n0", SHARED), slice_of("n1", SHARED)]
     claims = [wants(f"c{n}", node=NODES[n % 2], capacity={"requests": {"m": "1"}}) for n in range(5)]
     fleet = Fleet.from_manifests(documents)
 
@@ -136,7 +128,7 @@ def test_shares_of_it_add_up_over_the_nodes() -> None:
 
 def test_shares_of_what_nodes_see_differently_are_of_one_node_at_a_time() -> None:
     other = [device("d0", {"uuid": "x"}, shared=True, capacity={"m": "4"})]
-    documents = [CLASS, slice_of("n0", SHARED), slice_of("n1", other)]
+    documents = [ANY, slice_of("n0", SHARED), slice_of("n1", other)]
     asks = {"capacity": {"requests": {"m": "1"}}}
 
     answer = dra.solve_manifests([*documents, wants("a", node="n0", **asks), wants("b", node="n1", **asks)])
@@ -167,7 +159,7 @@ class Drawn:
             wants(f"c{n}", count, *([fine] if choosy else []), node=node)
             for n, (count, choosy, node) in enumerate(self.claims)
         ]
-        return [CLASS, *slices, *claims]
+        return [ANY, *slices, *claims]
 
     def best(self) -> int:
         """The most claims that devices of different names satisfy."""

@@ -192,16 +192,11 @@ def node_gpus(node: str, model: str = "m0") -> Manifest:
         )
         for n in range(4)
     ]
-    return resource_object("ResourceSlice", dra.slice_(node, content, pool=node, nodeName=node, driver="gpu.io"))
-
-
-def resource_object(kind: str, manifest: Manifest) -> Manifest:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, **manifest}
+    return dra.slice_(node, content, pool=node, nodeName=node, driver="gpu.io")
 
 
 def resource_claim(name: str, expression: str = "true", count: int = 1) -> Manifest:
-    manifest = dra.claim(dra.request("r", count, expression, class_name="gpu"), name=name)
-    return resource_object("ResourceClaim", manifest)
+    return dra.claim(dra.request("r", count, expression, class_name="gpu"), name=name)
 
 
 @pytest.fixture
@@ -224,9 +219,8 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (quick_check, "MAX_SPECS", 8),
     ):
         monkeypatch.setattr(module, name, most)
-    gpu = {"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.io'"}}]}}
     slices = [node_gpus(f"n{n}", f"m{n % 3}") for n in range(NODES)]
-    return Fleet.from_manifests([*slices, resource_object("DeviceClass", gpu)])
+    return Fleet.from_manifests([*slices, dra.device_class("gpu", "device.driver == 'gpu.io'")])
 
 
 @pytest.mark.parametrize(

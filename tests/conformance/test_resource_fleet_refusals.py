@@ -14,21 +14,15 @@ from devalloc_solver.fleet.resource_k8s import explainer
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.problem.demand import PlacementUnit
-from tests.support.dra_builders import claim, counter_slice, device, first_of, request, slice_
+from tests.support.dra_builders import claim, counter_slice, device, device_class, first_of, request, slice_
 
-API = "resource.k8s.io/v1"
 NODES = 44
 ROOT = "resource.kubernetes.io/pcieRoot"
 Manifest = dict[str, Any]
 
 
-def object_(kind: str, manifest: Manifest) -> Manifest:
-    return {"apiVersion": API, "kind": kind, **manifest}
-
-
 def class_(name: str) -> Manifest:
-    selectors = [{"cel": {"expression": f"device.driver == '{name}.io'"}}]
-    return object_("DeviceClass", {"metadata": {"name": name}, "spec": {"selectors": selectors}})
+    return device_class(name, f"device.driver == '{name}.io'")
 
 
 def whole(node: int, kind: str, count: int, rng: Random) -> Manifest:
@@ -51,7 +45,7 @@ def whole(node: int, kind: str, count: int, rng: Random) -> Manifest:
     slices = 2 if rng.random() < 0.05 else 1
     name = f"node-{node}"
     spec = {"pool": name, "nodeName": name, "driver": f"{kind}.io", "count": slices}
-    return object_("ResourceSlice", slice_(f"{kind}-{node}", content, **spec))
+    return slice_(f"{kind}-{node}", content, **spec)
 
 
 def parted(node: int) -> list[Manifest]:
@@ -71,8 +65,8 @@ def parted(node: int) -> list[Manifest]:
     ]
     counters = {f"c{card}": {f"s{n}": "1" for n in range(4)} for card in range(2)}
     return [
-        object_("ResourceSlice", slice_(f"mig-{node}", parts, **spec)),
-        object_("ResourceSlice", counter_slice(f"counters-{node}", counters, **spec)),
+        slice_(f"mig-{node}", parts, **spec),
+        counter_slice(f"counters-{node}", counters, **spec),
     ]
 
 
@@ -93,8 +87,8 @@ def fabric() -> list[Manifest]:
     spec = {"pool": "all", "allNodes": True}
     return [
         class_("fabric"),
-        object_("ResourceSlice", slice_("fabric", content, driver="fabric.io", **spec)),
-        object_("ResourceSlice", slice_("tape", content[:2], driver="tape.io", **spec)),
+        slice_("fabric", content, driver="fabric.io", **spec),
+        slice_("tape", content[:2], driver="tape.io", **spec),
     ]
 
 
@@ -205,11 +199,10 @@ def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
     # Many of the claims before these are there to be in the way.
     for number in range(40 + 4 * len(NAMED)):
         name = f"c{number}"
-        content = deepcopy(rng.choice(FITTING) if number < 40 else NAMED[number % len(NAMED)])
-        content["metadata"]["name"] = name
+        waiting = deepcopy(rng.choice(FITTING) if number < 40 else NAMED[number % len(NAMED)])
+        waiting["metadata"]["name"] = name
         if rng.random() < 0.1:
-            content["metadata"]["annotations"] = {"devalloc.io/node": f"node-{rng.randrange(12)}"}
-        waiting = object_("ResourceClaim", content)
+            waiting["metadata"]["annotations"] = {"devalloc.io/node": f"node-{rng.randrange(12)}"}
 
         answer = fleet.allocate(deepcopy(waiting))
 
@@ -244,12 +237,11 @@ def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.
     reasons: dict[str, int] = {}
     for number in range(180):
         name = f"c{number}"
-        content = deepcopy(rng.choice(fitting) if number % 6 else HOPELESS[number // 6 % len(HOPELESS)])
-        content["metadata"]["name"] = name
+        waiting = deepcopy(rng.choice(fitting) if number % 6 else HOPELESS[number // 6 % len(HOPELESS)])
+        waiting["metadata"]["name"] = name
         if rng.random() < 0.1:
             pin = rng.choice([f"node-{rng.randrange(NODES)}", "nowhere"])
-            content["metadata"]["annotations"] = {"devalloc.io/node": pin}
-        waiting = object_("ResourceClaim", content)
+            waiting["metadata"]["annotations"] = {"devalloc.io/node": pin}
 
         answer = fleet.allocate(deepcopy(waiting))
 

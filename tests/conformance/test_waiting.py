@@ -208,7 +208,7 @@ class ResourceHistory:
         names = [f"d{number}" for number in range(self.random.randint(1, 4))]
         body = slice_(f"{driver}{node}", devices(*names, model=model), nodeName=f"n{node}", driver=f"{driver}.io")
         body["spec"]["pool"]["name"] = f"{driver}{node}"
-        return {"apiVersion": API, "kind": "ResourceSlice", **body}
+        return body
 
     def claim(self) -> Object:
         self.number += 1

@@ -18,9 +18,11 @@ from tests.support.dra_builders import (
     claim,
     counter_slice,
     device,
+    device_class,
     devices,
     first_of,
     given,
+    node,
     request,
     slice_,
 )
@@ -38,8 +40,8 @@ JUNK: tuple[Any, ...] = (
 """What is put in the place of every value."""
 
 CONFIG = {"opaque": {"driver": "gpu.io", "parameters": {"mode": "x"}}}
-CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.io'"}}]}}
-NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}}
+CLASS = device_class("any", "device.driver == 'gpu.io'")
+NODE = node("n1", zone="a")
 GOOD = claim(
     request("r", 1, "device.attributes['gpu.io'].size > 1", tolerations=[{"key": "t", "operator": "Exists"}]),
     first_of("f", ask(1, amounts={"memory": "1Gi"}), ask(1)),
@@ -86,11 +88,18 @@ HELD["status"] = {
         },
     }
 }
+
+
+def content(obj: dict[str, Any]) -> dict[str, Any]:
+    """What can be wrong in an object of this kind."""
+    return {"metadata": obj["metadata"], **{key: obj[key] for key in ("spec", "status") if key in obj}}
+
+
 WORLD: dict[str, Any] = {
-    "node": NODE,
-    "claims": [GOOD, HELD, OTHER],
-    "classes": [CLASS],
-    "slices": [SLICE, COUNTERS, FAR, PLENTY, WIDE, *SPREAD],
+    "node": content(NODE),
+    "claims": [*map(content, (GOOD, HELD, OTHER))],
+    "classes": [content(CLASS)],
+    "slices": [*map(content, (SLICE, COUNTERS, FAR, PLENTY, WIDE, *SPREAD))],
     "allocated": {"devices": [{"driver": "gpu.io", "pool": "p", "device": "c"}], "shares": [], "consumedCapacity": []},
 }
 SEEDS = range(6)
@@ -331,7 +340,7 @@ def test_an_annotation_that_is_no_text_is_an_error(mark: str, value: Any) -> Non
     assert answers["other"]["allocated"]
     assert answers["c"]["reason"] == "ClaimInvalid"
     assert f"metadata.annotations['devalloc.io/{mark}'] must be a string" in answers["c"]["message"]
-    assert fleet.allocate({"kind": "ResourceClaim", **wanted})["message"] == answers["c"]["message"]
+    assert fleet.allocate(wanted)["message"] == answers["c"]["message"]
 
 
 def test_an_annotation_that_is_null_is_none() -> None:
@@ -372,10 +381,10 @@ def test_a_class_that_the_api_server_refuses_is_named_and_a_slice_is_read_all_th
 def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches_them() -> None:
     local = slice_("local", devices("d"), pool="local", nodeName="n0")
     net = slice_("net", devices("d"), pool="net", allNodes=True)
-    nodes = [{"metadata": {"name": name}} for name in ("n0", "n1")]
+    nodes = [node("n0"), node("n1")]
     everything = claim(request("r", None))
     cluster = documents({"node": nodes[0], "classes": [CLASS], "slices": [local, net], "claims": [everything]})
-    cluster.append({"apiVersion": "v1", "kind": "Node", **nodes[1]})
+    cluster.append(nodes[1])
 
     (answers,) = solve_manifests(cluster)["claims"]
     warm = ResourceClaimFleet.from_manifests(cluster).allocate(cluster[-2])
@@ -410,7 +419,7 @@ def test_other_claims_are_answered_beside_an_unreadable_allocation(allocation: A
 
     assert answers["other"]["allocated"]
     assert "bad" in answers
-    assert fleet.allocate({"kind": "ResourceClaim", **OTHER})["allocated"]
+    assert fleet.allocate(OTHER)["allocated"]
 
 
 def test_what_can_be_read_of_an_allocation_is_in_use() -> None:

@@ -9,10 +9,20 @@ from devalloc_solver.dra import allocate
 
 Manifest = dict[str, Any]
 
+API = "resource.k8s.io/v1"
 DRIVER = "gpu.io"
 NODE = "n1"
-ANY: Manifest = {"metadata": {"name": "any"}, "spec": {}}
-"""A class that every device belongs to."""
+
+
+def device_class(name: str, *selectors: str) -> Manifest:
+    """A class of the devices that these expressions select."""
+    spec = {"selectors": [selector(expression) for expression in selectors]} if selectors else {}
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
+
+
+def node(name: str, **labels: str) -> Manifest:
+    metadata = {"name": name, "labels": labels} if labels else {"name": name}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def typed(value: object) -> Manifest:
@@ -56,7 +66,8 @@ def slice_(name: str, content: Sequence[Manifest] = (), **spec: Any) -> Manifest
     body: Manifest = {"driver": spec.pop("driver", DRIVER), "pool": pool, **place}
     if content:
         body["devices"] = list(content)
-    return {"metadata": {"name": name}, "spec": body | {k: v for k, v in spec.items() if v is not None}}
+    body |= {k: v for k, v in spec.items() if v is not None}
+    return {"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": body}
 
 
 def counter_slice(name: str, sets: Mapping[str, Mapping[str, str]], **spec: Any) -> Manifest:
@@ -91,8 +102,15 @@ def first_of(name: str, *asks: Manifest) -> Manifest:
     return {"name": name, "firstAvailable": [{"name": f"s{i}", **one} for i, one in enumerate(asks)]}
 
 
-def claim(*requests: Manifest, name: str = "c", **devices: Any) -> Manifest:
-    """A claim; ``match="a/b"`` and ``distinct="a/b"`` are constraints over all of its requests."""
+def claim(
+    *requests: Manifest,
+    name: str = "c",
+    namespace: str = "default",
+    marks: Mapping[str, str] | None = None,
+    **devices: Any,
+) -> Manifest:
+    """A claim; ``match="a/b"`` and ``distinct="a/b"`` are constraints over all of its requests. ``marks``: annotations
+    without their prefix devalloc.io/."""
     constraints = list(devices.pop("constraints", ()))
     for key in ("match", "distinct"):
         if (attribute := devices.pop(key, None)) is not None:
@@ -100,7 +118,20 @@ def claim(*requests: Manifest, name: str = "c", **devices: Any) -> Manifest:
     body: Manifest = {"requests": list(requests), **devices}
     if constraints:
         body["constraints"] = constraints
-    return {"metadata": {"namespace": "default", "name": name}, "spec": {"devices": body}}
+    metadata: Manifest = {"namespace": namespace, "name": name}
+    if marks is not None:
+        metadata["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
+    return {"apiVersion": API, "kind": "ResourceClaim", "metadata": metadata, "spec": {"devices": body}}
+
+
+def held(of: Manifest, *names: str, pool: str = "p") -> Manifest:
+    """The claim with these devices of a pool for its request ``r``."""
+    results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": name} for name in names]
+    return {**of, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+ANY = device_class("any")
+"""A class that every device belongs to."""
 
 
 def answer(

@@ -156,11 +156,10 @@ class History:
             )
             for each in there
         ]
-        slices = [
+        return [
             dra_builders.counter_slice(f"{one.name}-0", sets, **where),
             dra_builders.slice_(f"{one.name}-1", devices, **where),
         ]
-        return [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **each} for each in slices]
 
     def _publish(self, one: PublishedPool) -> None:
         one.generation += 1
@@ -170,8 +169,7 @@ class History:
 
     def documents(self) -> list[Object]:
         """All objects that are stored."""
-        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
-        any_class = {**kind, **dra_builders.ANY} if self.is_dra else device_class("any")
+        any_class = dra_builders.ANY if self.is_dra else device_class("any")
         return [any_class, *(each for one in self.pools for each in self._documents_of(one)), *self.claims.values()]
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -294,8 +292,7 @@ class History:
 
     def _resource_claim(self, name: str, count: int, *, share: bool) -> Object:
         fields = {"capacity": {"requests": {"memory": "2"}}} if share else {}
-        new = dra_builders.claim(dra_builders.request("r", 1 if share else count, **fields), name=name)
-        return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
+        return dra_builders.claim(dra_builders.request("r", 1 if share else count, **fields), name=name)
 
     def _store(self, new: Object, answer: Object) -> None:
         """The claim with its answer written on it; sometimes without its record, as others write it.

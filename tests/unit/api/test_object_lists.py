@@ -17,12 +17,9 @@ from tests.support.manifests import Manifest
 
 OURS = [device_class("gpu"), pool("card", node="a", devices=[device("gpu-0")]), claim("c", request("gpu", 1))]
 THEIRS = [
-    {"apiVersion": "resource.k8s.io/v1", **one}
-    for one in (
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
-        {"kind": "ResourceSlice", **kubernetes.slice_("s", kubernetes.devices("gpu-0"))},
-        {"kind": "ResourceClaim", **kubernetes.claim(kubernetes.request(count=1))},
-    )
+    kubernetes.ANY,
+    kubernetes.slice_("s", kubernetes.devices("gpu-0")),
+    kubernetes.claim(kubernetes.request(count=1)),
 ]
 DIALECTS: dict[str, tuple[list[Manifest], Any]] = {
     "DeviceClaim": (OURS, solve_manifests),

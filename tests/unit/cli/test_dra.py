@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.main import cli
 from tests.support.cli_shell import Shell
-from tests.support.dra_builders import NODE, claim, devices, request, slice_
+from tests.support.dra_builders import ANY, NODE, Manifest, claim, devices, held, node, request, slice_
 from tests.support.repository import REPO
 
-CLASS = {"metadata": {"name": "any"}, "spec": {}}
 
-
-def write(folder: Path, *objects: tuple[str, dict[str, Any]]) -> str:
-    items = [
-        {"apiVersion": "v1" if kind == "Node" else "resource.k8s.io/v1", "kind": kind, **one} for kind, one in objects
-    ]
-    (folder / "all.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+def write(folder: Path, *objects: Manifest) -> str:
+    (folder / "all.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     return str(folder / "all.json")
 
 
-def fleet(*claims: dict[str, Any], count: int = 2) -> list[tuple[str, dict[str, Any]]]:
-    content = devices(*(f"d{i}" for i in range(count)))
-    return [
-        ("ResourceSlice", slice_("s", content)),
-        ("DeviceClass", CLASS),
-        *(("ResourceClaim", one) for one in claims),
-    ]
+def fleet(*claims: Manifest, count: int = 2) -> list[Manifest]:
+    return [slice_("s", devices(*(f"d{i}" for i in range(count)))), ANY, *claims]
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
@@ -60,16 +49,14 @@ def test_claims_that_do_not_fit_give_null_and_code_1(devalloc: Shell, tmp_path: 
 def test_labels_come_from_the_node_among_the_files(devalloc: Shell, tmp_path: Path) -> None:
     zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
     objects = [*fleet(claim(request("r", 1, "device.driver == 'net.io'")))]
-    objects.append(("ResourceSlice", slice_("t", devices("p"), driver="net.io", nodeSelector=zone)))
-    node = ("Node", {"metadata": {"name": NODE, "labels": {"zone": "a"}}})
+    objects.append(slice_("t", devices("p"), driver="net.io", nodeSelector=zone))
 
     assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects), "--node", NODE).code == 3
-    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects, node), "--node", NODE).code == 0
+    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects, node(NODE, zone="a")), "--node", NODE).code == 0
 
 
 def test_a_claim_with_a_status_counts_as_allocated(devalloc: Shell, tmp_path: Path) -> None:
-    held = [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]
-    done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
+    done = held(claim(request(), name="done"), "d0")
     files = write(tmp_path, *fleet(done, claim(request())))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
@@ -90,8 +77,8 @@ def test_only_claims_that_are_allocated_leave_nothing_to_do(devalloc: Shell, tmp
 
 
 def test_a_manifest_that_is_wrong_is_named_and_the_rest_is_answered(devalloc: Shell, tmp_path: Path) -> None:
-    old = {"apiVersion": "resource.k8s.io/v1alpha2", "metadata": {"name": "old"}, "spec": {}}
-    files = write(tmp_path, *fleet(claim(request())), ("ResourceClaim", old))
+    old = {**claim(name="old"), "apiVersion": "resource.k8s.io/v1alpha2"}
+    files = write(tmp_path, *fleet(claim(request()), old))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
@@ -111,8 +98,8 @@ def test_an_error_of_the_allocation_is_bad_input(devalloc: Shell, tmp_path: Path
 
 
 def test_an_invalid_pool_is_a_matter_of_the_node(devalloc: Shell, tmp_path: Path) -> None:
-    objects = [one for one in fleet(claim(request())) if one[0] != "ResourceSlice"]
-    files = write(tmp_path, *objects, ("ResourceSlice", slice_("s", devices("d", "d"))))
+    objects = [one for one in fleet(claim(request())) if one["kind"] != "ResourceSlice"]
+    files = write(tmp_path, *objects, slice_("s", devices("d", "d")))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
 
@@ -134,9 +121,8 @@ def test_the_verbs_for_manifests_show_the_devices_of_kubernetes_own_claims() -> 
 
 
 def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: Shell, tmp_path: Path) -> None:
-    held = [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]
-    done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
-    files = write(tmp_path, *fleet(done, claim(request()), count=1), ("Node", {"metadata": {"name": NODE}}))
+    done = held(claim(request(), name="done"), "d0")
+    files = write(tmp_path, *fleet(done, claim(request()), count=1), node(NODE))
 
     output = devalloc("explain", "c", "-f", files)
 
@@ -147,11 +133,8 @@ def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: She
 
 
 def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp_path: Path) -> None:
-    held = claim(request("r", 1, futureField=1), name="held")
-    held["status"] = {
-        "allocation": {"devices": {"results": [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]}}
-    }
-    files = write(tmp_path, *fleet(held, claim(request(), name="new")))
+    owner = held(claim(request("r", 1, futureField=1), name="held"), "d0")
+    files = write(tmp_path, *fleet(owner, claim(request(), name="new")))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
@@ -161,10 +144,9 @@ def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp
 
 
 def test_a_device_with_an_unreadable_usage_is_not_allocated(devalloc: Shell, tmp_path: Path) -> None:
-    device = {"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}
-    held = claim(request("r", 1, futureField=1), name="held")
-    held["status"] = {"allocation": {"devices": {"results": [device | {"shareID": "x", "consumedCapacity": 5}]}}}
-    files = write(tmp_path, *fleet(held, claim(request(), name="new")))
+    owner = held(claim(request("r", 1, futureField=1), name="held"), "d0")
+    owner["status"]["allocation"]["devices"]["results"][0] |= {"shareID": "x", "consumedCapacity": 5}
+    files = write(tmp_path, *fleet(owner, claim(request(), name="new")))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
@@ -172,12 +154,10 @@ def test_a_device_with_an_unreadable_usage_is_not_allocated(devalloc: Shell, tmp
 
 
 def test_nodes_with_one_pool_name_are_reported(devalloc: Shell, tmp_path: Path) -> None:
-    slices = [
-        ("ResourceSlice", slice_(f"s-{node}", devices("d0"), pool="gpus", nodeName=node)) for node in ("n0", "n1")
-    ]
-    claims = [("ResourceClaim", claim(request(), name=name)) for name in "ab"]
+    slices = [slice_(f"s-{name}", devices("d0"), pool="gpus", nodeName=name) for name in ("n0", "n1")]
+    claims = [claim(request(), name=name) for name in "ab"]
 
-    output = devalloc("solve", "-f", write(tmp_path, ("DeviceClass", CLASS), *slices, *claims), "-o", "json")
+    output = devalloc("solve", "-f", write(tmp_path, ANY, *slices, *claims), "-o", "json")
 
     assert [one["allocated"] for one in output.json["claims"]] == [True, False]
     assert (output.code, "published by the nodes n0, n1" in output.err) == (3, True)
@@ -185,8 +165,9 @@ def test_nodes_with_one_pool_name_are_reported(devalloc: Shell, tmp_path: Path) 
 
 @pytest.mark.parametrize("verb", [("dra", "allocate", "--node", NODE), ("solve",)])
 def test_taint_rules_in_files_count(devalloc: Shell, tmp_path: Path, verb: tuple[str, ...]) -> None:
-    rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {}, "taint": {"key": "k", "effect": "NoSchedule"}}}
-    files = write(tmp_path, *fleet(claim(request())), ("DeviceTaintRule", rule))
+    spec = {"deviceSelector": {}, "taint": {"key": "k", "effect": "NoSchedule"}}
+    rule = {**ANY, "kind": "DeviceTaintRule", "metadata": {"name": "r"}, "spec": spec}
+    files = write(tmp_path, *fleet(claim(request())), rule)
 
     output = devalloc(*verb, "-f", files)
 

@@ -29,10 +29,9 @@ def template(name: str, count: int) -> Object:
     )
 
 
-CLASS = of("DeviceClass", ANY)
-SLICE = of("ResourceSlice", slice_("s", devices("a", "b", "c")))
-PAIR = of("ResourceClaim", resource_claim(request("r", 2), name="pair"))
-OBJECTS = (CLASS, SLICE, PAIR, template("one", 1), template("many", 9))
+SLICE = slice_("s", devices("a", "b", "c"))
+PAIR = resource_claim(request("r", 2), name="pair")
+OBJECTS = (ANY, SLICE, PAIR, template("one", 1), template("many", 9))
 
 
 def test_capacity_of_files_counts_with_claims_and_templates(devalloc: Shell) -> None:
@@ -75,7 +74,7 @@ def test_explain_of_a_store_says_what_allocates_there(devalloc: Shell) -> None:
 def test_a_store_answers_as_devalloc_up_would_whatever_allocator_a_label_names(devalloc: Shell) -> None:
     labels = {"devalloc.io/allocator": "devalloc"}
     labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": labels}}
-    devalloc("apply", "-f", "-", stdin=text(CLASS, SLICE, labelled))
+    devalloc("apply", "-f", "-", stdin=text(ANY, SLICE, labelled))
 
     shown = devalloc("explain", "resourceclaim/pair")
     assert (shown.code, "would be on node n1: gpu.io/p/a" in shown.out) == (0, True)
@@ -86,8 +85,8 @@ def test_the_advice_for_taints_in_the_way_is_to_tolerate_them(devalloc: Shell) -
     """As in https://github.com/kubernetes/website/pull/49822: all devices, of which one has a taint."""
     taint = {"key": "dra.example.com/bad", "effect": "NoSchedule"}
     tainted = [{**one, "taints": [taint]} if number else one for number, one in enumerate(devices("a", "b"))]
-    every = of("ResourceClaim", resource_claim(request("r", None), name="every"))
-    given = text(CLASS, of("ResourceSlice", slice_("s", tainted)), every)
+    every = resource_claim(request("r", None), name="every")
+    given = text(ANY, slice_("s", tainted), every)
 
     shown = devalloc("explain", "every", "-f", "-", stdin=given).out
 
@@ -95,9 +94,9 @@ def test_the_advice_for_taints_in_the_way_is_to_tolerate_them(devalloc: Shell) -
 
 
 def test_the_advice_for_a_slice_that_is_left_out_is_to_correct_it(devalloc: Shell) -> None:
-    broken = of("ResourceSlice", slice_("s", [{"name": "a", "capacity": {"memory": {"value": "6 GiB"}}}]))
+    broken = slice_("s", [{"name": "a", "capacity": {"memory": {"value": "6 GiB"}}}])
 
-    shown = devalloc("explain", "pair", "-f", "-", stdin=text(CLASS, broken, PAIR)).out
+    shown = devalloc("explain", "pair", "-f", "-", stdin=text(ANY, broken, PAIR)).out
 
     assert "no device counts: ResourceSlice s is left out" in shown
     assert "What to do: Correct that pool" in shown
@@ -161,18 +160,18 @@ def test_taint_rules_of_a_cluster_count(cluster: Callable[..., Any]) -> None:
 
 def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]) -> None:
     labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": {"devalloc.io/allocator": "devalloc"}}}
-    aside = of("ResourceSlice", slice_("t", devices("x", "y"), pool="p.devalloc"))
+    aside = slice_("t", devices("x", "y"), pool="p.devalloc")
 
-    nothing = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled))
+    nothing = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, labelled))
     assert nothing.code == 3
     assert nothing.out.splitlines() == [
         "default/pair is not allocated: NotAdopted",
         "3 devices match, none is adopted (gpu.io); devalloc adopt driver/gpu.io, or remove the claim's label "
         "devalloc.io/allocator",
     ]
-    counted = cluster("capacity", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled)).out
+    counted = cluster("capacity", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, labelled)).out
     assert counted.startswith("0 more like default/pair\nNotAdopted: 3 devices match, none is adopted (gpu.io)")
-    something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, aside, labelled))
+    something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, aside, labelled))
     assert (something.code, something.err) == (0, "")
     assert "p.devalloc/x" in something.out
 
@@ -181,9 +180,9 @@ def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]
 
 
 def test_other_objects_of_the_name_of_a_claim_count(devalloc: Shell) -> None:
-    same = of("ResourceClaim", resource_claim(request("r", 1), name=ANY["metadata"]["name"]))
-    sliced = of("ResourceSlice", {**slice_("s", devices("a")), "metadata": {"name": ANY["metadata"]["name"]}})
-    devalloc("apply", "-f", "-", stdin=text(CLASS, sliced, same))
+    same = resource_claim(request("r", 1), name=ANY["metadata"]["name"])
+    sliced = {**slice_("s", devices("a")), "metadata": {"name": ANY["metadata"]["name"]}}
+    devalloc("apply", "-f", "-", stdin=text(ANY, sliced, same))
 
     assert devalloc("explain", f"resourceclaim/{ANY['metadata']['name']}").code == 0
     assert devalloc("capacity", f"resourceclaim/{ANY['metadata']['name']}").out.startswith("1 more like")
@@ -191,9 +190,9 @@ def test_other_objects_of_the_name_of_a_claim_count(devalloc: Shell) -> None:
 
 def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: Shell) -> None:
     held = [{"request": "r", "driver": SLICE["spec"]["driver"], "pool": SLICE["spec"]["pool"]["name"], "device": "a"}]
-    owner = of("ResourceClaim", {**resource_claim(request("r", 1), name="three")})
+    owner = {**resource_claim(request("r", 1), name="three")}
     owner["status"] = {"allocation": {"devices": {"results": held}}}
-    objects = text(CLASS, SLICE, owner, template("three", 3))
+    objects = text(ANY, SLICE, owner, template("three", 3))
 
     shown = devalloc("explain", "resourceclaimtemplate/three", "-f", "-", stdin=objects)
     assert shown.code == 3
@@ -202,9 +201,9 @@ def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_capacity_says_in_data_why_a_claim_is_invalid(devalloc: Shell, form: str) -> None:
-    unknown = of("ResourceClaim", resource_claim(request("r", 1, class_name="nope"), name="c"))
+    unknown = resource_claim(request("r", 1, class_name="nope"), name="c")
 
-    for objects in ((CLASS, SLICE, unknown), (pool(), claim())):
+    for objects in ((ANY, SLICE, unknown), (pool(), claim())):
         shown = devalloc("capacity", "-f", "-", "-o", form, stdin=text(*objects))
         assert "ClassNotFound" in shown.out, shown.err
 
@@ -212,6 +211,6 @@ def test_capacity_says_in_data_why_a_claim_is_invalid(devalloc: Shell, form: str
 @pytest.mark.parametrize("spec", [5, "text", [], {"spec": []}])
 def test_a_template_of_the_wrong_form_is_invalid(devalloc: Shell, spec: Any) -> None:
     wrong = of("ResourceClaimTemplate", {"metadata": {"name": "t", "namespace": "default"}, "spec": spec})
-    devalloc("apply", "-f", "-", stdin=text(CLASS, SLICE, wrong))
+    devalloc("apply", "-f", "-", stdin=text(ANY, SLICE, wrong))
 
     assert "default/t is not allocated: ClaimInvalid" in devalloc("explain", "resourceclaimtemplate/t").out

@@ -442,11 +442,6 @@ def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end
 # -- ResourceClaims whose expressions take long ------------------------------------------------------------------------
 
 
-def of_kubernetes(kind: str, content: dict[str, Any], namespace: str = "") -> dict[str, Any]:
-    manifest = {"apiVersion": "resource.k8s.io/v1", "kind": kind, **content}
-    return {**manifest, "metadata": {**manifest["metadata"], **({"namespace": namespace} if namespace else {})}}
-
-
 def slow_selector(number: int) -> str:
     numbers = f"[{','.join(map(str, range(60)))}]"
     return f"{numbers}.all(x, {numbers}.all(y, x + y + device.attributes['gpu.io'].i != {1_000_000 + number}))"
@@ -467,15 +462,10 @@ def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_d
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 1_500_000)
     monkeypatch.setattr(searches_module, "QUICK_SECONDS", 0.1)
     monkeypatch.setattr(searches_module, "LATE_SECONDS", 0.02)
-    cluster = [
-        of_kubernetes("DeviceClass", ANY),
-        of_kubernetes("ResourceSlice", slice_("s", [gpu(f"g{number}", {"i": number}) for number in range(120)])),
-    ]
+    cluster = [ANY, slice_("s", [gpu(f"g{number}", {"i": number}) for number in range(120)])]
     slow = {f"slow{number}": slow_selector(number) for number in range(2)}
-    waiting = [
-        of_kubernetes("ResourceClaim", resource_claim(request("r", 1, slow[name]), name=name), name) for name in slow
-    ]
-    quick = of_kubernetes("ResourceClaim", resource_claim(request("r"), name="quick"), "other")
+    waiting = [resource_claim(request("r", 1, slow[name]), name=name, namespace=name) for name in slow]
+    quick = resource_claim(request("r"), name="quick", namespace="other")
     searches = BackgroundSearches(search_with_new_fleet("pack"))
     solver = IncrementalResourceSolver(searches=searches)
     named = {(one["apiVersion"], one["kind"], "default", one["metadata"]["name"]): one for one in cluster}

@@ -21,8 +21,9 @@ from devalloc_solver.cel.budget import (
 )
 from devalloc_solver.cel.kubernetes import program
 from devalloc_solver.dialects.resource_k8s import selectors
+from tests.support.dra_builders import ANY
 from tests.support.manifests import claim, device, device_class, pool
-from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
+from tests.unit.solver.dra.test_joint import node_slice, wants
 
 LATER = 10.0**9
 
@@ -219,7 +220,7 @@ def cluster() -> list[dict[str, Any]]:
     one = node_slice("n", 4)
     one["spec"]["driver"] = "gpu.io"
     one["spec"]["devices"] = devices
-    return [CLASS, one]
+    return [ANY, one]
 
 
 def messages_by_name(answer: dict[str, Any]) -> dict[str, Any]:

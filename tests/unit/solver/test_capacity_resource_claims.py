@@ -9,25 +9,13 @@ import pytest
 
 from devalloc_solver import capacity
 from devalloc_solver.dra import solve_manifests
-from tests.support.dra_builders import ANY, Manifest, claim, counter_slice, device, devices, request, slice_
+from tests.support.dra_builders import ANY, Manifest, claim, counter_slice, device, devices, held, request, slice_
 
 V1 = "resource.k8s.io/v1"
 
 
 def objects(*slices: Manifest) -> list[Manifest]:
-    return [{"apiVersion": V1, "kind": "DeviceClass", **ANY}] + [
-        {"apiVersion": V1, "kind": "ResourceSlice", **one} for one in slices
-    ]
-
-
-def wanted(*requests: Manifest, **more: Any) -> Manifest:
-    return {"apiVersion": V1, "kind": "ResourceClaim", **claim(*requests, **more)}
-
-
-def held(*names: str) -> Manifest:
-    results = [{"request": "r", "driver": "gpu.io", "pool": "p", "device": name} for name in names]
-    has = {"status": {"allocation": {"devices": {"results": results}}}}
-    return {"apiVersion": V1, "kind": "ResourceClaim", **claim(request(), name="held"), **has}
+    return [ANY, *slices]
 
 
 def template(of: Manifest, version: str = V1) -> Manifest:
@@ -55,16 +43,16 @@ SHARED = objects(slice_("s", [device(f"g{n}", capacity={"m": "10"}, shared=True)
 @pytest.mark.parametrize(
     ("documents", "one", "count"),
     [
-        (TWO_NODES, wanted(request("r", 1)), 9),
-        (TWO_NODES, wanted(request("r", 2)), 4),
-        (TWO_NODES, wanted(request("r", 2), match="gpu.io/root"), 4),
-        (TWO_NODES, wanted(request("r", 3), match="gpu.io/root"), 1),
-        (TWO_NODES, wanted(request("r", 2), distinct="gpu.io/root"), 2),
-        (TWO_NODES, wanted(request("r", None)), 2),
-        (TWO_NODES, wanted(request("r", 9)), 0),
-        (HALVES, wanted(request("r", 1)), 2),
-        (SHARED, wanted(request("r", 1, amounts={"m": "3"})), 6),
-        (objects(slice_("s", devices("a", "b"), allNodes=True)), wanted(request("r", 1)), 2),
+        (TWO_NODES, claim(request("r", 1)), 9),
+        (TWO_NODES, claim(request("r", 2)), 4),
+        (TWO_NODES, claim(request("r", 2), match="gpu.io/root"), 4),
+        (TWO_NODES, claim(request("r", 3), match="gpu.io/root"), 1),
+        (TWO_NODES, claim(request("r", 2), distinct="gpu.io/root"), 2),
+        (TWO_NODES, claim(request("r", None)), 2),
+        (TWO_NODES, claim(request("r", 9)), 0),
+        (HALVES, claim(request("r", 1)), 2),
+        (SHARED, claim(request("r", 1, amounts={"m": "3"})), 6),
+        (objects(slice_("s", devices("a", "b"), allNodes=True)), claim(request("r", 1)), 2),
     ],
 )
 def test_as_many_fit_as_a_joint_solve_allocates(documents: list[Manifest], one: Manifest, count: int) -> None:
@@ -76,9 +64,9 @@ def test_as_many_fit_as_a_joint_solve_allocates(documents: list[Manifest], one: 
 
 
 def test_what_others_hold_is_not_counted_and_who_waits_is_left_aside() -> None:
-    waiting = {**wanted(request("r", 5)), "metadata": {"name": "waits", "namespace": "default"}}
+    waiting = claim(request("r", 5), name="waits")
 
-    counted = capacity([*TWO_NODES, held("a", "b"), waiting], wanted(request("r", 1)))
+    counted = capacity([*TWO_NODES, held(claim(request(), name="held"), "a", "b"), waiting], claim(request("r", 1)))
 
     assert counted.by_node == {"n1": 3, "n2": 4}
 
@@ -89,7 +77,7 @@ def test_equal_nodes_count_alike_and_other_attributes_apart() -> None:
         for n, width in enumerate((1, 2, 2, 4))
     ]
 
-    assert capacity(objects(*nodes), wanted(request("r", 2), match="gpu.io/root")).by_node == {
+    assert capacity(objects(*nodes), claim(request("r", 2), match="gpu.io/root")).by_node == {
         "n1": 2,
         "n2": 2,
         "n3": 2,
@@ -98,7 +86,7 @@ def test_equal_nodes_count_alike_and_other_attributes_apart() -> None:
 
 @pytest.mark.parametrize("version", [V1, "resource.k8s.io/v1beta2"])
 def test_claims_of_a_template_are_counted(version: str) -> None:
-    one = template(wanted(request("r", 2)), version)
+    one = template(claim(request("r", 2)), version)
 
     assert capacity([*TWO_NODES, one], one).count == 4
 
@@ -110,8 +98,8 @@ def test_taint_rules_and_classes_count() -> None:
     }
     tainted = [*TWO_NODES, {"apiVersion": V1, "kind": "DeviceTaintRule", **rule}]
 
-    assert capacity(tainted, wanted(request("r", 1))).by_node == {"n2": 4}
-    unknown = capacity(TWO_NODES, wanted(request("r", 1, class_name="other")))
+    assert capacity(tainted, claim(request("r", 1))).by_node == {"n2": 4}
+    unknown = capacity(TWO_NODES, claim(request("r", 1, class_name="other")))
     assert (unknown.count, unknown.reason) == (0, "ClassNotFound")
 
 

@@ -15,7 +15,7 @@ from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from devalloc_solver.testing import claim, device, device_class, pool
 from devalloc_solver.testing import request as wants
-from tests.support.dra_builders import Manifest, request, slice_
+from tests.support.dra_builders import ANY, Manifest, request, slice_
 from tests.support.dra_builders import claim as resource_claim
 from tests.support.dra_builders import device as slice_device
 
@@ -59,15 +59,8 @@ def test_amounts_and_attributes_of_a_device_claim(wanted: Manifest, words: str) 
     ids=lambda value: value[:40],
 )
 def test_amounts_and_attributes_of_a_selector(selector: str, words: str) -> None:
-    documents: list[Manifest] = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
-        {
-            "kind": "ResourceSlice",
-            **slice_("s", [slice_device("d", {"model": "H100"}, capacity={"memory": "80Gi"})]),
-        },
-        {"kind": "ResourceClaim", **resource_claim(request("r", 1, selector))},
-    ]
-    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
+    gpu = slice_device("d", {"model": "H100"}, capacity={"memory": "80Gi"})
+    documents = [ANY, slice_("s", [gpu]), resource_claim(request("r", 1, selector))]
     fleet = Fleet.from_manifests(documents[:-1])
 
     for answer in (solve_resource_claims(documents)["claims"][0], fleet.allocate(documents[-1])):

@@ -22,8 +22,9 @@ from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQ
 from devalloc_solver.pipeline import strategy
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.problem.placement import GoalLevel
+from tests.support.dra_builders import ANY
 from tests.support.manifests import Manifest, claim, device, device_class, pool
-from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
+from tests.unit.solver.dra.test_joint import node_slice, wants
 
 GPU = device_class("gpu", driver="gpu")
 
@@ -199,7 +200,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("deadline", "error", "message"), WRONG, ids=[message for *_, message in WRONG])
 def test_an_invalid_number_of_seconds_is_refused_in_words(deadline: Any, error: type[Exception], message: str) -> None:
-    ours, theirs = Fleet.from_manifests([GPU, *fleet(1)]), Fleet.from_manifests([CLASS, node_slice("n1", "g")])
+    ours, theirs = Fleet.from_manifests([GPU, *fleet(1)]), Fleet.from_manifests([ANY, node_slice("n1", "g")])
     asks: list[Callable[[], object]] = [
         lambda: solve_manifests([GPU, *fleet(1)], deadline=deadline),
         lambda: dra.solve_manifests([], deadline=deadline),
@@ -263,7 +264,7 @@ def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
         warm = Fleet.from_manifests([GPU, *fleet(4)])
         claims = [wanting(f"c{n}", 2) for n in range(6)]
     else:
-        warm = Fleet.from_manifests([CLASS, node_slice("n0", "a", "b"), node_slice("n1", "a", "b")])
+        warm = Fleet.from_manifests([ANY, node_slice("n0", "a", "b"), node_slice("n1", "a", "b")])
         claims = [wants(f"c{n}", 1) for n in range(4)]
     answer = warm.allocate_all(claims, 0.25, is_quick=True)
     assert (answer["unproven"], {each["allocated"] for each in answer["claims"]}) == ([], {True})

@@ -28,19 +28,12 @@ class DeviceClaims:
 
 
 class ResourceClaims:
-    documents = tuple(
-        {"apiVersion": "resource.k8s.io/v1", "kind": kind, **content}
-        for kind, content in (
-            ("DeviceClass", dra_builders.ANY),
-            ("ResourceSlice", dra_builders.slice_("s", dra_builders.devices("d0"))),
-        )
-    )
+    documents = (dra_builders.ANY, dra_builders.slice_("s", dra_builders.devices("d0")))
 
     @staticmethod
     def pending(name: str, **metadata: Any) -> Object:
         new = dra_builders.claim(dra_builders.request(), name=name)
-        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
-        return {**kind, **new, "metadata": {**new["metadata"], **metadata}}
+        return {**new, "metadata": {**new["metadata"], **metadata}}
 
     @staticmethod
     def written(new: Object, answer: Any) -> Object:

@@ -186,8 +186,7 @@ def test_users_of_named_devices_are_counted_again_after_a_release() -> None:
 
 def _slices() -> list[dict[str, Any]]:
     """The same as ResourceSlices."""
-    api = {"apiVersion": "resource.k8s.io/v1"}
-    documents = [api | {"kind": "DeviceClass"} | dra_builders.ANY]
+    documents = [dra_builders.ANY]
     for node in range(NODES):
         sizes = {"whole": 8, "half-0": 4, "half-1": 4}
         content = [
@@ -198,23 +197,17 @@ def _slices() -> list[dict[str, Any]]:
         ]
         spec = {"pool": f"card-{node}", "nodeName": f"n{node}", "count": 2}
         documents += [
-            api | {"kind": "ResourceSlice"} | dra_builders.slice_(f"card-{node}", content, **spec),
-            api
-            | {"kind": "ResourceSlice"}
-            | dra_builders.counter_slice(f"memory-{node}", {"card": {"memory": "8"}}, **spec),
+            dra_builders.slice_(f"card-{node}", content, **spec),
+            dra_builders.counter_slice(f"memory-{node}", {"card": {"memory": "8"}}, **spec),
         ]
     for node, name in ((0, "whole"), (1, "half-0"), (2, "half-1"), (3, "half-0")):
-        results = [{"request": "r", "driver": "gpu.io", "pool": f"card-{node}", "device": name}]
-        held = dra_builders.claim(dra_builders.request(), name=f"held-{node}")
-        documents.append(
-            api | {"kind": "ResourceClaim"} | held | {"status": {"allocation": {"devices": {"results": results}}}}
-        )
+        owner = dra_builders.claim(dra_builders.request(), name=f"held-{node}")
+        documents.append(dra_builders.held(owner, name, pool=f"card-{node}"))
     return documents
 
 
 def _asks(name: str, count: int, *selectors: str) -> dict[str, Any]:
-    pending = dra_builders.claim(dra_builders.request("r", count, *selectors), name=name)
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **pending}
+    return dra_builders.claim(dra_builders.request("r", count, *selectors), name=name)
 
 
 SERIAL = "device.attributes['gpu.io'].serial"
@@ -262,18 +255,16 @@ def test_what_is_excluded_changes_warm_with_what_is_held() -> None:
 
 @pytest.mark.parametrize(("pin", "most"), [(None, 4), ("n1", 3), ("n2", 4)])
 def test_the_most_that_a_node_has_includes_the_devices_that_several_nodes_reach(pin: str | None, most: int) -> None:
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
     slices = [
         dra_builders.slice_("s1", dra_builders.devices("a", "b"), pool="n1", nodeName="n1"),
         dra_builders.slice_("s2", dra_builders.devices("a", "b", "c"), pool="n2", nodeName="n2"),
         dra_builders.slice_("s3", dra_builders.devices("x"), pool="all", allNodes=True),
     ]
-    any_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
     wanted = _asks("x", 5)
     if pin:
         wanted["metadata"]["annotations"] = {"devalloc.io/node": pin}
 
-    (answer,) = solve_resource_claims([any_class, *(kind | one for one in slices), wanted])["claims"]
+    (answer,) = solve_resource_claims([dra_builders.ANY, *slices, wanted])["claims"]
 
     who = f"node {pin} does not have" if pin else "no node has"
     assert f"{who} 5 devices for request r (at most {most})" in answer["message"]

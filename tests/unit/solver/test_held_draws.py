@@ -350,29 +350,24 @@ def dra_device(name: str, draws: int | None) -> Object:
 
 def slices(*devices: Object, counter: str = "x", generation: int = 1) -> list[Object]:
     where: Object = {"generation": generation, "count": 2}
-    both = [counter_slice("s0", {"c": {counter: "4"}}, **where), slice_("s1", devices, **where)]
-    return [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **each} for each in both]
+    return [counter_slice("s0", {"c": {counter: "4"}}, **where), slice_("s1", devices, **where)]
 
 
 def resource_claim(name: str, count: int = 1, device_name: str | None = None) -> Object:
     new = dra_builders.claim(dra_builders.request("r", count), name=name)
-    if device_name is not None:
-        result = {"request": "r", "driver": dra_builders.DRIVER, "pool": "p", "device": device_name}
-        new["status"] = {"allocation": {"devices": {"results": [result]}}}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
+    return new if device_name is None else dra_builders.held(new, device_name)
 
 
-ANY_CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra_builders.ANY}
 DRA_HALVES = [dra_device("h1", 2), dra_device("h2", 2)]
 
 
 def dra_cold(published: list[Object], *held: Object) -> Object:
-    solution = dra.solve_manifests([ANY_CLASS, *published, *held, resource_claim("waiter", 2)])
+    solution = dra.solve_manifests([dra_builders.ANY, *published, *held, resource_claim("waiter", 2)])
     return next(dict(each) for each in solution["claims"] if each["name"] == "waiter")
 
 
 def dra_warm(published: list[Object], *held: Object) -> Object:
-    return dict(Fleet.from_manifests([ANY_CLASS, *published, *held]).allocate(resource_claim("waiter", 2)))
+    return dict(Fleet.from_manifests([dra_builders.ANY, *published, *held]).allocate(resource_claim("waiter", 2)))
 
 
 HELD_OF_SLICES = resource_claim("held", device_name="whole")
@@ -380,7 +375,7 @@ DRA_WAYS = pytest.mark.parametrize("solve", [dra_cold, dra_warm])
 
 
 def dra_recorded(*devices: Object) -> Object:
-    answer: Any = Fleet.from_manifests([ANY_CLASS, *slices(*devices)]).allocate(resource_claim("held"))
+    answer: Any = Fleet.from_manifests([dra_builders.ANY, *slices(*devices)]).allocate(resource_claim("held"))
     new = resource_claim("held")
     metadata = {**new["metadata"], "annotations": answer["annotations"]}
     return {**new, "metadata": metadata, "status": {"allocation": answer["allocations"]}}
@@ -404,8 +399,7 @@ def test_what_a_resource_claim_recorded_counts(solve: Any) -> None:
 def test_slices_that_lost_a_counter_give_nothing_beside_what_drew_on_it(solve: Any, is_there: bool) -> None:
     held = dra_recorded(dra_device("whole", 4))
     without = [dra_device(name, None) for name in ("whole", "h1", "h2")[0 if is_there else 1 :]]
-    where = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    published = [{**where, **slice_("s1", without, generation=2, count=1)}]
+    published = [slice_("s1", without, generation=2, count=1)]
     answer = solve(published, held)
     assert not answer["allocated"]
     assert "default/held" in answer["message"]
@@ -421,32 +415,28 @@ def test_what_the_first_user_of_slices_drew_of_a_lost_counter_counts_when_only_t
         return {**dra_device("whole", draws), "allowMultipleAllocations": True, "capacity": {"m": {"value": "8"}}}
 
     def share(name: str) -> Object:
-        new = dra_builders.claim(dra_builders.request("r", capacity={"requests": {"m": "2"}}), name=name)
-        return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
+        return dra_builders.claim(dra_builders.request("r", capacity={"requests": {"m": "2"}}), name=name)
 
     def written(new: Object, answer: Any) -> Object:
         metadata = {**new["metadata"], "annotations": answer["annotations"]}
         return {**new, "metadata": metadata, "status": {"allocation": answer["allocations"]}}
 
     def without_counters(*devices: Object) -> list[Object]:
-        where = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        return [{**where, **slice_("s1", devices, generation=2, count=1)}]
+        return [slice_("s1", devices, generation=2, count=1)]
 
-    first = written(share("held"), Fleet.from_manifests([ANY_CLASS, *slices(shared(4))]).allocate(share("held")))
+    first = written(share("held"), Fleet.from_manifests([dra_builders.ANY, *slices(shared(4))]).allocate(share("held")))
     now = without_counters(shared(None), dra_device("h1", None))
-    second = written(share("second"), Fleet.from_manifests([ANY_CLASS, *now, first]).allocate(share("second")))
+    second = written(share("second"), Fleet.from_manifests([dra_builders.ANY, *now, first]).allocate(share("second")))
     later = slices(*DRA_HALVES, generation=3) if is_back else without_counters(*(dra_device(n, None) for n in "ab"))
     assert not solve(later, second)["allocated"]
 
 
 def test_the_check_refuses_what_is_given_of_slices_that_lost_a_counter() -> None:
     without = [dra_device("h1", None), dra_device("h2", None)]
-    published = [
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("s1", without, generation=2, count=1)}
-    ]
+    published = [slice_("s1", without, generation=2, count=1)]
     answer, held = dra_cold(published), dra_recorded(dra_device("whole", 4))
     checker = ClusterChecker(read_gates(None))
-    checker.classes = {"any": ANY_CLASS}
+    checker.classes = {"any": dra_builders.ANY}
     checker.set_pool((dra_builders.DRIVER, "p"), published)
     given = ("default", "waiter"), with_defaults(resource_claim("waiter", 2)), answer["allocations"]
     assert checker.wrong(answer["node"], [given]) == []
@@ -464,13 +454,13 @@ def test_while_slices_are_missing_no_device_is_gone(solve: Any) -> None:
 
 def test_allocate_knows_what_claims_of_the_call_have() -> None:
     new = resource_claim("waiter", 2)
-    assert dra.allocate("n1", [HELD_OF_SLICES, new], [ANY_CLASS], slices(*DRA_HALVES)) is None
-    assert dra.allocate("n1", [new], [ANY_CLASS], slices(*DRA_HALVES)) is not None
+    assert dra.allocate("n1", [HELD_OF_SLICES, new], [dra_builders.ANY], slices(*DRA_HALVES)) is None
+    assert dra.allocate("n1", [new], [dra_builders.ANY], slices(*DRA_HALVES)) is not None
 
 
 def test_a_lost_device_of_a_resource_claim_is_reported_like_that_of_a_device_claim() -> None:
     held = HELD_OF_SLICES
-    solution = dra.solve_manifests([ANY_CLASS, *slices(*DRA_HALVES), held])
+    solution = dra.solve_manifests([dra_builders.ANY, *slices(*DRA_HALVES), held])
     lost = [{"driver": "gpu.io", "pool": "p", "device": "whole"}]
     warning = "DeviceLost: device gpu.io/p/whole no longer exists"
     assert solution["claims"][0]["lost"] == lost
@@ -478,7 +468,7 @@ def test_a_lost_device_of_a_resource_claim_is_reported_like_that_of_a_device_cla
     assert [(each["kind"], each["name"], each["message"]) for each in solution["problems"]] == [
         ("ResourceClaim", "held", warning)
     ]
-    answer: Any = Fleet.from_manifests([ANY_CLASS, *slices(*DRA_HALVES), held]).allocate(held)
+    answer: Any = Fleet.from_manifests([dra_builders.ANY, *slices(*DRA_HALVES), held]).allocate(held)
     assert (answer["lost"], answer["warnings"]) == (lost, [warning])
 
 
@@ -513,5 +503,7 @@ def test_what_is_written_is_what_is_read() -> None:
 
 
 def test_the_explanation_of_a_call_names_the_claim() -> None:
-    explained = dra.explain("n1", [HELD_OF_SLICES, resource_claim("waiter", 2)], [ANY_CLASS], slices(*DRA_HALVES))
+    explained = dra.explain(
+        "n1", [HELD_OF_SLICES, resource_claim("waiter", 2)], [dra_builders.ANY], slices(*DRA_HALVES)
+    )
     assert "default/held has gpu.io/p/whole, which is published no longer" in str(explained["message"])

@@ -11,8 +11,9 @@ from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from devalloc_solver.testing import claim, device, device_class, pool
 from devalloc_solver.testing import request as wants
-from tests.support.dra_builders import Manifest, devices, request, slice_
+from tests.support.dra_builders import ANY, Manifest, devices, request, slice_
 from tests.support.dra_builders import claim as resource_claim
+from tests.support.dra_builders import device_class as resource_class
 
 RESERVED = {UNAVAILABLE: "reserved: default route"}
 UPLINK = pool("uplink", node="vm", driver="nic.devalloc.io", devices=[device("nic-0", attributes=RESERVED)])
@@ -137,14 +138,12 @@ def test_a_group_names_the_member_that_misses_it() -> None:
     ids=["invalid", "incomplete"],
 )
 def test_a_pool_of_slices_that_does_not_count_is_named_with_its_error(slices: Manifest, why: str) -> None:
-    selectors = [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]
     documents = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
-        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
-        {"kind": "ResourceSlice", **slices},
-        {"kind": "ResourceClaim", **resource_claim(request(count=1))},
+        resource_class("any", 'device.driver == "gpu.example.com"'),
+        slice_("s", devices("nic-0"), driver="nic.example.com"),
+        slices,
+        resource_claim(request(count=1)),
     ]
-    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
 
     for answer in (
         solve_resource_claims(documents)["claims"][0],
@@ -155,21 +154,20 @@ def test_a_pool_of_slices_that_does_not_count_is_named_with_its_error(slices: Ma
 
 def slice_with_capacity(amount: str, driver: str = "dra.example.com") -> Manifest:
     eth = {"name": "eth1", "capacity": {"bandwidth": {"value": amount}}}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("a", [eth], driver=driver)}
+    return slice_("a", [eth], driver=driver)
 
 
-@pytest.mark.parametrize("selectors", [[], [{"cel": {"expression": 'device.driver == "dra.example.com"'}}]])
+@pytest.mark.parametrize("selectors", [[], ['device.driver == "dra.example.com"']])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_slice_that_is_left_out_is_named_with_its_error(selectors: list[Manifest], others: int) -> None:
+def test_a_slice_that_is_left_out_is_named_with_its_error(selectors: list[str], others: int) -> None:
     """As of a quantity in documentation: https://github.com/openshift/openshift-docs/pull/119614"""
     other = slice_("o", devices("x"), driver="other.example.com", nodeName="n2")
-    documents: list[Manifest] = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
-        *[{"kind": "ResourceSlice", **other}][:others],
+    documents = [
+        resource_class("any", *selectors),
+        *[other][:others],
         slice_with_capacity("6 GiB"),
-        {"kind": "ResourceClaim", **resource_claim(request(count=2 if others else 1))},
+        resource_claim(request(count=2 if others else 1)),
     ]
-    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
     fleet = Fleet.from_manifests(documents[:-1])
     answers = [solve_resource_claims(documents)["claims"][0], fleet.allocate(documents[-1])]
     for answer in answers:
@@ -184,12 +182,7 @@ def test_a_slice_that_is_left_out_is_named_with_its_error(selectors: list[Manife
 
 
 def test_two_slices_of_one_name_are_named() -> None:
-    two = [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_("s", devices(n))} for n in "ab"]
-    documents: list[Manifest] = [
-        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
-        *two,
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **resource_claim(request(count=1))},
-    ]
+    documents = [ANY, *(slice_("s", devices(n)) for n in "ab"), resource_claim(request(count=1))]
     for answer in (
         solve_resource_claims(documents)["claims"][0],
         Fleet.from_manifests(documents[:-1]).allocate(documents[-1]),
@@ -213,15 +206,11 @@ def test_if_the_only_pool_is_left_out_it_is_named_whatever_the_class_says() -> N
 
 
 def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:
-    selectors = [
-        {"cel": {"expression": 'device.driver == "gpu.example.com" && device.allowMultipleAllocations == false'}}
-    ]
     documents = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
-        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
-        {"kind": "ResourceClaim", **resource_claim(request(count=2))},
+        resource_class("any", 'device.driver == "gpu.example.com" && device.allowMultipleAllocations == false'),
+        slice_("s", devices("nic-0"), driver="nic.example.com"),
+        resource_claim(request(count=2)),
     ]
-    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
 
     for answer in (
         solve_resource_claims(documents)["claims"][0],
@@ -236,16 +225,8 @@ def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:
 
 def of_class_with(selector: str) -> Any:
     """The answer to a claim for two devices of a class with that selector; there is one, of nic.example.com."""
-    documents = [
-        {
-            "kind": "DeviceClass",
-            "metadata": {"name": "any"},
-            "spec": {"selectors": [{"cel": {"expression": selector}}]},
-        },
-        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
-        {"kind": "ResourceClaim", **resource_claim(request(count=2))},
-    ]
-    return solve_resource_claims([{"apiVersion": "resource.k8s.io/v1", **one} for one in documents])["claims"][0]
+    nic = slice_("s", devices("nic-0"), driver="nic.example.com")
+    return solve_resource_claims([resource_class("any", selector), nic, resource_claim(request(count=2))])["claims"][0]
 
 
 @pytest.mark.parametrize(

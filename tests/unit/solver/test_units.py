@@ -19,9 +19,7 @@ def device_claim(name: str, class_name: str = "any", **marks: str) -> dict[str, 
 
 
 def resource_claim(name: str, class_name: str = "any", **marks: str) -> dict[str, Any]:
-    manifest = dra_builders.claim(dra_builders.request("r", 1, class_name=class_name), name=name)
-    manifest["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **manifest}
+    return dra_builders.claim(dra_builders.request("r", 1, class_name=class_name), name=name, marks=marks)
 
 
 def answers_of(wants: Wants, *claims: dict[str, Any]) -> dict[str, Any]:
@@ -34,12 +32,8 @@ def answers_of(wants: Wants, *claims: dict[str, Any]) -> dict[str, Any]:
         ]
         answer = solve_manifests([*fleet, *claims])
     else:
-        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        fleet = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
-        fleet += [
-            kind | dra_builders.slice_(f"s-{n}", dra_builders.devices(*"ab"), pool=n, nodeName=n) for n in ("n1", "n2")
-        ]
-        answer = dra.solve_manifests([*fleet, *claims])
+        slices = [dra_builders.slice_(f"s-{n}", dra_builders.devices(*"ab"), pool=n, nodeName=n) for n in ("n1", "n2")]
+        answer = dra.solve_manifests([dra_builders.ANY, *slices, *claims])
     return {one["name"]: one for one in answer["claims"]}
 
 

@@ -50,7 +50,7 @@ OFF: list[str] = []
         (claim(request(tolerations=[{"operator": "Like"}])), "tolerations[0].operator 'Like' is not supported"),
         (claim(request(derivedAttributes=[{"name": "a/b", "expression": "1"}])), "DRADerivedAttributes"),
         (claim(request(count="1")), "count must be a whole number, not a string"),
-        ({"apiVersion": "resource.k8s.io/v1alpha3", **claim(request())}, "'resource.k8s.io/v1alpha3' is not supported"),
+        ({**claim(request()), "apiVersion": "resource.k8s.io/v1alpha3"}, "'resource.k8s.io/v1alpha3' is not supported"),
     ],
 )
 def test_an_error_names_claim_request_field_and_what_is_wrong(wanted: Any, message: str) -> None:

@@ -10,28 +10,20 @@ import pytest
 from devalloc_solver import AnswerRefused, Fleet
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dra import solve_manifests
-from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
-
-CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
-
-
-def object_(kind: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "v1" if kind == "Node" else "resource.k8s.io/v1", "kind": kind, **manifest}
+from tests.support.dra_builders import ANY, claim, counter_slice, device, device_class, devices, node, request, slice_
 
 
 def node_slice(node: str, *names: str, **spec: Any) -> dict[str, Any]:
     content = spec.pop("content", None) or devices(*names)
-    return object_("ResourceSlice", slice_(f"s-{node}", content, pool=node, nodeName=node, **spec))
+    return slice_(f"s-{node}", content, pool=node, nodeName=node, **spec)
 
 
 def wants(name: str, count: int | None = 1, *selectors: str, match: str | None = None, **marks: str) -> dict[str, Any]:
-    manifest = object_("ResourceClaim", claim(request("r", count, *selectors), name=name, match=match))
-    manifest["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return manifest
+    return claim(request("r", count, *selectors), name=name, match=match, marks=marks)
 
 
 def solved(*documents: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
-    answer = solve_manifests([CLASS, *documents], **options)
+    answer = solve_manifests([ANY, *documents], **options)
     return {one["name"]: one for one in answer["claims"]}
 
 
@@ -49,7 +41,7 @@ def test_claims_go_where_they_fit_all_of_them_if_that_can_be() -> None:
 def test_every_priority_that_waits_has_a_level() -> None:
     """Also where every claim of it is refused before the search (S17)."""
     odd = wants("odd", 1, "device.", priority="9")
-    answer = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", priority="5"), odd])
+    answer = solve_manifests([ANY, node_slice("n1", "a"), wants("x", priority="5"), odd])
 
     levels = [
         (level["goal"], level.get("priority"), level["value"], level["bound"])
@@ -61,10 +53,10 @@ def test_every_priority_that_waits_has_a_level() -> None:
 
 def _all_over_two_nodes(**local: Any) -> list[dict[str, Any]]:
     """Two nodes, a device that both reach, and one of n0 alone."""
-    nodes = [object_("Node", {"metadata": {"name": name}}) for name in ("n0", "n1")]
+    nodes = [node(name) for name in ("n0", "n1")]
     return [
         *nodes,
-        object_("ResourceSlice", slice_("net", devices("d0"), pool="net", allNodes=True)),
+        slice_("net", devices("d0"), pool="net", allNodes=True),
         node_slice("n0", **local),
     ]
 
@@ -77,11 +69,11 @@ def test_a_node_where_all_cannot_be_had_says_nothing_of_others() -> None:
     documents = _all_over_two_nodes(content=TAINTED)
     pending = wants("x", None)
 
-    (answers,) = solve_manifests([CLASS, *documents, pending])["claims"]
+    (answers,) = solve_manifests([ANY, *documents, pending])["claims"]
     taken = [(one["pool"], one["device"]) for one in answers["allocations"]["devices"]["results"]]
 
     assert taken == [("net", "d0")]
-    assert Fleet.from_manifests([CLASS, *documents]).allocate(pending) == answers
+    assert Fleet.from_manifests([ANY, *documents]).allocate(pending) == answers
 
 
 def test_all_is_refused_where_its_only_node_cannot_have_it() -> None:
@@ -132,11 +124,11 @@ def test_a_pin_is_kept() -> None:
 
 
 def test_network_devices_alone_need_no_node_unless_they_bind_to_one() -> None:
-    everywhere = object_("ResourceSlice", slice_("s", devices("a"), allNodes=True))
-    binding = object_("ResourceSlice", slice_("s", [device("a", bindsToNode=True)], allNodes=True))
+    everywhere = slice_("s", devices("a"), allNodes=True)
+    binding = slice_("s", [device("a", bindsToNode=True)], allNodes=True)
 
     free = solved(everywhere, node_slice("n1", "b"), wants("x", 1, "device.driver == 'gpu.io'"))["x"]
-    bound = solved(binding, object_("Node", {"metadata": {"name": "n1"}}), wants("x"))["x"]
+    bound = solved(binding, node("n1"), wants("x"))["x"]
 
     assert free["allocated"]
     assert bound["node"] == "n1"
@@ -145,14 +137,9 @@ def test_network_devices_alone_need_no_node_unless_they_bind_to_one() -> None:
 
 def test_nodes_have_the_labels_of_their_objects() -> None:
     zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}
-    shared = object_("ResourceSlice", slice_("s", devices("d"), driver="net.io", nodeSelector=zone))
-    labelled = [
-        object_("Node", {"metadata": {"name": n, "labels": {"zone": z}}}) for n, z in (("n1", "a"), ("n2", "b"))
-    ]
-    both = object_(
-        "ResourceClaim",
-        claim(request("r", 1, "device.driver == 'net.io'"), request("q", 1, "device.driver == 'gpu.io'"), name="x"),
-    )
+    shared = slice_("s", devices("d"), driver="net.io", nodeSelector=zone)
+    labelled = [node(n, zone=z) for n, z in (("n1", "a"), ("n2", "b"))]
+    both = claim(request("r", 1, "device.driver == 'net.io'"), request("q", 1, "device.driver == 'gpu.io'"), name="x")
 
     assert nodes(solved(shared, *labelled, node_slice("n1", "a"), node_slice("n2", "a"), both)) == {"x": "n2"}
     assert nodes(solved(shared, *labelled, node_slice("n1", "a"), both)) == {"x": "-"}
@@ -165,7 +152,7 @@ def test_all_devices_are_those_of_one_node() -> None:
 
 
 def test_a_node_with_an_incomplete_pool_gets_no_claim_for_all() -> None:
-    broken = node_slice("n1", *"abc"), object_("ResourceSlice", slice_("t", devices("d"), pool="q", count=2))
+    broken = node_slice("n1", *"abc"), slice_("t", devices("d"), pool="q", count=2)
 
     assert nodes(solved(*broken, node_slice("n2", "a"), wants("x", None))) == {"x": "n2"}
 
@@ -180,7 +167,7 @@ def test_counters_of_a_pool_that_spans_nodes_count_over_all_of_them() -> None:
         slice_("s2", content("b"), count=3, nodeName="n2"),
     ]
 
-    answers = solved(*(object_("ResourceSlice", one) for one in pool), wants("x"), wants("y"))
+    answers = solved(*pool, wants("x"), wants("y"))
 
     assert sorted(one["allocated"] for one in answers.values()) == [False, True]
 
@@ -205,7 +192,7 @@ def test_an_allocated_claim_is_echoed_and_holds_its_devices() -> None:
         (wants("x", 0), "ClaimInvalid"),
         (wants("x", 1, "noSuchVariable"), "ClaimInvalid"),
         (wants("x", priority="high"), "ClaimInvalid"),
-        (object_("ResourceClaim", claim(request(class_name="gone"), name="x")), "ClassNotFound"),
+        (claim(request(class_name="gone"), name="x"), "ClassNotFound"),
         (wants("x") | {"metadata": {"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}, "Deleting"),
     ],
 )
@@ -218,33 +205,24 @@ def test_every_refusal_has_a_reason(pending: dict[str, Any], reason: str) -> Non
 
 
 def test_a_class_that_is_wrong_concerns_those_who_name_it_only() -> None:
-    broken = object_(
-        "DeviceClass", {"metadata": {"name": "broken"}, "spec": {"selectors": [{"cel": {"expression": "1 +"}}]}}
-    )
-    pending = object_("ResourceClaim", claim(request(class_name="broken"), name="x"))
+    pending = claim(request(class_name="broken"), name="x")
 
-    answers = solved(node_slice("n1", *"ab"), broken, pending, wants("y"))
+    answers = solved(node_slice("n1", *"ab"), device_class("broken", "1 +"), pending, wants("y"))
 
     assert (answers["x"]["reason"], answers["y"]["allocated"]) == ("ClassInvalid", True)
 
 
 def test_what_the_api_server_fills_in_may_be_missing() -> None:
-    bare = object_(
-        "ResourceClaim",
-        {
-            "metadata": {"name": "x"},
-            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}]}},
-        },
-    )
+    bare = {**claim({"name": "r", "exactly": {"deviceClassName": "any"}}), "metadata": {"name": "x"}}
 
     assert solved(node_slice("n1", "a"), bare)["x"]["allocated"]
 
 
 def test_objects_that_are_wrong_are_reported_and_the_rest_goes_on() -> None:
     documents = [
-        CLASS,
+        ANY,
         node_slice("n1", "a"),
-        object_("ResourceSlice", {"metadata": {"name": "odd"}, "spec": {"driver": "gpu.io"}}),
+        {**slice_("odd"), "spec": {"driver": "gpu.io"}},
         {"apiVersion": "resource.k8s.io/v1alpha2", "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": {}},
         {"kind": "Pod", "metadata": {"name": "pod"}},
         "no object",
@@ -262,14 +240,14 @@ def test_objects_that_are_wrong_are_reported_and_the_rest_goes_on() -> None:
 
 
 def test_two_claims_of_one_name_are_both_invalid() -> None:
-    answer = solve_manifests([CLASS, node_slice("n1", "a"), wants("x"), wants("x")])
+    answer = solve_manifests([ANY, node_slice("n1", "a"), wants("x"), wants("x")])
 
     assert [(one["name"], one["reason"]) for one in answer["claims"]] == [("x", "ClaimInvalid")]
 
 
 def test_the_same_bytes_in_any_order() -> None:
     documents = [
-        CLASS,
+        ANY,
         *(node_slice(f"n{i}", *"abc") for i in range(3)),
         *(wants(f"c{i}", 1 + i % 3) for i in range(5)),
     ]
@@ -288,7 +266,7 @@ def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.
 
 
 def test_blockers_of_each_claim_have_its_own_name() -> None:
-    answers = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
+    answers = solve_manifests([ANY, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
 
     assert [[blocker["claim"] for blocker in one["blockers"]] for one in answers] == [["default/x"], ["default/y"]]
 

@@ -15,33 +15,22 @@ from devalloc_solver.dra import AllocationError, explain, solve_manifests
 from devalloc_solver.explain.resource_k8s import explainer as resource_explainer
 from devalloc_solver.explain.resource_k8s import one_node_explainer
 from devalloc_solver.explain.resource_k8s.typos import nearest_name
-from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
+from tests.support.dra_builders import ANY, claim, counter_slice, device, device_class, devices, request, slice_
 
 Content = dict[str, Any]
-CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
-GPU = {
-    **CLASS,
-    "metadata": {"name": "gpu"},
-    "spec": {"selectors": [{"cel": {"expression": "device.attributes['gpu.io'].kind == 'gpu'"}}]},
-}
-
-
-def object_(kind: str, manifest: Content) -> Content:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, **manifest}
+GPU = device_class("gpu", "device.attributes['gpu.io'].kind == 'gpu'")
 
 
 def pool(node: str, content: list[Content], **spec: Any) -> Content:
-    return object_("ResourceSlice", slice_(f"s-{node}", content, pool=node, nodeName=node, **spec))
+    return slice_(f"s-{node}", content, pool=node, nodeName=node, **spec)
 
 
 def wants(name: str, *requests: Content, match: str | None = None, **marks: str) -> Content:
-    manifest = object_("ResourceClaim", claim(*requests, name=name, match=match))
-    manifest["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return manifest
+    return claim(*requests, name=name, match=match, marks=marks)
 
 
 def solved(*documents: Content) -> dict[str, Content]:
-    return {one["name"]: one for one in solve_manifests([CLASS, GPU, *documents])["claims"]}
+    return {one["name"]: one for one in solve_manifests([ANY, GPU, *documents])["claims"]}
 
 
 # -- who is in the way ---------------------------------------------------------------------------------------------
@@ -71,7 +60,7 @@ def test_the_funnel_of_a_loser_calls_no_device_free_that_another_claim_of_the_ba
 
 
 def test_devices_that_others_use_are_free_for_admin_access() -> None:
-    held = object_("ResourceClaim", claim(request(), name="held"))
+    held = claim(request(), name="held")
     held["status"] = {"allocation": {"devices": {"results": [{"driver": "gpu.io", "pool": "n1", "device": "a"}]}}}
 
     answer = solved(pool("n1", devices(*"ab")), held, wants("x", request("r", 3, adminAccess=True)))["x"]
@@ -82,7 +71,7 @@ def test_devices_that_others_use_are_free_for_admin_access() -> None:
 
 
 def test_a_warm_fleet_names_the_allocated_claim_that_holds_the_devices() -> None:
-    fleet = Fleet.from_manifests([CLASS, pool("n1", devices(*"ab"))])
+    fleet = Fleet.from_manifests([ANY, pool("n1", devices(*"ab"))])
     assert fleet.allocate(wants("first", request("r", 2)))["allocated"]
 
     answer = fleet.allocate(wants("second", request("r", 1)))
@@ -136,7 +125,7 @@ CASES: dict[str, tuple[list[str], list[Content]]] = {
     "counter": (
         ["counter"],
         [
-            object_("ResourceSlice", counter_slice("c", {"s": {"m": "10"}}, pool="n1", nodeName="n1", count=2)),
+            counter_slice("c", {"s": {"m": "10"}}, pool="n1", nodeName="n1", count=2),
             pool("n1", HALVES, count=2),
             wants("x", request("r", 2)),
         ],
@@ -144,17 +133,17 @@ CASES: dict[str, tuple[list[str], list[Content]]] = {
     "a counter that two nodes see": (
         ["counter"],
         [
-            object_("ResourceSlice", counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2)),
-            *(object_("ResourceSlice", slice_(f"s-{n}", HALVES[:1], nodeName=n, count=2)) for n in ("n1", "n2")),
+            counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2),
+            *(slice_(f"s-{n}", HALVES[:1], nodeName=n, count=2) for n in ("n1", "n2")),
             wants("x", request()),
         ],
     ),
     "a counter of a node that sees its pool last": (
         ["counter"],
         [
-            object_("ResourceSlice", counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2)),
-            object_("ResourceSlice", slice_("s-n1", devices("a"), nodeName="n1", count=2)),
-            object_("ResourceSlice", slice_("s-n2", [*devices("a"), *HALVES[1:]], nodeName="n2", count=2)),
+            counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2),
+            slice_("s-n1", devices("a"), nodeName="n1", count=2),
+            slice_("s-n2", [*devices("a"), *HALVES[1:]], nodeName="n2", count=2),
             wants("x", request("r", 2)),
         ],
     ),
@@ -185,7 +174,7 @@ PLAIN = "!('kind' in device.attributes['gpu.io'])"
 def test_more_devices_than_there_are_is_no_matter_of_their_counters() -> None:
     many = [device(name, counters={"s": {"m": "1"}}) for name in "ab"]
     counters = counter_slice("c", {"s": {"m": "6"}}, pool="n1", nodeName="n1", count=2)
-    documents = [pool("n1", many, count=2), object_("ResourceSlice", counters)]
+    documents = [pool("n1", many, count=2), counters]
 
     answer = solved(*documents, wants("x", request("r", 3)))["x"]
 
@@ -245,7 +234,7 @@ def test_what_is_in_the_way_of_a_member_is_never_the_member_itself(counts: tuple
 
 def fits(documents: list[Content], blockers: Any) -> bool:
     """Whether claim x, or what is left of its group, is allocated once these are taken away by hand."""
-    changed, classes = deepcopy(documents), deepcopy([CLASS, GPU])
+    changed, classes = deepcopy(documents), deepcopy([ANY, GPU])
     claims = {one["metadata"]["name"]: one for one in changed if one["kind"] == "ResourceClaim"}
     spec = claims["x"]["spec"]["devices"]
     for blocker in blockers:
@@ -424,12 +413,12 @@ def test_a_class_that_is_not_there_while_a_near_one_is() -> None:
 
     assert answer["message"].endswith("class 'gpus' does not exist; did you mean 'gpu'?")
     with pytest.raises(AllocationError, match=r"class gpus: it does not exist; .*; did you mean 'gpu'\?"):
-        explain("n1", [claim(request("r", 1, class_name="gpus"))], [CLASS, GPU], [slice_("s", CARD)])
+        explain("n1", [claim(request("r", 1, class_name="gpus"))], [ANY, GPU], [slice_("s", CARD)])
 
 
 def test_explain_has_the_same_numbers_and_slips() -> None:
     pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
-    message = explain("n1", [pending], [CLASS], [slice_("s", CARD)])["message"]
+    message = explain("n1", [pending], [ANY], [slice_("s", CARD)])["message"]
 
     assert message.startswith("impossible even on an empty fleet: no device matches; `gpu.io/modle` exists on 0 of 1")
     assert message.endswith("; 1 of 1 device cannot be judged by a selector")
@@ -439,7 +428,7 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
 def test_explain_counts_what_is_free() -> None:
     held = {"devices": [{"driver": "gpu.io", "pool": "p", "device": "a"}]}
     content = [slice_("s", devices(*"ab"))]
-    message = explain("n1", [claim(request("r", 5))], [CLASS], content, allocated=held)["message"]
+    message = explain("n1", [claim(request("r", 5))], [ANY], content, allocated=held)["message"]
 
     assert "node n1 does not have 5 free devices for request r (at most 1)" in message
 
@@ -461,7 +450,7 @@ def test_names_are_near_within_their_domain_or_in_one_that_is_near(name: str, ne
 def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
     pools = [slice_(f"s-{pool}", devices("d0"), pool=pool, nodeName="n2") for pool in ("p", "q")]
 
-    first, second = (explain("n1", [claim(request())], [CLASS], order) for order in (pools, pools[::-1]))
+    first, second = (explain("n1", [claim(request())], [ANY], order) for order in (pools, pools[::-1]))
 
     assert first == second
     assert first["blockers"] == [{"kind": "node", "node": "n1", "driver": "gpu.io", "pool": "p"}]

@@ -9,8 +9,8 @@ import pytest
 
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from tests.support.dra_builders import counter_slice, device, request, slice_
-from tests.unit.solver.dra.test_joint import CLASS, node_slice, object_, wants
+from tests.support.dra_builders import ANY, counter_slice, device, request, slice_
+from tests.unit.solver.dra.test_joint import node_slice, wants
 
 
 def name_of(name: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def name_of(name: str) -> dict[str, Any]:
 
 
 def test_what_is_given_is_in_use_until_it_is_released() -> None:
-    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", *"ab")])
+    fleet = ResourceClaimFleet.from_manifests([ANY, node_slice("n1", *"ab")])
 
     assert fleet.allocate(wants("x", 2))["allocated"]
     refused = fleet.allocate(wants("y"))
@@ -30,7 +30,7 @@ def test_what_is_given_is_in_use_until_it_is_released() -> None:
 
 
 def test_a_claim_that_has_its_devices_is_answered_with_them() -> None:
-    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", "a")])
+    fleet = ResourceClaimFleet.from_manifests([ANY, node_slice("n1", "a")])
 
     first = fleet.allocate(wants("x"))
 
@@ -39,7 +39,7 @@ def test_a_claim_that_has_its_devices_is_answered_with_them() -> None:
 
 
 def test_kept_claims_wait_until_they_are_asked_for_by_name() -> None:
-    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", "a"), wants("x")])
+    fleet = ResourceClaimFleet.from_manifests([ANY, node_slice("n1", "a"), wants("x")])
 
     assert fleet.allocate(wants("y"))["allocated"]
     assert not fleet.allocate(name_of("x"))["allocated"]
@@ -48,7 +48,7 @@ def test_kept_claims_wait_until_they_are_asked_for_by_name() -> None:
 
 
 def test_a_member_of_a_group_waits_for_the_group() -> None:
-    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", *"ab"), wants("y", group="g")])
+    fleet = ResourceClaimFleet.from_manifests([ANY, node_slice("n1", *"ab"), wants("y", group="g")])
 
     assert fleet.allocate(wants("x", group="g"))["reason"] == "GroupUnsatisfiable"
     answers = fleet.allocate_all([wants("x", group="g")])["claims"]
@@ -61,15 +61,13 @@ def test_objects_come_change_and_go() -> None:
     fleet = ResourceClaimFleet.from_manifests([node_slice("n1", "a")])
 
     assert fleet.allocate(wants("x"))["reason"] == "ClassNotFound"
-    assert fleet.update(CLASS) == []
+    assert fleet.update(ANY) == []
     assert fleet.allocate(wants("x"))["allocated"]
     fleet.update(node_slice("n1", *"ab", generation=2))
     assert fleet.allocate(wants("y"))["allocations"]["devices"]["results"][0]["device"] == "b"
     fleet.delete({"kind": "ResourceClaim", "metadata": {"name": "x"}})
     assert fleet.allocate(wants("z"))["allocated"]
-    assert (
-        fleet.update(object_("DeviceClass", {"metadata": {"name": "odd"}, "spec": {"future": 1}}))[0]["name"] == "odd"
-    )
+    assert fleet.update({**ANY, "metadata": {"name": "odd"}, "spec": {"future": 1}})[0]["name"] == "odd"
 
 
 @pytest.mark.parametrize("call", ["update", "delete"])
@@ -86,7 +84,7 @@ def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
     slices = [
         node_slice(f"n{i}", content=[*shared, device("w0", {"numa": 0}), device("w1", {"numa": 1})]) for i in range(3)
     ]
-    fleet = ResourceClaimFleet.from_manifests([CLASS, *slices])
+    fleet = ResourceClaimFleet.from_manifests([ANY, *slices])
     state: dict[str, dict[str, Any]] = {}
     for number in range(14):
         name = f"c{number}"
@@ -97,7 +95,7 @@ def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
             fleet.release("default", gone)
             del state[gone]
         (whole,) = (
-            one for one in solve_manifests([CLASS, *slices, *state.values(), pending])["claims"] if one["name"] == name
+            one for one in solve_manifests([ANY, *slices, *state.values(), pending])["claims"] if one["name"] == name
         )
 
         answer = fleet.allocate(pending)
@@ -119,7 +117,7 @@ def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_us
         slice_("s2", [device("e0"), device("e1")], pool="p", count=2, allNodes=True, driver="b.io"),
         slice_("s3", pool="p", count=2, nodeName="n2", driver="b.io"),
     ]
-    state = [CLASS, *(object_("ResourceSlice", one) for one in slices)]
+    state = [ANY, *slices]
     fleet = ResourceClaimFleet.from_manifests(state)
     held: dict[str, dict[str, Any]] = {}
     for number in range(60):
@@ -159,12 +157,12 @@ def test_devices_that_selectors_of_texts_fail_on_are_reported(selector: str, odd
         ]
         spec = {"driver": "gpu.example.com", "nodeName": f"n{node}", "devices": devices}
         spec["pool"] = {"name": f"n{node}", "generation": 1, "resourceSliceCount": 1}
-        slices.append(object_("ResourceSlice", {"metadata": {"name": f"n{node}"}, "spec": spec}))
+        slices.append({**slice_(f"n{node}"), "spec": spec})
     slices[1]["spec"]["devices"][5]["attributes"] = odd
-    exactly = {"deviceClassName": CLASS["metadata"]["name"], "selectors": [{"cel": {"expression": selector}}]}
+    exactly = {"deviceClassName": ANY["metadata"]["name"], "selectors": [{"cel": {"expression": selector}}]}
     pending = wants("x")
     pending["spec"] = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
-    fleet = ResourceClaimFleet.from_manifests([CLASS, *slices])
+    fleet = ResourceClaimFleet.from_manifests([ANY, *slices])
     assert "gpu.example.com/uuid" in fleet._state.index.kinds.varied
-    (whole,) = solve_manifests([CLASS, *slices, pending])["claims"]
+    (whole,) = solve_manifests([ANY, *slices, pending])["claims"]
     assert fleet.allocate(pending) == whole

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import solve_manifests
-from tests.support.dra_builders import Manifest, claim, counter_slice, device, request, slice_
+from tests.support.dra_builders import ANY, Manifest, claim, counter_slice, device, request, slice_
 
 RANGE = {"default": "1", "validRange": {"min": "1", "max": "16", "step": "1"}}
 VALUES = {"default": "2", "validValues": ["1", "2", "4"]}
@@ -16,11 +16,7 @@ VALUES = {"default": "2", "validValues": ["1", "2", "4"]}
 
 def problems(*slices: Manifest) -> list[tuple[str, str]]:
     """(path, message) of what is text of slices."""
-    documents: list[Manifest] = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
-        *({"kind": "ResourceSlice", **one} for one in slices),
-    ]
-    answer = solve_manifests([{"apiVersion": "resource.k8s.io/v1", **one} for one in documents])
+    answer = solve_manifests([ANY, *slices])
     assert {one["severity"] for one in answer["problems"]} <= {"warning"}
     return [(one["path"], one["message"]) for one in answer["problems"]]
 
@@ -176,12 +172,6 @@ def test_warnings_come_in_the_order_of_names_whatever_that_of_documents_is() -> 
 
 
 def test_such_a_slice_is_used() -> None:
-    documents = [
-        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}},
-        {"kind": "ResourceSlice", **slice_("s", [device("d", {"v": {"version": "1.2.3.4"}})])},
-        {"kind": "ResourceClaim", **claim(request(count=1))},
-    ]
-
-    answer = solve_manifests([{"apiVersion": "resource.k8s.io/v1", **one} for one in documents])
+    answer = solve_manifests([ANY, slice_("s", [device("d", {"v": {"version": "1.2.3.4"}})]), claim(request(count=1))])
 
     assert answer["claims"][0]["allocated"]

@@ -26,10 +26,10 @@ def rule(
     return manifest("DeviceTaintRule", {"metadata": {"name": name}, "spec": fields}, version)
 
 
-FLEET = [manifest("DeviceClass", ANY), manifest("ResourceSlice", slice_("s", devices("d1", "d2")))]
-ALL = manifest("ResourceClaim", claim(request(count=None)))
-TWO = manifest("ResourceClaim", claim(request(count=2)))
-TOLERANT = manifest("ResourceClaim", claim(request(count=2, tolerations=[{"key": "broken", "operator": "Exists"}])))
+FLEET = [ANY, slice_("s", devices("d1", "d2"))]
+ALL = claim(request(count=None))
+TWO = claim(request(count=2))
+TOLERANT = claim(request(count=2, tolerations=[{"key": "broken", "operator": "Exists"}]))
 
 
 def answers(*documents: Manifest, wanted: Manifest) -> list[Mapping[str, Any]]:

@@ -18,7 +18,6 @@ from devalloc_solver.dialects.resource_k8s.fields import Amount
 from devalloc_solver.dialects.resource_k8s.published_devices import read_usage
 from devalloc_solver.dra import AllocationError, solve_manifests
 from tests.support.dra_builders import ANY, answer, claim, device, devices, request, slice_
-from tests.unit.solver.dra.test_joint import CLASS, object_
 
 D1, D2 = ("gpu.io", "p", "d1"), ("gpu.io", "p", "d2")
 
@@ -80,7 +79,7 @@ def test_devices_that_no_slice_publishes_do_not_matter() -> None:
 
 # -- what is held, and cannot be told ------------------------------------------------------------------------------
 
-SHARED = object_("ResourceSlice", slice_("s", [device("d", capacity={"m": "8"}, shared=True)]))
+SHARED = slice_("s", [device("d", capacity={"m": "8"}, shared=True)])
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consumedCapacity": {"m": "-5"}}, r"consumedCapacity['m'] is negative: -5"),
     ({"consumedCapacity": {"m": "-1n"}}, r"consumedCapacity['m'] is negative: -1n"),
@@ -97,8 +96,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def held(name: str, *results: Any) -> dict[str, Any]:
-    status = {"allocation": {"devices": {"results": [*results]}}}
-    return object_("ResourceClaim", claim(request(), name=name)) | {"status": status}
+    return claim(request(), name=name) | {"status": {"allocation": {"devices": {"results": [*results]}}}}
 
 
 def share(number: int, **fields: Any) -> dict[str, Any]:
@@ -113,11 +111,11 @@ def share(number: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("wrong", "message"), WRONG)
 @pytest.mark.parametrize("neighbours", [[], [share(1, consumedCapacity={"m": "8"})]], ids=["alone", "beside another"])
 def test_a_share_of_unknown_size_frees_nothing(wrong: Any, message: str, neighbours: list[Any]) -> None:
-    pending = object_("ResourceClaim", claim(request("r", amounts={"m": "1"}), name="new"))
+    pending = claim(request("r", amounts={"m": "1"}), name="new")
     holders = [*(held("good", one) for one in neighbours), held("odd", share(2, **wrong))]
 
-    joint = solve_manifests([CLASS, SHARED, *holders, pending])
-    fleet = Fleet.from_manifests([CLASS, SHARED, *holders])
+    joint = solve_manifests([ANY, SHARED, *holders, pending])
+    fleet = Fleet.from_manifests([ANY, SHARED, *holders])
     with pytest.raises(AllocationError) as raised:
         answer([*holders, pending], SHARED)
 
@@ -133,9 +131,9 @@ def test_a_share_of_unknown_size_frees_nothing(wrong: Any, message: str, neighbo
 
 
 def test_an_invalid_result_hides_no_other() -> None:
-    pending = object_("ResourceClaim", claim(request(), name="new"))
+    pending = claim(request(), name="new")
 
-    joint = solve_manifests([CLASS, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), pending])
+    joint = solve_manifests([ANY, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), pending])
 
     assert {one["name"]: one["allocated"] for one in joint["claims"]} == {"odd": True, "new": False}
 

@@ -9,7 +9,7 @@ import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.dra import solve_manifests
-from tests.support.dra_builders import ANY, Manifest, claim, device, devices, request, slice_
+from tests.support.dra_builders import ANY, Manifest, claim, device, devices, node, request, slice_
 
 Answer = Mapping[str, Any]
 
@@ -19,28 +19,19 @@ NAMED = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operat
 
 
 def documents(*slices: Manifest, nodes: Mapping[str, Mapping[str, str]] | None = None) -> list[Manifest]:
-    kinds = [("DeviceClass", ANY), *(("ResourceSlice", one) for one in slices)]
-    node_objects = [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": dict(labels)}}
-        for name, labels in (nodes or {}).items()
-    ]
-    return [{"apiVersion": "resource.k8s.io/v1", "kind": kind, **one} for kind, one in kinds] + node_objects
-
-
-def manifest(of: Manifest) -> Manifest:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **of}
+    return [ANY, *slices, *(node(name, **labels) for name, labels in (nodes or {}).items())]
 
 
 def once(given: list[Manifest], wanted: Manifest) -> Answer:
-    return solve_manifests([*given, manifest(wanted)])["claims"][0]
+    return solve_manifests([*given, wanted])["claims"][0]
 
 
 def alone(given: list[Manifest], wanted: Manifest) -> Answer:
-    return Fleet.from_manifests(given).allocate(manifest(wanted))
+    return Fleet.from_manifests(given).allocate(wanted)
 
 
 def jointly(given: list[Manifest], wanted: Manifest) -> Answer:
-    answer: Answer = Fleet.from_manifests(given).allocate_all([manifest(wanted)])["claims"][0]
+    answer: Answer = Fleet.from_manifests(given).allocate_all([wanted])["claims"][0]
     return answer
 
 
