@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -121,6 +121,15 @@ class Cluster:
                 plugin.round()
         self.check()
 
+    def go_on_until(self, condition: Callable[[], object], what: str) -> None:
+        """Round after round: a cluster's watches may come later than a round."""
+
+        def is_met() -> bool:
+            self.rounds(1)
+            return bool(condition())
+
+        until(is_met, what, 60)
+
     def restart(self) -> None:
         """As after kill -9 of everything."""
         self.left = 0
@@ -145,30 +154,32 @@ class Cluster:
         return [entry["devicePoolName"] for entry in entries]
 
 
-def _toy_pool(node: str) -> Object:
+AnyCluster = TypeVar("AnyCluster", bound=Cluster)
+
+
+def toy_pool(node: str) -> Object:
     return testing.pool(f"cards-{node}", node, "toy", devices=[testing.device("slot-0")])
 
 
 @contextmanager
-def cluster(kind: type[EmbeddedStores] | type[ClusterStores] = EmbeddedStores, **spec: Any) -> Iterator[Cluster]:
-    """A machine with a claim that runs on node-a, before node-b is there."""
-    with memory_folder() as name, closing(Cluster(Path(name), kind)) as made:
+def cluster(
+    kind: type[EmbeddedStores] | type[ClusterStores] = EmbeddedStores,
+    of: type[AnyCluster] = Cluster,  # type: ignore[assignment]
+    *others: Object,
+    **spec: Any,
+) -> Iterator[AnyCluster]:
+    """A machine with a claim that runs on node-a, before node-b is there. ``others``: objects that are there too."""
+    with memory_folder() as name, closing(of(Path(name), kind)) as made:
         store = made.store
-        store.create(testing.device_class("toy", driver="toy"))
-        store.create(testing.claim("card", testing.request("toy"), namespace="default"))
-        for obj in (host("node-a"), _toy_pool("node-a")):
+        claim = testing.claim("card", testing.request("toy"), namespace="default")
+        for obj in (*others, testing.device_class("toy", driver="toy"), claim, host("node-a"), toy_pool("node-a")):
             store.create(obj)
         manifest = vm("web", "card", **spec)
         del manifest["spec"]["nodeName"]
         store.create(manifest)
-
-        def runs() -> bool:
-            made.rounds(1)
-            return made.where() == "node-a"
-
-        until(runs, "it runs on node-a", 60)  # a cluster's watches may come later than a round
+        made.go_on_until(lambda: made.where() == "node-a", "it runs on node-a")
         made.rounds()
-        for obj in (host("node-b"), _toy_pool("node-b")):
+        for obj in (host("node-b"), toy_pool("node-b")):
             store.create(obj)
         yield made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,10 @@ from tests.conformance.test_eviction import (
     EmbeddedStores,
     Killed,
     Plugin,
-    _toy_pool,
+    toy_pool,
 )
+from tests.conformance.test_eviction import cluster as running_cluster
 from tests.support.examples import IS_FUZZ
-from tests.support.fake_tree import memory_folder
-from tests.support.host_pools import host
 from tests.support.refusing_store import DENIED, RefusingStore
 from tests.support.toy_machines import vm
 from tests.support.waiting import until
@@ -120,14 +119,11 @@ class FencedCluster(Cluster):
     def fence(self) -> None:
         assert state_fence(self.store, "node-a", WHY)
 
-    def go_on_until(self, condition: Callable[[], object], what: str) -> None:
-        """Round after round: a cluster's watches may come later than a round."""
-
-        def is_met() -> bool:
-            self.rounds(1)
-            return bool(condition())
-
-        until(is_met, what, 60)
+    def fence_alive(self) -> None:
+        """Only its plugin is gone, and the machine goes on."""
+        self.is_word_true = False
+        self.a.kill()
+        self.fence()
 
     def settled(self, where: str) -> None:
         self.go_on_until(lambda: self.where() == where, f"it runs on {where}")
@@ -136,20 +132,8 @@ class FencedCluster(Cluster):
 @contextmanager
 def cluster(kind: Kind = EmbeddedStores, *, has_node: bool = False, **spec: Any) -> Iterator[FencedCluster]:
     """A machine with a claim that runs on node-a; node-b could run it."""
-    with memory_folder() as name, closing(FencedCluster(Path(name), kind)) as made:
-        store = made.store
-        if has_node:
-            store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "spec": {}})
-        store.create(testing.device_class("toy", driver="toy"))
-        store.create(testing.claim("card", testing.request("toy"), namespace="default"))
-        for obj in (host("node-a"), _toy_pool("node-a")):
-            store.create(obj)
-        manifest = vm("web", "card", **spec)
-        del manifest["spec"]["nodeName"]
-        store.create(manifest)
-        made.go_on_until(lambda: made.where() == "node-a", "it runs")
-        for obj in (host("node-b"), _toy_pool("node-b")):
-            store.create(obj)
+    nodes: list[Object] = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "spec": {}}]
+    with running_cluster(kind, FencedCluster, *nodes[:has_node], **spec) as made:
         made.rounds()
         yield made
 
@@ -177,9 +161,7 @@ def test_a_lost_node_keeps_its_machine_until_it_is_fenced(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_a_node_that_comes_back_ends_its_old_machine_and_leaves_the_new_one_alone(kind: Kind) -> None:
     with cluster(kind) as made:
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.go_on_until(lambda: len(_running(made)) == 2, "it runs elsewhere, too")
         before = made.nodes["node-b"].machines.views["default/web"]
         made.a.start(made.connect())
@@ -297,7 +279,7 @@ def test_a_machine_whose_disks_only_the_lost_node_has_waits_for_that_node(kind: 
 def test_claims_without_machines_are_released(kind: Kind) -> None:
     with cluster(kind) as made:
         store = made.store
-        extra = {**_toy_pool("node-a"), "metadata": {"name": "more-node-a"}}
+        extra = {**toy_pool("node-a"), "metadata": {"name": "more-node-a"}}
         store.create(extra)
         node = testing.claim("prepared", testing.request("toy"), namespace="default")
         node["metadata"]["annotations"] = {meta.NODE: "node-a"}
@@ -416,9 +398,7 @@ def test_the_command_reports_what_it_could_not_take_away() -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_a_node_that_cannot_confirm_one_end_does_everything_else(kind: Kind) -> None:
     with cluster(kind) as made:
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.go_on_until(lambda: len(_running(made)) == 2, "it runs elsewhere, too")
         withdraw_fence(made.store, "node-a")
         refusing = RefusingStore(made.connect(), web=DENIED)
@@ -438,9 +418,7 @@ def test_a_node_that_cannot_end_one_machine_ends_the_others_and_publishes_nothin
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.allocate()
         assert fenced_from(made.machine()) == {"node-a"}
         machines = made.a.machines
@@ -461,9 +439,7 @@ def test_what_does_not_end_or_cannot_be_read_keeps_no_other_machine_running(prev
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.allocate()
         machines, operations = made.a.machines, made.a.operations
         first, *others = [key for key, uid in operations.machines.owners().items() if uid]
@@ -540,9 +516,7 @@ def test_an_unreadable_journal_is_reported_at_a_fence(
         raise Failed("JournalUnavailable", "the journal is damaged")
 
     with cluster() as made:
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.allocate()
         assert fenced_from(made.machine()) == {"node-a"}
         made.a.machines.refuse["stop default/web"] = Failed("QemuFailed", "QEMU does not end")
@@ -559,9 +533,7 @@ def test_a_node_that_cannot_end_two_machines_raises_one_error_and_logs_the_other
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
-        made.is_word_true = False
-        made.a.kill()
-        made.fence()
+        made.fence_alive()
         made.allocate()
         for name in ("web", "worker"):
             error = Failed("QemuFailed", f"QEMU of machine default/{name} does not end")

@@ -12,10 +12,11 @@ from typing import TypeVar
 import pytest
 
 from devalloc_node.machine.machine_files import MachineConfig
-from tests.support import firmware_image, kernel_modules, micro_image, python_image, sriov_host, sriov_image
+from tests.support import firmware_image, kernel_modules, micro_image, python_image, sriov_host, sriov_image, tiny_guest
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, short_folder
+from tests.support.node_fleet import Fleet
 from tests.support.qemu import Machine, micro_arguments
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
@@ -82,6 +83,19 @@ def open_image(micro: Image) -> Iterator[Image]:
         (folder / "read-only").write_bytes(b"not to be changed".ljust(MIB))
         (folder / "outside").symlink_to("/etc/passwd")
         yield Image(folder)
+
+
+@pytest.fixture
+def fleet(open_image: Image) -> Iterator[Fleet]:
+    """Two nodes, which have the kernel of the tiny guest."""
+    (open_image.folder / "tiny").write_bytes(tiny_guest.image())
+    with short_folder() as folder:
+        made = Fleet(folder, open_image)
+        try:
+            yield made
+        finally:
+            made.end()
+            print(made.log())
 
 
 @pytest.fixture(scope="session")

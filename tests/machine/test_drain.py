@@ -5,27 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-
-import pytest
 
 from devalloc_node.machine.process import process
-from tests.support import tiny_guest, waiting
-from tests.support.images import Image
-from tests.support.machines import short_folder
+from tests.support import waiting
 from tests.support.node_fleet import Fleet
-
-
-@pytest.fixture
-def fleet(open_image: Image) -> Iterator[Fleet]:
-    (open_image.folder / "tiny").write_bytes(tiny_guest.image())
-    with short_folder() as folder:
-        made = Fleet(folder, open_image)
-        try:
-            yield made
-        finally:
-            made.end()
-            print(made.log())
 
 
 def test_a_machine_leaves_its_node_and_starts_where_its_disk_is(fleet: Fleet) -> None:

@@ -13,24 +13,16 @@ import pytest
 import yaml
 
 from devalloc_node.machine.process import process
-from tests.support import tiny_guest, waiting
-from tests.support.images import Image
-from tests.support.machines import short_folder
+from tests.support import waiting
 from tests.support.node_fleet import Fleet
 
 
 @pytest.fixture
-def fleet(open_image: Image) -> Iterator[Fleet]:
-    (open_image.folder / "tiny").write_bytes(tiny_guest.image())
-    with short_folder() as folder:
-        made = Fleet(folder, open_image)
-        try:
-            yield made
-        finally:
-            for pid in made.qemus("a"):
-                os.kill(pid, signal.SIGCONT)
-            made.end()
-            print(made.log())
+def fleet(fleet: Fleet) -> Iterator[Fleet]:
+    """QEMUs that a test has stopped go on at its end."""
+    yield fleet
+    for pid in fleet.qemus("a"):
+        os.kill(pid, signal.SIGCONT)
 
 
 def run_on_a(fleet: Fleet, *, has_disk: bool) -> dict[str, Any]:

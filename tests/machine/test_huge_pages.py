@@ -19,7 +19,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, MICRO_APPEND, config, ended, plugin, running, short_folder, virtual_machine
+from tests.support.machines import MIB, MICRO_APPEND, plugin, running, virtual_machine
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -54,14 +54,6 @@ def pages() -> Iterator[None]:
             yield
         finally:
             total.write_text(str(before))
-
-
-@pytest.fixture
-def settings(micro: Image) -> Iterator[MachineConfig]:
-    with short_folder() as folder:
-        made = config(micro, folder)
-        with ended(made):
-            yield made
 
 
 @pytest.fixture

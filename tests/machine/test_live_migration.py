@@ -21,10 +21,9 @@ from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import machine_id
-from tests.support import tiny_guest, waiting
+from tests.machine.test_migration import BLOCKS, DIRTIER, WRITER
+from tests.support import waiting
 from tests.support.guest import PATIENCE, Guest
-from tests.support.images import Image
-from tests.support.machines import short_folder
 from tests.support.node_fleet import Fleet
 from tests.support.private_network import NETWORK, PREFIX, add_bridge, node_network, private_network
 from tests.support.qemu import MICRO_APPEND
@@ -32,32 +31,9 @@ from tests.support.store_file import statuses
 from tests.support.tap_guest import host_pings
 
 KEY = "default/moving"
-BLOCKS = 64
 SIZE = {"cpus": "2", "memory": "512Mi"}
 """Of the machine that is scaled: its maximum."""
 GUEST, NODE_A, NODE_B = "192.0.2.2", "192.0.2.11", "192.0.2.12"
-WRITER = f"""
-i=0
-while [ ! -e /tmp/enough ]; do
-  i=$((i+1))
-  printf '%-511s\\n' $i | dd of=/dev/vda bs=512 seek=$((i%{BLOCKS})) count=1 conv=notrunc,fsync 2>/dev/null
-  echo $i > /tmp/next; mv /tmp/next /tmp/written
-done
-touch /tmp/stopped
-"""
-DIRTIER = "while [ ! -e /tmp/enough ]; do dd if=/dev/urandom of=/tmp/noise bs=64k count=16; sleep 0.3; done"
-
-
-@pytest.fixture
-def fleet(open_image: Image) -> Iterator[Fleet]:
-    (open_image.folder / "tiny").write_bytes(tiny_guest.image())
-    with short_folder() as folder:
-        made = Fleet(folder, open_image)
-        try:
-            yield made
-        finally:
-            made.end()
-            print(made.log())
 
 
 def manifest(fleet: Fleet) -> str:

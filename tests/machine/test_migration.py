@@ -31,7 +31,7 @@ from devalloc_node.machine.spec import EmulatedDevice, Nic, machine_id
 from devalloc_node.settings import MigrationSettings
 from tests.support import tiny_guest
 from tests.support.deadlines import soon
-from tests.support.guest import PATIENCE, Guest
+from tests.support.guest import Guest, moved_guest
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, open_folder, plugin, running, short_folder, virtual_machine
 from tests.support.migration_kills import Fault, MovingNode, TwoPlugins, settle
@@ -101,18 +101,6 @@ def started(nodes: TwoNodes, machines: MachineLifecycle) -> Guest:
     return Guest(nodes.first.folder(machine_id(KEY)) / "agent")
 
 
-def moved_guest(settings: MachineConfig) -> Guest:
-    """The shell of a machine that came here. What is typed just then may be lost, as with a cable that is changed."""
-    for patience in (5.0, 15.0, 45.0, PATIENCE):  # a guest that is busy may answer later than it is asked again
-        guest = Guest(settings.folder(machine_id(KEY)) / "agent", is_new=False)
-        try:
-            guest.check("true", seconds=patience)
-            return guest
-        except TimeoutError:
-            guest.close()
-    raise TimeoutError("the guest does not answer on its new node")
-
-
 def move(source: MachineLifecycle, target: MachineLifecycle, nodes: TwoNodes, uid: str = UID) -> migration.Progress:
     """The whole of it, as far as the store's word."""
     offered = migration.offer(source, KEY, uid, soon())
@@ -163,7 +151,7 @@ def test_a_loaded_machine_moves_there_and_back_and_loses_no_write(nodes: TwoNode
         assert process(before.pid) is None
 
         guest.close()
-        guest = moved_guest(nodes.second)
+        guest = moved_guest(nodes.second.folder(machine_id(KEY)) / "agent")
         there = int(guest.check("cat /tmp/written"))
         guest.until(f"[ $(cat /tmp/written) -gt {there + 3} ]")
         second.scale(KEY, "memory", 256 * MIB, soon())
@@ -172,7 +160,7 @@ def test_a_loaded_machine_moves_there_and_back_and_loses_no_write(nodes: TwoNode
         move(second, first, nodes, "back")
         complete(second, first, "back")
         guest.close()
-        guest = moved_guest(nodes.first)
+        guest = moved_guest(nodes.first.folder(machine_id(KEY)) / "agent")
         there = int(guest.check("cat /tmp/written"))
         guest.until(f"[ $(cat /tmp/written) -gt {there + 3} ]")
         guest.check("touch /tmp/enough")

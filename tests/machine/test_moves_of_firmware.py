@@ -18,8 +18,9 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine import firmware, migration
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
+from tests.machine.test_firmware import starts_of
 from tests.support.deadlines import soon
-from tests.support.guest import PATIENCE, Guest
+from tests.support.guest import Guest, moved_guest
 from tests.support.images import Image
 from tests.support.machines import config, ended, open_folder, plugin, running, short_folder, virtual_machine
 from tests.support.qemu import MICRO_APPEND
@@ -30,10 +31,6 @@ HERE = "127.0.0.1"
 LONG = 420.0
 """Seconds for a boot of emulated firmware on a busy machine."""
 VARIABLE = "/sys/firmware/efi/efivars/{}-7d3c2f3e-0000-4000-8000-00000000a001"
-READ_CLOCK = (
-    r"exec 4<>/dev/tpm0; printf '\200\1\0\0\0\12\0\0\1\201' >&4; dd bs=64 count=1 <&4 2>/dev/null | od -An -tu1 -v"
-)
-"""TPM2_ReadClock; its answer has, after 26 bytes, how often the TPM was started, which begins with 0 in a new one."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +72,14 @@ def machine_of(start: Mapping[str, Any]) -> VirtualMachine:
     return virtual_machine("fw", **small, start={"tpm": True, **start}, nics=[{}])
 
 
+def shell_of(machines: MachineLifecycle) -> Path:
+    return machines.config.folder(machines.record_for(KEY).spec.id) / "agent"
+
+
 def started(machines: MachineLifecycle, machine: VirtualMachine) -> Guest:
     machines.start(machine, soon(LONG))
     machines.resume(KEY, soon(LONG))
-    folder = machines.config.folder(machines.record_for(KEY).spec.id)
-    return Guest(folder / "agent", seconds=LONG, alive=lambda: running(machines, KEY).pid > 0)
-
-
-def moved_guest(machines: MachineLifecycle) -> Guest:
-    """The shell of a machine that came here. What is typed just then may be lost."""
-    for patience in (5.0, 15.0, 45.0, PATIENCE):
-        guest = Guest(machines.config.folder(machines.record_for(KEY).spec.id) / "agent", is_new=False)
-        try:
-            guest.check("true", seconds=patience)
-            return guest
-        except TimeoutError:
-            guest.close()
-    raise TimeoutError("the guest does not answer on its new node")
+    return Guest(shell_of(machines), seconds=LONG, alive=lambda: running(machines, KEY).pid > 0)
 
 
 def send(source: MachineLifecycle, target: MachineLifecycle, machine: VirtualMachine, uid: str) -> None:
@@ -118,11 +106,6 @@ def write_variable(guest: Guest, name: str) -> None:
 
 def variable(guest: Guest, name: str) -> str:
     return guest.check(f"dd if={VARIABLE.format(name)} bs=1 skip=4 2>/dev/null")
-
-
-def starts_of(guest: Guest) -> int:
-    answer = [int(word) for word in guest.check(READ_CLOCK).split()]
-    return int.from_bytes(answer[26:30], "big")
 
 
 def registers(guest: Guest) -> str:
@@ -157,7 +140,7 @@ def test_a_machine_with_uefi_takes_its_variables_and_its_tpm_along(nodes: TwoNod
         assert migration.take_over(second, KEY, "there", soon())
         migration.hand_over(first, KEY, "there", soon())
         assert nothing_left(nodes.first), "there is no second copy of its keys"
-        guest = moved_guest(second)
+        guest = moved_guest(shell_of(second))
         assert (variable(guest, "first"), registers(guest), starts_of(guest)) == ("first", before, starts)
         write_variable(guest, "second")
         guest.close()
@@ -167,7 +150,7 @@ def test_a_machine_with_uefi_takes_its_variables_and_its_tpm_along(nodes: TwoNod
         migration.cancel(second, KEY, "cancelled", soon())
         migration.discard(first, KEY, "cancelled", soon())
         assert nothing_left(nodes.first)
-        guest = moved_guest(second)
+        guest = moved_guest(shell_of(second))
         assert (variable(guest, "second"), registers(guest), starts_of(guest)) == ("second", before, starts)
         guest.close()
 
@@ -204,7 +187,7 @@ def test_a_machine_with_secure_boot_moves(nodes: TwoNodes, platform: Image) -> N
         assert migration.take_over(second, KEY, "there", soon())
         migration.hand_over(first, KEY, "there", soon())
         assert nothing_left(nodes.first)
-        guest = moved_guest(second)
+        guest = moved_guest(shell_of(second))
         assert (variable(guest, "first"), registers(guest)) == ("first", before)
         write_variable(guest, "second")
         assert variable(guest, "second") == "second"

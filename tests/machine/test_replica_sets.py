@@ -7,35 +7,18 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from devalloc_node.machine.spec import machine_id
-from tests.machine.test_drain import Fleet
-from tests.support import tiny_guest
 from tests.support.guest import Guest, GuestGone
-from tests.support.images import Image
-from tests.support.machines import short_folder
+from tests.support.node_fleet import Fleet
 from tests.support.qemu import MICRO_APPEND
 from tests.support.store_file import machine_statuses, statuses
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def fleet(open_image: Image) -> Iterator[Fleet]:
-    tiny_guest.write(open_image.folder / "tiny")
-    with short_folder() as folder:
-        made = Fleet(folder, open_image)
-        try:
-            yield made
-        finally:
-            made.end()
-            print(made.log())
 
 
 def a_set(fleet: Fleet, replicas: int, **more: Any) -> str:

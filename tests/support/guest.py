@@ -50,6 +50,18 @@ class CommandResult(NamedTuple):
     output: str
 
 
+def moved_guest(port: Path) -> Guest:
+    """The shell of a machine that came here. What is typed just then may be lost, as with a cable that is changed."""
+    for patience in (5.0, 15.0, 45.0, PATIENCE):  # a guest that is busy may answer later than it is asked again
+        guest = Guest(port, is_new=False)
+        try:
+            guest.check("true", seconds=patience)
+            return guest
+        except TimeoutError:
+            guest.close()
+    raise TimeoutError("the guest does not answer on its new node")
+
+
 class Guest:
     """The shell of one machine. For one thread."""
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: sockets are real, and waiting costs nothing.
+"""A clock that tests set, and an event loop whose clock jumps: sockets are real, and waiting costs nothing.
 
 A waiter for a time gets it as soon as nothing else can happen: no callback is ready and no socket of this process
 has anything to read. What one end of a loopback connection sends is there for the other end at once, so both ends, in
@@ -17,6 +17,16 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 _SETTLED = 0.002  # seconds without any I/O before the clock may jump: in case the kernel delivers late
 _STUCK = 5.0  # seconds after which a loop with nothing to wait for gets an error
+
+
+class Clock:
+    """Seconds that go by where a test says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class _Selector(selectors.DefaultSelector):

@@ -7,7 +7,6 @@ from pathlib import Path
 from benchmarks.bench_discovery import fill
 from benchmarks.harness import Benchmark, Row, report, timed
 from tests.support.fake_sysfs import FakeSysfs
-from tests.support.fake_tree import memory_folder
 
 
 def test_a_page_has_the_machine_the_versions_and_a_line_a_row() -> None:
@@ -31,10 +30,9 @@ def test_the_first_run_is_not_counted() -> None:
     assert len(calls) == 4
 
 
-def test_the_measured_host_has_as_many_functions_as_it_says() -> None:
-    with memory_folder() as folder:
-        host = FakeSysfs(Path(folder))
-        fill(host, 16)
-        physical = [f for f in host.functions.values() if f.pf is None and f.spec.native != "pcieport"]
-        assert len(physical) == 16
-        assert {f.spec.native for f in physical} == {"igb", "nvidia", "nvme"}
+def test_the_measured_host_has_as_many_functions_as_it_says(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    fill(host, 16)
+    physical = [f for f in host.functions.values() if f.pf is None and f.spec.native != "pcieport"]
+    assert len(physical) == 16
+    assert {f.spec.native for f in physical} == {"igb", "nvidia", "nvme"}

@@ -16,7 +16,6 @@ from devalloc.controller.leader.election import LeaderElection, Loop
 from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import NotFound, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim
 from tests.support.waiting import until
 
@@ -77,9 +76,8 @@ def waits(stop: threading.Event) -> None:
 
 
 @pytest.fixture
-def bed() -> Iterator[Bed]:
-    with memory_folder() as name:
-        yield Bed(Path(name) / "store.db")
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path / "store.db")
 
 
 class Run:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import Listing, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_tree import memory_folder
+from tests.support.virtual_time import Clock
 
 NAMESPACE = "devalloc-system"
-
-
-class Clock:
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Slow:
@@ -54,9 +44,8 @@ class Slow:
 
 
 @pytest.fixture
-def store() -> Iterator[Slow]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        yield Slow(store)
+def store(store: SQLiteStore) -> Slow:
+    return Slow(store)
 
 
 def lease(store: Slow, holder: str, clock: Clock) -> Lease:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,6 @@ from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.store import Change, Expired, Fence
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim
 
 
@@ -103,10 +100,9 @@ class TestCommit:
     """Of a loop over two claims, the second of which another writer may reach first."""
 
     @pytest.fixture
-    def store(self) -> Iterator[SQLiteStore]:
-        with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-            fill(store, gpu_claim("a"), gpu_claim("b"))
-            yield store
+    def store(self, store: SQLiteStore) -> SQLiteStore:
+        fill(store, gpu_claim("a"), gpu_claim("b"))
+        return store
 
     def test_a_broken_fence_writes_nothing(self, store: SQLiteStore) -> None:
         loop, units, fence = _planned(store)

@@ -30,7 +30,6 @@ from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube, event_type
-from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
 
@@ -39,12 +38,12 @@ LABELS = AllocatorSettings(labels_nodes=True)
 
 
 @pytest.fixture(params=["embedded", "cluster"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "cluster":
         with closing(KubernetesStore(FakeClient(FakeKube()))) as cluster:  # type: ignore[arg-type]
             yield cluster
     else:
-        with memory_folder() as folder, closing(SQLiteStore(Path(folder) / "store.db")) as embedded:
+        with closing(SQLiteStore(tmp_path / "store.db")) as embedded:
             yield embedded
 
 
@@ -211,8 +210,8 @@ class TestPromise:
     """The Lease says whether the labels can be relied on."""
 
     @pytest.fixture
-    def leases(self) -> Iterator[SQLiteStore]:
-        with memory_folder() as folder, closing(SQLiteStore(Path(folder) / "store.db")) as embedded:
+    def leases(self, tmp_path: Path) -> Iterator[SQLiteStore]:
+        with closing(SQLiteStore(tmp_path / "leases.db")) as embedded:
             yield embedded
 
     @staticmethod

@@ -37,6 +37,7 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
 from tests.support.served_page import TOKEN, ask, served
+from tests.support.virtual_time import Clock
 
 Object = dict[str, Any]
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -204,13 +205,6 @@ class Tokens:
         self.reviews += 1
         assert path == "/devalloc/"
         return self.statuses.get(token or "", 401)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_only_an_address_that_guesses_is_slowed_down() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Function, Sriov
 
 HBA = Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas")
@@ -33,11 +31,8 @@ KINDS = read_added_kinds(["hba=0107", "usb=0c03", "dsa=0880", "tpu=1ae0:0063"])
 
 
 @pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        host = FakeHost(Path(folder))
-        host.load_driver("vfio-pci")
-        yield host
+def host(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path)
 
 
 def seen(host: FakeHost, **settings: Any) -> DiscoveredPools:

@@ -28,11 +28,6 @@ L40S = tuple(kind for kind in pci_cards.L40S_TYPES if kind.id in {"1148", "1152"
 T4 = tuple(kind for kind in pci_cards.T4_TYPES if kind.id in {"nvidia-225", "nvidia-226", "nvidia-227"})
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
-
-
 def a2(host: FakeSysfs, vfs: int = 5) -> str:
     return host.add(pci_cards.a2_vgpu_card(vfs=vfs, vgpu=Vgpu("mdev", 16384, A2)))
 

@@ -30,11 +30,6 @@ CARDS = {
 DEVICE = "0000-41-00-0"
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
-
-
 def reason(host: FakeSysfs, **settings: object) -> str | None:
     return DiscoveredPools.on(host.root, **settings).unavailable(DEVICE)
 

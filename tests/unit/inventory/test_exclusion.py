@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from tests.support.pci_cards import Sriov, Vgpu, VgpuType
 UUIDS = [f"00000000-0000-0000-0000-{number:012}" for number in range(20)]
 A2 = "0000:08:00.0"
 VFS = ["0000:08:00.4", "0000:08:00.5", "0000:08:00.6"]
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
 
 
 def a2(host: FakeSysfs, vfs: int = 3) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Vgpu, VgpuType
 
 A2_TYPES = tuple(kind for kind in pci_cards.A2_TYPES if kind.id in {"nvidia-742", "nvidia-746"})
@@ -34,9 +32,8 @@ UUID = "6d2f8f4e-0000-4000-8000-000000000001"
 
 
 @pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        yield server(Path(folder))
+def host(tmp_path: Path) -> FakeHost:
+    return server(tmp_path)
 
 
 def server(folder: Path) -> FakeHost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from devalloc.inventory.locate import DeviceGone, DeviceUnknown, MdevParentDevic
 from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 
 NODE, POOL = "node-a", "node-a-mdev-mtty"
 UUID = "5b0f3f4e-8d0c-4e43-9d0e-6f1d1a1d7c55"
@@ -24,11 +22,10 @@ ALLOWED = InventoryConfig(allowed=frozenset(ALLOWABLE))
 
 
 @pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as name:
-        host = FakeHost(Path(name))
-        host.vgpu.add_parent("mtty", pci_cards.MTTY)
-        yield host
+def host(tmp_path: Path) -> FakeHost:
+    host = FakeHost(tmp_path)
+    host.vgpu.add_parent("mtty", pci_cards.MTTY)
+    return host
 
 
 def pool(host: FakeHost, config: InventoryConfig = ALLOWED) -> DevicePool:

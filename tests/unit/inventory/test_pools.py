@@ -24,11 +24,6 @@ from tests.support.pci_cards import Function, Sriov
 SLOT = Address(0, 0x08, 0, 0)
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
-
-
 def busy_host(root: Path) -> FakeSysfs:
     """A server with a card of every kind."""
     host = FakeSysfs(root)

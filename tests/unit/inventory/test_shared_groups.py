@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Function
 
 FIRST, SECOND = "0000-17-00-0", "0000-18-00-0"
@@ -24,15 +22,13 @@ SATA = Function("0000:19:00.0", 0x8086, 0xA382, 0x010601, native="ahci", iommu_g
 
 
 @pytest.fixture
-def host() -> Iterator[FakeHost]:
+def host(tmp_path: Path) -> FakeHost:
     """Two GPUs with their audio functions behind a port that does not keep them apart."""
-    with memory_folder() as folder:
-        host = FakeHost(Path(folder))
-        host.load_driver("vfio-pci")
-        for bus, card in (("17", "card0"), ("18", "card1")):
-            host.add(pci_cards.gpu(f"0000:{bus}:00.0", iommu_group=30, drm=card))
-            host.add(pci_cards.gpu_audio(f"0000:{bus}:00.1", iommu_group=30))
-        yield host
+    host = FakeHost(tmp_path)
+    for bus, card in (("17", "card0"), ("18", "card1")):
+        host.add(pci_cards.gpu(f"0000:{bus}:00.0", iommu_group=30, drm=card))
+        host.add(pci_cards.gpu_audio(f"0000:{bus}:00.1", iommu_group=30))
+    return host
 
 
 def reasons(host: FakeHost, **settings: Any) -> tuple[str | None, str | None]:

@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ NIC_DEVICE = "0000-05-00-0"
 DISK = "0000:42:00.0"
 DISK_DEVICE = "0000-42-00-0"
 GPU_DEVICE = "0000-01-00-0"
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
 
 
 def reason(host: FakeSysfs, device: str, **settings: object) -> str | None:

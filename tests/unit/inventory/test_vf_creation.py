@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +11,11 @@ from devalloc.inventory.config import VfRefusal
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
-from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Function, Sriov
 
 PF = "0000:4e:00.0"
 WHOLE = "0000-4e-00-0"
 USELESS = "withheld: a VF of an NVIDIA GPU is of no use without a vGPU type; claim a vGPU"
-
-
-@pytest.fixture
-def host() -> Iterator[FakeSysfs]:
-    with memory_folder() as folder:
-        yield FakeSysfs(Path(folder))
 
 
 def card(vendor: int, device: int, class_code: int, driver: str, **changes: Any) -> Function:

@@ -34,9 +34,7 @@ ALLOWED = frozenset({"gpu", "vf", "storage", "accelerator"})
 
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
-    host = FakeHost(tmp_path)
-    host.load_driver("vfio-pci")
-    return host
+    return FakeHost(tmp_path)
 
 
 def reason(host: FakeHost, device: str, **settings: Any) -> str | None:

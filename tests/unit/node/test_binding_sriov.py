@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from devalloc_node.host.boundary import VfSettings
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config
 from tests.support.fake_host import FRESH, FakeHost, LocalHost
-from tests.support.fake_tree import memory_folder
 
 PF = "0000:41:00.0"
 POOL = "node-a-0000-41-00"
@@ -28,11 +27,10 @@ MAC = "52:54:00:00:00:07"
 
 
 @pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        host = FakeHost(Path(folder))
-        host.add(pci_cards.nic())
-        yield host
+def host(tmp_path: Path) -> FakeHost:
+    host = FakeHost(tmp_path)
+    host.add(pci_cards.nic())
+    return host
 
 
 def settings(host: FakeHost, index: int = 0) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost, LocalHost
-from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
@@ -203,11 +202,10 @@ class TestVariants:
         aliased.remove("module/vfio_pci")
         BindingRunner.on(aliased).prepare(GPU_DEVICE)
 
-    def test_without_vfio_pci_nothing_is_begun(self) -> None:
-        with memory_folder() as folder:
-            host = FakeHost(Path(folder), drivers=())
-            host.add(pci_cards.gpu())
-            assert refusal(host, GPU_DEVICE) == "DriverMissing"
+    def test_without_vfio_pci_nothing_is_begun(self, tmp_path: Path) -> None:
+        host = FakeHost(tmp_path, drivers=())
+        host.add(pci_cards.gpu())
+        assert refusal(host, GPU_DEVICE) == "DriverMissing"
 
 
 def function(host: FakeHost, address: str = GPU) -> PciFunction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config, pci_location
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 from tests.support.recorded_host import (
     A2,
     A2_LIVE,
@@ -36,25 +34,19 @@ L40S_POOL = "node-a-0000-26-00"
 L40S_2Q = "0000-26-00-4-nvidia-1148"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with memory_folder() as name:
-        yield Path(name)
+@pytest.fixture(params=["recorded", "built"])
+def a2(request: pytest.FixtureRequest, tmp_path: Path) -> FakeHost:
+    return recorded_a2(tmp_path) if request.param == "recorded" else build_a2(tmp_path)
 
 
 @pytest.fixture(params=["recorded", "built"])
-def a2(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
-    return recorded_a2(folder) if request.param == "recorded" else build_a2(folder)
-
-
-@pytest.fixture(params=["recorded", "built"])
-def l40s(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
-    return recorded_l40s(folder) if request.param == "recorded" else build_l40s(folder)
+def l40s(request: pytest.FixtureRequest, tmp_path: Path) -> FakeHost:
+    return recorded_l40s(tmp_path) if request.param == "recorded" else build_l40s(tmp_path)
 
 
 @pytest.fixture
-def plain(folder: Path) -> FakeHost:
-    return build_a2(folder)
+def plain(tmp_path: Path) -> FakeHost:
+    return build_a2(tmp_path)
 
 
 def refusal(
@@ -121,11 +113,11 @@ class TestMediatedDevices:
         hand.keys["another"] = (f"pci/{A2_4Q_VF}",)
         assert hand.prepare(A2_4Q, A2_POOL).functions == ("0000:08:00.7",)
 
-    def test_the_completed_tree_says_what_was_recorded(self, folder: Path) -> None:
-        host = recorded_a2(folder)
+    def test_the_completed_tree_says_what_was_recorded(self, tmp_path: Path) -> None:
+        host = recorded_a2(tmp_path)
         types_folder = "class/mdev_bus/0000:08:01.7/mdev_supported_types"
         for name in ("name", "description", "available_instances", "device_api"):
-            recorded = recorded_types(folder, name)
+            recorded = recorded_types(tmp_path, name)
             assert len(recorded) == 15
             assert {kind: host.read(f"{types_folder}/{kind}/{name}") for kind in recorded} == recorded
 
@@ -137,8 +129,8 @@ class TestMediatedDevices:
         hand.unprepare(A2_4Q)
         assert hand.prepare(A2_4Q, A2_POOL, owner="uid-2").mdev_uuid != first
 
-    def test_a_card_without_vfs_carries_many(self, folder: Path) -> None:
-        host = FakeHost(folder)
+    def test_a_card_without_vfs_carries_many(self, tmp_path: Path) -> None:
+        host = FakeHost(tmp_path)
         card = host.add(pci_cards.t4_vgpu_card())
         before = host.snapshot()
         hand = BindingRunner.on(host)
@@ -311,8 +303,8 @@ class TestRefusals:
         code = refusal(plain, "0000-08-00-5", allowed=everything, creatable_vfs=frozenset({"gpu"})).code
         assert code == "VfOfNoUse"
 
-    def test_the_recorded_servers_own_uplink_and_console(self, folder: Path) -> None:
-        host = recorded_a2(folder)
+    def test_the_recorded_servers_own_uplink_and_console(self, tmp_path: Path) -> None:
+        host = recorded_a2(tmp_path)
         everything = frozenset(ALLOWABLE)
         for device, pool in (("0000-04-00-1", "node-a-0000-04-00"), ("0000-01-00-1", "node-a-0000-01-00")):
             assert refusal(host, device, pool, allowed=everything, erase_policy=True).code == "DeviceReserved"
@@ -357,8 +349,8 @@ class TestParentsThatAreNoCards:
     EVERYTHING = frozenset(ALLOWABLE)
 
     @pytest.fixture
-    def mtty(self, folder: Path) -> FakeHost:
-        host = FakeHost(folder)
+    def mtty(self, tmp_path: Path) -> FakeHost:
+        host = FakeHost(tmp_path)
         host.vgpu.add_parent("mtty", pci_cards.MTTY)
         return host
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,12 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.files import Files
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Step, Value
-from tests.support.fake_tree import memory_folder
 from tests.support.toy_host import SLOTS, EngineBench, ToyHost
 
 
 @pytest.fixture
-def bench() -> Iterator[EngineBench]:
-    with memory_folder() as folder:
-        yield EngineBench(Path(folder) / "node")
+def bench(tmp_path: Path) -> EngineBench:
+    return EngineBench(tmp_path / "node")
 
 
 def refusing(*targets: str, only: Callable[[Value], bool] = lambda value: True) -> Callable[[str, Value], None]:

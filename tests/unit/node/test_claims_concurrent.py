@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.model.step import Value
-from tests.support.fake_tree import memory_folder
 from tests.support.toy_host import EngineBench
 from tests.support.waiting import LONG
 
@@ -22,9 +20,8 @@ THREADS = 64
 
 
 @pytest.fixture
-def bench() -> Iterator[EngineBench]:
-    with memory_folder() as folder:
-        yield EngineBench(Path(folder) / "node", slots=24)
+def bench(tmp_path: Path) -> EngineBench:
+    return EngineBench(tmp_path / "node", slots=24)
 
 
 def test_overlapping_claims_never_own_a_device_twice(bench: EngineBench) -> None:

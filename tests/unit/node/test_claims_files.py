@@ -7,16 +7,14 @@ from pathlib import Path
 
 from devalloc_node.claims.claim_files import folders_ever
 from devalloc_node.journal import open_journal
-from tests.support.fake_tree import memory_folder
 
 
-def test_folders_of_earlier_settings_are_remembered_over_restarts() -> None:
+def test_folders_of_earlier_settings_are_remembered_over_restarts(tmp_path: Path) -> None:
     """What was written there must be found when its claim is unprepared."""
-    with memory_folder() as folder:
-        for now, ever in (
-            (["/var/run/cdi", "/data"], ("/data", "/var/run/cdi")),
-            (["/etc/cdi", "/data"], ("/data", "/etc/cdi", "/var/run/cdi")),
-            (["/data"], ("/data", "/etc/cdi", "/var/run/cdi")),
-        ):
-            with closing(open_journal(Path(folder) / "node")) as journal:
-                assert folders_ever(journal, now) == ever
+    for now, ever in (
+        (["/var/run/cdi", "/data"], ("/data", "/var/run/cdi")),
+        (["/etc/cdi", "/data"], ("/data", "/etc/cdi", "/var/run/cdi")),
+        (["/data"], ("/data", "/etc/cdi", "/var/run/cdi")),
+    ):
+        with closing(open_journal(tmp_path / "node")) as journal:
+            assert folders_ever(journal, now) == ever

@@ -243,16 +243,15 @@ class TestVgpus:
             assert unclaimed(plugin)
 
 
-def test_a_shared_step_that_is_done_anew_leaves_those_below_it() -> None:
-    with memory_folder() as folder:
-        bench = EngineBench(Path(folder) / "node")
-        ref = bench.add("a/slot-0")
-        bench.claims.prepare(ref)
-        for name, value in (("low", 1), ("high", 2), ("high", 3)):
-            bench.claims.add(ref, Step("property", f"b-{name}", None, value, "card/b"))
-        assert (bench.host.get("b-low"), bench.host.get("b-high")) == (1, 3)
-        bench.claims.unprepare(ref)
-        assert bench.is_initial()
+def test_a_shared_step_that_is_done_anew_leaves_those_below_it(tmp_path: Path) -> None:
+    bench = EngineBench(tmp_path / "node")
+    ref = bench.add("a/slot-0")
+    bench.claims.prepare(ref)
+    for name, value in (("low", 1), ("high", 2), ("high", 3)):
+        bench.claims.add(ref, Step("property", f"b-{name}", None, value, "card/b"))
+    assert (bench.host.get("b-low"), bench.host.get("b-high")) == (1, 3)
+    bench.claims.unprepare(ref)
+    assert bench.is_initial()
 
 
 class TestCardsOfVfs:

@@ -35,18 +35,11 @@ from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.virtual_time import Clock
 
 REF = ClaimRef("default", "a", "uid")
 WELL = HealthState("healthy")
 SICK = HealthState("unhealthy", "it does not answer")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Ward:
@@ -55,7 +48,7 @@ class Ward:
     def __init__(self, *states: HealthState | Exception) -> None:
         self.states = list(states)
         self.reported: list[DeviceHealth] = []
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.watch = HealthWatch(self.subjects, on_change=self.reported.extend, clock=self.clock)
 
     def subjects(self) -> Iterator[ObservedDevice]:
@@ -178,7 +171,7 @@ class Node:
     def __init__(self, host: FakeHost, *prepared: Prepared) -> None:
         self.host = host
         self.prepared = list(prepared)
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.errors = PcieErrorCounter(self.clock)
         self.bindings = Bindings(LocalHost(host), BindingConfig(node_name="n"))
         self.pools = discover(host.root, node_name="n").pools

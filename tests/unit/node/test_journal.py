@@ -46,9 +46,8 @@ def step(target: str, kind: str = "driver") -> Step:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with memory_folder() as path:
-        yield Path(path) / "node"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "node"
 
 
 @pytest.fixture

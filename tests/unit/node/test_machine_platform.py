@@ -33,7 +33,6 @@ from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations import node_operations
 from devalloc_node.operations.node_operations import NodeOperations
 from tests.support.fake_qmp import FakeQemu
-from tests.support.fake_tree import memory_folder
 from tests.support.machines import virtual_machine
 from tests.support.node_service import platform_of
 from tests.support.toy_host import EngineBench
@@ -85,13 +84,12 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(adoption, "memlock", lambda pid: None)
     monkeypatch.setattr(hotplug, "SETTLE_SECONDS", 0.3)
-    with memory_folder() as folder:
-        made = World(Path(folder))
-        yield made
-        made.close()
+    made = World(tmp_path)
+    yield made
+    made.close()
 
 
 def due() -> Deadline:

@@ -27,7 +27,6 @@ from devalloc_node.host.lock_folder import MOST_WAITING
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
 from devalloc_node.service.node_service import CONSOLES
-from tests.support.fake_tree import memory_folder
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import LONG, until
@@ -36,8 +35,8 @@ DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAIL
 
 
 @pytest.fixture
-def plugin() -> Iterator[Served]:
-    with memory_folder() as folder, served(Path(folder)) as service:
+def plugin(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as service:
         yield service
 
 

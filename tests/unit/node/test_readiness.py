@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from devalloc_node.machine.guest_report import GuestReport, GuestStatus
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.readiness import with_readiness
-from tests.support.fake_tree import memory_folder
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
 
@@ -85,9 +82,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        yield World(Path(name), store)
+def world(tmp_path: Path, store: SQLiteStore) -> World:
+    return World(tmp_path, store)
 
 
 def begin(world: World, **spec: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +18,14 @@ from devalloc_node.host.files import Files
 from devalloc_node.model.step import Step, Value
 from tests.support import pci_cards
 from tests.support.fake_sysfs import FakeSysfs
-from tests.support.fake_tree import memory_folder
 from tests.support.toy_host import BOOT, SLOTS, EngineBench, ToyAttachment
 
 GRACE = 100.0
 
 
 @pytest.fixture
-def bench() -> Iterator[EngineBench]:
-    with memory_folder() as folder:
-        yield EngineBench(Path(folder) / "node", options=PrepareOptions(grace_seconds=GRACE, removals=2))
+def bench(tmp_path: Path) -> EngineBench:
+    return EngineBench(tmp_path / "node", options=PrepareOptions(grace_seconds=GRACE, removals=2))
 
 
 def gone(bench: EngineBench, *uids: str) -> None:

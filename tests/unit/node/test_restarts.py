@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms.restarts import MachineRestarts
-from tests.support.fake_tree import memory_folder
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.waiting import until
@@ -53,9 +52,8 @@ def _ref(name: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with memory_folder() as folder:
-        yield World(Path(folder))
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 def test_it_comes_back_with_its_devices(world: World) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -21,7 +19,6 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
 from devalloc_node.settings import Network
-from tests.support.fake_tree import memory_folder
 from tests.support.node_service import ToyLoop
 from tests.support.ports import free_ports
 from tests.support.toy_machines import vm
@@ -69,12 +66,11 @@ class World(ToyLoop):
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        made = World(Path(name), store)
-        store.create(vm("web", runner={"address": HERE}))
-        made.round()
-        yield made
+def world(tmp_path: Path, store: SQLiteStore) -> World:
+    made = World(tmp_path, store)
+    store.create(vm("web", runner={"address": HERE}))
+    made.round()
+    return made
 
 
 class TestObjects:

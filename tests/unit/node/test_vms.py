@@ -39,7 +39,6 @@ from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
 from devalloc_solver import solve_manifests
-from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_host import EngineBench
@@ -173,15 +172,14 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        machines = ToyMachines()
-        bench = toy_bench(Path(name), machines)
-        bench.grants = StoreGrants(store, NODE)  # type: ignore[assignment]
-        bench.start()
-        made = World(Path(name), store, machines, bench, None)  # type: ignore[arg-type]
-        made.loop = made.new_loop()
-        yield made
+def world(tmp_path: Path, store: SQLiteStore) -> World:
+    machines = ToyMachines()
+    bench = toy_bench(tmp_path, machines)
+    bench.grants = StoreGrants(store, NODE)  # type: ignore[assignment]
+    bench.start()
+    made = World(tmp_path, store, machines, bench, None)  # type: ignore[arg-type]
+    made.loop = made.new_loop()
+    return made
 
 
 TOY_CLASS = {

@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -32,7 +31,6 @@ from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.settings import ScalingSettings
 from devalloc_node.vms.scaling import scaled_machine
-from tests.support.fake_tree import memory_folder
 from tests.support.node_service import ToyLoop
 from tests.support.toy_machines import machine_of, vm
 
@@ -81,12 +79,11 @@ class World(ToyLoop):
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        made = World(Path(name), store)
-        store.create(vm("web", scaling=HERE))
-        made.round()
-        yield made
+def world(tmp_path: Path, store: SQLiteStore) -> World:
+    made = World(tmp_path, store)
+    store.create(vm("web", scaling=HERE))
+    made.round()
+    return made
 
 
 def report(wanted: Resources, reason: StuckReason | None = None) -> ScalingReport:

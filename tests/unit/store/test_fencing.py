@@ -16,14 +16,13 @@ from devalloc.store.fencing import FencingInterrupted, fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.minimal_manifests import claim
 
 
 @pytest.fixture
-def store() -> Iterator[SQLiteStore]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(tmp_path / "store.db")) as store:
         yield store
 
 

@@ -17,10 +17,11 @@ from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
 from devalloc.controller.permits.decider import PermitDecider
 from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
+from devalloc.controller.permits.neon_vms import NEON_MACHINES
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
@@ -64,12 +65,18 @@ def kube() -> FakeKube:
 
 
 class Leading:
-    """One process; it may be over any moment."""
+    """One process; it may be over any moment. What it writes of NeonVM's machines passes ``webhook``."""
 
-    def __init__(self, kube: FakeKube, name: str, port: int = 0) -> None:
+    def __init__(self, kube: FakeKube, name: str, port: int = 0, *, neon: bool = False) -> None:
         self.client = FakeClient(kube)
+        self.webhook: Callable[[], None] = lambda: None
+        self.client.before = lambda number, what: self.webhook() if "vm.neon.tech" in what else None
         self.is_led = True
-        self.store = KubernetesStore(self.client, may_write=lambda: self.is_led)  # type: ignore[arg-type]
+        self.store = KubernetesStore(
+            self.client,  # type: ignore[arg-type]
+            resources=(NEON_MACHINES,) if neon else (),
+            may_write=lambda: self.is_led,
+        )
         self.urls: list[str] = []
         self.permits = LeaderPermitServer(
             self.store,
@@ -77,14 +84,18 @@ class Leading:
             self.client.create,
             ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
-            PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
+            PermitListenAddress("127.0.0.1", port, "127.0.0.1", neon=neon),
+            neon=NeonAccess(f"1 {name}") if neon else None,
             on_serving=lambda url, plain: self.urls.append(url),
         )
 
 
 @contextmanager
-def leading(kube: FakeKube, name: str) -> Iterator[Leading]:
-    process, stop = Leading(kube, name), threading.Event()
+def leading(
+    kube: FakeKube, name: str, *, neon: bool = False, webhook: Callable[[], None] = lambda: None
+) -> Iterator[Leading]:
+    process, stop = Leading(kube, name, neon=neon), threading.Event()
+    process.webhook = webhook
     thread = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
     thread.start()
     try:

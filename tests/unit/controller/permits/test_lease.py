@@ -10,13 +10,7 @@ from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.leadership import ProcessLeadership, permits_lease
 from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.virtual_time import Clock
 
 
 def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None:

@@ -7,18 +7,15 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits import decider, server
 from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.machine_objects import object_key
@@ -33,7 +30,7 @@ from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.neon_installation import MACHINES, vm
 from tests.support.permit_bench import amounts
 from tests.support.waiting import until
-from tests.unit.controller.permits.test_leader import NAMESPACE, ask, kube, server_of
+from tests.unit.controller.permits.test_leader import ask, kube, leading, server_of
 from tests.unit.controller.permits.test_runner_usage import OWNER
 from tests.unit.controller.permits.test_runner_usage import pod as runner_pod
 
@@ -62,47 +59,6 @@ def both(kube: FakeKube) -> FakeKube:
 def put(kube: FakeKube, name: str, obj: dict[str, Any]) -> None:
     with kube.changed:
         kube._put(f"{MACHINES}/{name}", obj, "ADDED")
-
-
-class Leading:
-    """One process, whose writes of NeonVM's machines pass ``webhook``."""
-
-    def __init__(self, kube: FakeKube, name: str, webhook: Callable[[], None]) -> None:
-        self.client = FakeClient(kube)
-        self.webhook = webhook
-        self.client.before = lambda number, what: self.webhook() if "vm.neon.tech" in what else None
-        self.is_led = True
-        self.store = KubernetesStore(
-            self.client,  # type: ignore[arg-type]
-            resources=(NEON_MACHINES,),
-            may_write=lambda: self.is_led,
-        )
-        self.urls: list[str] = []
-        self.permits = LeaderPermitServer(
-            self.store,
-            ProcessLeadership(name, lambda: self.is_led),
-            self.client.create,
-            ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
-            NAMESPACE,
-            PermitListenAddress("127.0.0.1", 0, "127.0.0.1", neon=True),
-            neon=NeonAccess(f"1 {name}"),
-            on_serving=lambda url, plain: self.urls.append(url),
-        )
-
-
-@contextmanager
-def leading(kube: FakeKube, name: str, webhook: Callable[[], None] = lambda: None) -> Iterator[Leading]:
-    process, stop = Leading(kube, name, webhook), threading.Event()
-    thread = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
-        until(lambda: process.urls, "it serves, and says where")
-        yield process
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
-        process.store.close()
 
 
 def down() -> None:
@@ -140,7 +96,7 @@ def begin(kube: FakeKube, b: Resources) -> None:
 
 
 def test_devallocs_machines_get_permits_and_neonvms_do_when_its_webhook_is_back(both: FakeKube) -> None:
-    with leading(both, "one") as process:
+    with leading(both, "one", neon=True) as process:
         begin(both, amounts(1000, 2))
         process.webhook = down
         assert asyncio.run(granted(both, POD, amounts(2000, 4), amounts(1000, 2))) is None
@@ -160,7 +116,7 @@ def test_devallocs_machines_get_permits_and_neonvms_do_when_its_webhook_is_back(
 def test_a_webhook_that_hangs_holds_up_its_own_machines_only(both: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decider, "NEON_SECONDS", 0.1)
     go_on = threading.Event()
-    with leading(both, "one") as process:
+    with leading(both, "one", neon=True) as process:
         begin(both, amounts(1000, 2))
         process.webhook = lambda: go_on.wait(60) and None  # type: ignore[func-returns-value]
         try:
@@ -178,9 +134,9 @@ def test_a_webhook_that_hangs_holds_up_its_own_machines_only(both: FakeKube, mon
 def test_a_leader_that_comes_while_it_is_down_serves_devallocs_machines_and_counts_neonvms_for_their_most(
     both: FakeKube,
 ) -> None:
-    with leading(both, "one"):
+    with leading(both, "one", neon=True):
         begin(both, amounts(250, 1))
-    with leading(both, "two", down) as process:
+    with leading(both, "two", neon=True, webhook=down) as process:
         assert answered(both, "a", amounts(8000, 4), amounts(250, 1)) == amounts(3750, 4), "8 - 4 - 0.25"
         assert asyncio.run(granted(both, POD, amounts(1000, 2), amounts(1000, 2))) is None
         assert process.permits.failing is None
@@ -190,7 +146,7 @@ def test_a_leader_that_comes_while_it_is_down_serves_devallocs_machines_and_coun
 
 
 def test_a_write_of_which_the_answer_is_lost_counts(both: FakeKube) -> None:
-    with leading(both, "one") as process:
+    with leading(both, "one", neon=True) as process:
         begin(both, amounts(250, 1))
         process.webhook = down
         at = len(process.client.writes)
@@ -233,7 +189,7 @@ def test_machines_without_number_are_written_a_few_at_a_time(both: FakeKube) -> 
     async def course() -> list[Resources | None]:
         return list(await asyncio.gather(*(granted(both, f"w{n}-p", amounts(500, 1)) for n in range(11))))
 
-    with leading(both, "one"):
+    with leading(both, "one", neon=True):
         begin(both, amounts(250, 1))
         assert asyncio.run(course()) == [amounts(500, 1)] * 11
 
