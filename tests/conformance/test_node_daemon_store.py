@@ -32,6 +32,7 @@ from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import gpu_pool
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 
 NODE = "node-a"
@@ -193,9 +194,10 @@ def test_a_node_has_one_plugin(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Non
     first = bed.settings
     with bed.running():
         bed.settings = second
-        with pytest.raises(Denied, match=r"already runs the plugin of node node-a .*--node-name") as error:
+        with raises(
+            Denied, "NodeServed", retryable=True, match=r"already runs the plugin of node node-a .*--node-name"
+        ):
             served_as(bed, NODE)
-        assert (error.value.code, error.value.retryable) == ("NodeServed", True)
         bed.settings = replace(second, machines=replace(machines, dry_run=True))
         served_as(bed, NODE)
         bed.settings = first
@@ -216,9 +218,8 @@ def test_a_host_that_was_renamed_keeps_what_it_has(bed: Bed) -> None:
     with bed.running() as (_, stub):
         ref = allocated(bed)
         assert stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=90).result.outcome == pb.Result.DONE
-    with pytest.raises(Denied, match=r"node node-a: claim default/training; .* with --node-name node-a\.") as error:
+    with raises(Denied, "NodeRenamed", match=r"node node-a: claim default/training; .* with --node-name node-a\."):
         served_as(bed, "renamed")
-    assert error.value.code == "NodeRenamed"
     with bed.running() as (node, stub):
         assert [claim.ref.name for claim in node.journal.claims()] == ["training"]
         assert bed.drivers() == {"vfio-pci"}
@@ -245,9 +246,8 @@ def test_a_host_that_was_renamed_has_its_devices_once(bed: Bed) -> None:
 def test_a_host_that_was_renamed_is_not_served_while_its_pools_are_in_use(bed: Bed) -> None:
     def refuses(why: str) -> None:
         for _ in range(2):  # it knows its previous name after the first try, too
-            with pytest.raises(Denied, match=why) as error:
+            with raises(Denied, "NodeRenamed", match=why):
                 served_as(bed, "renamed")
-            assert error.value.code == "NodeRenamed"
         assert pools(bed) == {POOL}
 
     with bed.running():

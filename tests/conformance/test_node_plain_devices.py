@@ -24,6 +24,7 @@ from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, own_mac
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 from tests.unit.node.test_machine_adopted import KEY, adopting, config, machines
 
@@ -148,9 +149,8 @@ def test_another_device_of_the_same_name_is_refused(
 ) -> None:
     emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     before = state(qemu)
-    with pytest.raises(Denied, match=words) as denied:
+    with raises(Denied, "DeviceExists", match=words):
         emulated_devices.plug_emulated(line, KEY, other(host), settings(host), soon(), namespace="default")
-    assert denied.value.code == "DeviceExists"
     assert state(qemu) == before
 
 
@@ -190,11 +190,10 @@ def test_what_a_machine_may_not_be_started_with_is_not_plugged_in_either(
 ) -> None:
     if isinstance(what, Disk):
         what = Disk(what.path.replace("HOST", str(host)), what.format)
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, code):
         emulated_devices.plug_emulated(
             line, KEY, EmulatedDevice("x", what), settings(host), soon(), namespace="default"
         )
-    assert denied.value.code == code
     assert qemu.commands == []
 
 
@@ -207,9 +206,8 @@ def test_an_image_or_tap_of_others_is_refused_as_in_use(
     monkeypatch.setattr(spawn, "open_tap", busy)
     qemu.refuses["device_add"] = 'Failed to get "write" lock'  # another process was quicker
     for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, code, retryable=True):
             emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
-        assert (denied.value.code, denied.value.retryable) == (code, True)
     assert state(qemu) == NOTHING
 
 
@@ -232,9 +230,8 @@ def test_images_are_shared_as_qemus_locks_have_it_before_qemu_is_asked(
         for writable in (True, False):
             disk = EmulatedDevice("x", Disk(str(host / "raw"), "raw", read_only=not writable))
             if writable in refused:
-                with pytest.raises(Denied) as denied:
+                with raises(Denied, "DiskInUse", retryable=True):
                     emulated_devices.plug_emulated(line, KEY, disk, settings(host), soon(), namespace="default")
-                assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
                 assert qemu.commands == [("closefd", {"fdname": "plug-tap"})] * len(qemu.commands)
             else:
                 emulated_devices.plug_emulated(line, KEY, disk, settings(host), soon(), namespace="default")
@@ -266,11 +263,10 @@ def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
     emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     inside = state(qemu)
     qemu.guest = guest  # type: ignore[assignment]
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "GuestRefused", retryable=True):
         emulated_devices.unplug_emulated(
             line, KEY, "data", soon() if guest == "refuses" else deadline_after(lambda: qemu.leaving)
         )
-    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert state(qemu) == inside
     threading.Timer(0.05, qemu.let_go, ["plug-data.f0"]).start()
     qemu.guest = "silent"
@@ -282,9 +278,8 @@ def test_an_image_that_qemu_does_not_close_is_not_free(host: Path, qemu: FakeQem
     emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     qemu.refuses["blockdev-del"] = "Node plug-data.disk is in use"
     for _ in range(2):
-        with pytest.raises(Unknown) as unknown:
+        with raises(Unknown, "DeviceHeld"):
             emulated_devices.unplug_emulated(line, KEY, "data", deadline_after(lambda: not qemu.devices))
-        assert unknown.value.code == "DeviceHeld"
     with pytest.raises(Unknown):
         emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     del qemu.refuses["blockdev-del"]
@@ -402,9 +397,8 @@ def test_what_the_guest_has_no_window_for_is_taken_out_again_and_said(
     device = ALL[kind](host)
     qemu.bar_sizes[f"plug-{device.name}.f0"] = 16 << 30
     changes = r"pciWindow to 32Gi .* or list it in spec\.(start\.disks|nics)"
-    with pytest.raises(Denied, match=rf"BAR 1 \(16Gi, 64-bit prefetchable\) .*{changes}") as denied:
+    with raises(Denied, "NoPciWindow", retryable=False, match=rf"BAR 1 \(16Gi, 64-bit prefetchable\) .*{changes}"):
         emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
-    assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
     assert (state(qemu), emulated_devices.plugged_emulated(line, soon())) == (NOTHING, ())
     del qemu.bar_sizes[f"plug-{device.name}.f0"]
     assert emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default") == device
@@ -414,9 +408,8 @@ def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     qemu.gives_addresses = False
-    with pytest.raises(Denied, match=r"disk .* got no addresses within") as denied:
+    with raises(Denied, "GuestNotReady", retryable=True, match=r"disk .* got no addresses within"):
         emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(3), namespace="default")
-    assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
     assert state(qemu) == NOTHING
 
 

@@ -35,6 +35,7 @@ from tests.support.binding_runner import pool_of
 from tests.support.fake_host import LocalHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim
+from tests.support.node_errors import raises
 from tests.support.pci_cards import Function
 
 DRIVES = ("0000:42:00.0", "0000:43:00.0")
@@ -619,9 +620,8 @@ def test_a_device_that_was_replaced_before_its_claim_was_prepared_is_refused(bed
     before = drivers(bed)
     with on_store(bed, store) as node:
         for _ in range(2):  # also after it let go
-            with pytest.raises(NodeError, match="device 0x1eb8, not 0x27b8") as caught:
+            with raises(NodeError, "DeviceChanged", retryable=False, match="device 0x1eb8, not 0x27b8"):
                 prepare_of_store(node, ref)
-            assert (caught.value.code, caught.value.retryable) == ("DeviceChanged", False)
             node.claims.unprepare(ref, Deadline.after(20), kind="DeviceClaim")
     assert drivers(bed) == before
 

@@ -34,6 +34,7 @@ from tests.support.machines import (
     tap_interface,
     virtual_machine,
 )
+from tests.support.node_errors import raises
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until
 
@@ -277,9 +278,8 @@ def test_a_tpm_that_does_not_come_up_fails_the_start_with_its_words_and_leaves_n
         machines.stop(KEY, 0, True, soon())
         content = settings.tpm(machine) / "tpm2-00.permall"
         content.write_bytes(b"no state of a TPM")
-        with pytest.raises(Failed) as failed:
+        with raises(Failed, "MachineDidNotStart") as failed:
             start(machines, kernel(platform, tpm=True))
-        assert failed.value.code == "MachineDidNotStart"
         assert "tpm" in failed.value.message.lower()
         assert swtpms(settings) == []
         machines.forget(KEY, soon())

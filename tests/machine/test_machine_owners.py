@@ -33,6 +33,7 @@ from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, NoDeviceOwner, config, ended, plugin, running, short_folder, virtual_machine
+from tests.support.node_errors import raises
 from tests.support.node_service import served
 from tests.support.qemu import QUICK_BOOT, TCG, Machine, Monitor
 from tests.support.waiting import until
@@ -177,15 +178,13 @@ def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Im
                 machines.resume(KEY, soon())
                 other = virtual_machine("m", **small)
                 other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"namespace": "other"})})
-                with pytest.raises(Denied) as denied:
+                with raises(Denied, "DiskInUse"):
                     machines.start(other, soon())
-                assert denied.value.code == "DiskInUse"
             with plugin(config(open_image, place, folders=(AllowedFolder(open_image.folder),))) as machines:
                 running(machines)  # its folders belong to namespaces from now on
                 machines.stop(KEY, 0, True, soon())
-                with pytest.raises(Denied, match=f"put it below {open_image.folder}/default") as denied:
+                with raises(Denied, "PathNotAllowed", match=f"put it below {open_image.folder}/default"):
                     machines.start(virtual_machine("m", **small), soon())
-                assert denied.value.code == "PathNotAllowed"
             with plugin(before) as machines:  # with folders that all namespaces may use it starts as ever
                 machines.start(virtual_machine("m", **small), soon())
                 machines.stop(KEY, None, False, soon())
@@ -265,9 +264,8 @@ def test_more_memory_than_there_can_be_is_refused_before_qemu_is_asked(micro: Im
     with short_folder() as place:
         settings = config(micro, place)
         with ended(settings), plugin(settings) as machines:
-            with pytest.raises(Denied) as denied:
+            with raises(Denied, "MachineTooLarge", retryable=False):
                 machines.start(virtual_machine("m", micro, memory=memory), soon())
-            assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
             assert machines.list() == []
             assert not settings.run.exists()
 
@@ -276,9 +274,8 @@ def test_a_failed_start_reports_the_words_of_qemu_and_leaves_nothing(micro: Imag
     with short_folder() as place:
         settings = config(micro, place)
         with ended(settings), plugin(settings) as machines:
-            with pytest.raises(Failed, match="CPUs") as failed:
+            with raises(Failed, "MachineDidNotStart", match="CPUs") as failed:
                 machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "1000"}), soon())
-            assert failed.value.code == "MachineDidNotStart"
             assert not failed.value.retryable, "this QEMU will never have as many"
             seen = machines.get(KEY)
             assert seen is not None
@@ -328,9 +325,8 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
             assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
 
             pid = up(False)
-            with pytest.raises(Denied) as denied:
+            with raises(Denied, "GuestRefused"):
                 kind.apply(f"{KEY}/claim-1", None, soon(0.5))
-            assert denied.value.code == "GuestRefused"
             assert process(pid) is not None
             kind.force(f"{KEY}/claim-1", None, soon(8))
             assert process(pid) is None
@@ -377,10 +373,8 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
     adopted = virtual_machine("m", start=None, adopt={"qmpSocket": str(machine.plugin_monitor)})
     with short_folder() as place:
         strict = config(micro, place, socket_folders=(AllowedFolder(place, "any"),))
-        with plugin(strict) as machines:
-            with pytest.raises(Denied) as denied:
-                machines.adopt(adopted, soon())
-            assert denied.value.code == "PathNotAllowed"
+        with plugin(strict) as machines, raises(Denied, "PathNotAllowed"):
+            machines.adopt(adopted, soon())
         settings = replace(
             strict, socket_folders=(AllowedFolder(tmp_path, "any"),), folders=(AllowedFolder(tmp_path, "any"),)
         )
@@ -424,9 +418,8 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
             settings: MachineConfig = config(micro, place)
             with plugin(settings) as machines:
                 machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(place / "qmp")}, claims=["gpu"])
-                with pytest.raises(Denied, match="lock 0Mi") as denied:
+                with raises(Denied, "MemlockTooLow", match="lock 0Mi"):
                     machines.adopt(machine, soon())
-                assert denied.value.code == "MemlockTooLow"
                 assert machines.list() == []
         finally:
             qemu.kill()

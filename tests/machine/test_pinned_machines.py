@@ -17,6 +17,7 @@ from devalloc_node.machine.lifecycle import MachineLifecycle
 from tests.support.deadlines import soon
 from tests.support.images import Image
 from tests.support.machines import MICRO_APPEND, config, ended, plugin, short_folder, virtual_machine
+from tests.support.node_errors import raises
 
 FIRST, SECOND = sorted(os.sched_getaffinity(0))[:2] if len(os.sched_getaffinity(0)) > 1 else (0, 0)
 TWO_NODES = CpuTopology(
@@ -57,13 +58,13 @@ def test_pinned_machines_have_cpus_for_themselves_until_they_end_also_after_a_re
             with plugin(made) as machines:
                 start(machines, micro, "a")
                 assert vcpus(machines, "a") == [{FIRST}]
-                with pytest.raises(Denied, match="machine default/b is to run on CPUs of its own") as full:
+                with raises(
+                    Denied, "CpusInUse", retryable=True, match="machine default/b is to run on CPUs of its own"
+                ):
                     start(machines, micro, "b", cpu="2")
-                assert (full.value.code, full.value.retryable) == ("CpusInUse", True)
                 assert machines.get("default/b") is None, "nothing was begun"
-                with pytest.raises(Denied, match="not enough CPUs for 3 vCPUs") as never:
+                with raises(Denied, "CpusTooFew", retryable=False, match="not enough CPUs for 3 vCPUs"):
                     start(machines, micro, "b", cpu="3")
-                assert (never.value.code, never.value.retryable) == ("CpusTooFew", False)
             with plugin(made) as machines:  # what the journal says is all that this plugin knows
                 with pytest.raises(
                     Denied,

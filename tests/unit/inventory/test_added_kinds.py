@@ -19,6 +19,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
+from tests.support.node_errors import raises
 from tests.support.pci_cards import Function, Sriov
 
 HBA = Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas")
@@ -51,17 +52,15 @@ def test_a_class_or_a_model_makes_a_kind(host: FakeHost, function: Function, kin
     assert hand.prepare(name).functions == (function.address,)
     hand.unprepare(name)
     assert host.driver_of(function.address) == function.native
-    with pytest.raises(NodeError) as refused:
+    with raises(NodeError, "KindNotAllowed"):
         BindingRunner.on(host, device_kinds=KINDS).prepare(name)
-    assert refused.value.code == "KindNotAllowed"
 
 
 def test_without_the_kind_nothing_is_published(host: FakeHost) -> None:
     host.add(HBA)
     assert not seen(host, device_kinds=()).devices
-    with pytest.raises(NodeError) as refused:
+    with raises(NodeError, "DeviceUnknown"):
         BindingRunner.on(host).prepare(HBA_DEVICE)
-    assert refused.value.code == "DeviceUnknown"
 
 
 def test_a_disk_of_the_host_behind_it_keeps_it(host: FakeHost) -> None:
@@ -113,9 +112,8 @@ def test_a_controller_with_disks_is_given_away_only_under_an_erase_policy(
     (host.root / "dev/sda").touch()
     reason = "withheld: no erase policy for storage is set, and it has the disk sda"
     assert seen(host, device_kinds=kinds).unavailable(HBA_DEVICE) == reason
-    with pytest.raises(NodeError, match="has the disk sda, and no policy erases that") as refused:
+    with raises(NodeError, "ErasePolicyMissing", match="has the disk sda, and no policy erases that"):
         BindingRunner.on(host, device_kinds=kinds, allowed=allowed).prepare(HBA_DEVICE)
-    assert refused.value.code == "ErasePolicyMissing"
     assert seen(host, device_kinds=kinds, erase_policy=True).unavailable(HBA_DEVICE) is None
     hand = BindingRunner.on(host, device_kinds=kinds, allowed=allowed, erase_policy=True)
     hand.prepare(HBA_DEVICE)
@@ -124,9 +122,8 @@ def test_a_controller_with_disks_is_given_away_only_under_an_erase_policy(
         monkeypatch.setattr(storage_use, "is_used_by_host", used)
         monkeypatch.setattr(checks, "is_used_by_host", used)
         assert str(seen(host, device_kinds=kinds, erase_policy=True).unavailable(HBA_DEVICE)).startswith("reserved:")
-        with pytest.raises(NodeError) as refused:
+        with raises(NodeError, code_of_error):
             BindingRunner.on(host, device_kinds=kinds, allowed=allowed, erase_policy=True).prepare(HBA_DEVICE)
-        assert refused.value.code == code_of_error
 
 
 def missing(node: Path) -> bool:
@@ -138,9 +135,8 @@ def test_a_storage_controller_whose_disks_do_not_show_may_have_some(host: FakeHo
     host.add(replace(HBA, driver=driver))
     reason = f"no erase policy for storage is set, and it has disks that do not show with {driver or 'no driver'}"
     assert seen(host).unavailable(HBA_DEVICE) == f"withheld: {reason}"
-    with pytest.raises(NodeError) as refused:
+    with raises(NodeError, "ErasePolicyMissing"):
         BindingRunner.on(host, device_kinds=KINDS, allowed=frozenset({"hba"})).prepare(HBA_DEVICE)
-    assert refused.value.code == "ErasePolicyMissing"
     assert seen(host, erase_policy=True).unavailable(HBA_DEVICE) is None
 
 

@@ -23,6 +23,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
+from tests.support.node_errors import raises
 from tests.support.private_network import add_tap, other_interfaces
 from tests.support.waiting import until
 
@@ -175,9 +176,8 @@ class TestWhatFollows:
         host = self.host(tmp_path, monkeypatch, answer)
         reason = DiscoveredPools.on(host.root).unavailable(NIC)
         assert reason == "reserved: carries net1 in the network namespace of pause 7"
-        with pytest.raises(Denied, match="carries net1 in the network namespace of pause 7") as caught:
+        with raises(Denied, "DeviceReserved", match="carries net1 in the network namespace of pause 7"):
             BindingRunner.on(host, allowed=frozenset({"nic"})).prepare(NIC)
-        assert caught.value.code == "DeviceReserved"
 
     def test_a_card_whose_packets_are_captured_is_reserved(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -196,9 +196,8 @@ class TestWhatFollows:
 
     def test_and_the_card_is_not_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         host = self.host(tmp_path, monkeypatch, StackedInterfaces(problem="no namespace can be read"))
-        with pytest.raises(Denied, match="no namespace can be read") as caught:
+        with raises(Denied, "InUseUnknown", match="no namespace can be read"):
             BindingRunner.on(host, allowed=frozenset({"nic"})).prepare(NIC)
-        assert caught.value.code == "InUseUnknown"
 
 
 class TestSocketDirect:
@@ -246,9 +245,8 @@ class TestSocketDirect:
         host.default_route("eth2")
         expected = f"reserved: eth2 of {self.FIRST} uses it, too: default route"
         assert self.reasons(host) == ("reserved: default route", expected)
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceReserved"):
             BindingRunner.on(host, allowed=frozenset({"nic"})).prepare(self.DEVICE)
-        assert caught.value.code == "DeviceReserved"
 
     def test_in_another_namespace(self, tmp_path: Path) -> None:
         host = self.host(tmp_path)

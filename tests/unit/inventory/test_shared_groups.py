@@ -13,6 +13,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
+from tests.support.node_errors import raises
 from tests.support.pci_cards import Function
 
 FIRST, SECOND = "0000-17-00-0", "0000-18-00-0"
@@ -74,17 +75,15 @@ def test_a_user_of_one_function_keeps_all_of_the_group(host: FakeHost, node: str
     host.process(812, "python3", opens=(node,))
     function = "0000:18:00.1" if "snd" in node else "0000:18:00.0"
     assert reasons(host)[0] == f"in use: python3 812 ({function})"
-    with pytest.raises(Denied) as refused:
+    with raises(Denied, "DeviceInUse"):
         BindingRunner.on(host, **BOUND).prepare(FIRST)
-    assert refused.value.code == "DeviceInUse"
 
 
 def test_what_the_host_needs_of_one_of_them_keeps_all(host: FakeHost) -> None:
     host.write(f"{host.path('0000:18:00.0')}/boot_vga", "1")
     assert reasons(host)[0] == "reserved: boot VGA (0000:18:00.0)"
-    with pytest.raises(Denied) as refused:
+    with raises(Denied, "DeviceReserved"):
         BindingRunner.on(host, **BOUND).prepare(FIRST)
-    assert refused.value.code == "DeviceReserved"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from devalloc_node.errors import Failed
 from devalloc_node.kube import credentials
 from devalloc_node.kube.credentials import ClusterCredentials
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 
 
@@ -150,6 +151,5 @@ def test_of_two_pods_the_one_that_came_after_keeps_the_token(
 
 def test_a_pod_without_a_token_says_so(pod_access: ClusterCredentials, account: Path) -> None:
     (account / "token").unlink()
-    with pytest.raises(Failed, match=r"cannot store the cluster credentials in .*account/token") as refused:
+    with raises(Failed, "AccessUnavailable", match=r"cannot store the cluster credentials in .*account/token"):
         pod_access.keep(threading.Event(), print)
-    assert refused.value.code == "AccessUnavailable"

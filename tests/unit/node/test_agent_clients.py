@@ -15,6 +15,7 @@ from devalloc.scaling.resources import Resources
 from devalloc_node.agent.http_client import HttpMetrics, new_session
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from tests.support.node_errors import raises
 from tests.support.virtual_time import run
 
 GIB = 2**30
@@ -154,12 +155,10 @@ def test_a_closed_port_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
         request.transport.abort()
         return web.Response()
 
-    with pytest.raises(Failed, match="cannot be reached") as failed:
+    with raises(Failed, "Unreachable", match="cannot be reached"):
         run(ask_closed_port())
-    assert failed.value.code == "Unreachable"
-    with pytest.raises(Unknown) as unknown:
+    with raises(Unknown, "NoAnswer"):
         run(_ask_permit(cut))
-    assert unknown.value.code == "NoAnswer"
 
 
 def test_metrics_of_a_guest_are_read() -> None:
@@ -180,6 +179,5 @@ def test_metrics_of_a_guest_are_read() -> None:
     ],
 )
 def test_what_a_guest_sends_instead_fails(handler: Handler, words: str) -> None:
-    with pytest.raises(Failed, match=words) as error:
+    with raises(Failed, "MetricsUnavailable", match=words):
         run(_measured(handler))
-    assert error.value.code == "MetricsUnavailable"

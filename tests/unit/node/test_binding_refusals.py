@@ -19,6 +19,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, refusal
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
+from tests.support.node_errors import raises
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
@@ -351,9 +352,8 @@ class TestNames:
             "node-b-0000-01-00", "node-a-0000-05-00", "0000-01-00", "", "node-a", "../node-a", "node-a-0000-01-00-0",
             "node-a-0000-01-00\n", "x" * 10_000,
         ):  # fmt: skip
-            with pytest.raises(Denied) as caught:
+            with raises(Denied, "DeviceUnknown"):
                 BindingRunner.on(gpu).prepare(GPU_DEVICE, pool)
-            assert caught.value.code == "DeviceUnknown"
         assert gpu.driver_of(GPU) == "nvidia"
 
     def test_a_device_that_was_pulled_out(self, gpu: FakeHost) -> None:

@@ -18,6 +18,7 @@ from devalloc_node.host.boundary import VfSettings
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config
 from tests.support.fake_host import FRESH, FakeHost, LocalHost
+from tests.support.node_errors import raises
 
 PF = "0000:41:00.0"
 POOL = "node-a-0000-41-00"
@@ -129,9 +130,8 @@ class TestCreation:
                 host.remove(f"{host.path(PF)}/virtfn6")
 
         host.set_numvfs = one_is_missing  # type: ignore[method-assign]
-        with pytest.raises(Failed, match="has 6 VFs although 7 were requested") as refused:
+        with raises(Failed, "VfsMissing", match="has 6 VFs although 7 were requested"):
             BindingRunner.on(host).prepare(VF0, POOL)
-        assert refused.value.code == "VfsMissing"
         assert host.snapshot() == before
 
 
@@ -157,11 +157,8 @@ class TestTheCount:
         host.probe(other)
         if user == "a process":
             host.process(4711, "libvirt", opens=(f"/dev/vfio/{host.functions[other].group}",))
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceInUse" if user == "a process" else "VfsInUse", retryable=True) as caught:
             hand.unprepare(VF0)
-        assert (caught.value.code, caught.value.retryable) == (
-            "DeviceInUse" if user == "a process" else "VfsInUse", True,
-        )  # fmt: skip
         assert other in caught.value.message
         assert len(host.functions[PF].vfs) == 7
         assert host.driver_of(VF0_ADDRESS) is None  # which does not keep the claim's own from being given back
@@ -224,9 +221,8 @@ class TestSettings:
         hand.prepare(VF0, POOL)
         hand.unprepare(VF0)
         assert host.snapshot() == before
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "ConfigUnsupported"):
             hand.prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
-        assert caught.value.code == "ConfigUnsupported"
 
     def test_what_an_owner_changed_by_itself_does_not_stay(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
@@ -310,9 +306,8 @@ class TestSettings:
                 return super().call(method, *arguments) if method != "set_vf" else None
 
         before = host.snapshot()
-        with pytest.raises(Failed, match="did not take vlan to 7") as caught:
+        with raises(Failed, "VfSettingRefused", match="did not take vlan to 7"):
             BindingRunner.on(Forgetful(host)).prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
-        assert caught.value.code == "VfSettingRefused"
         assert host.snapshot() == before
 
     def test_cards_without_interface_have_none(self, host: FakeHost) -> None:
@@ -408,16 +403,14 @@ class TestRefusals:
         host.mount("nvme0n1", "/")
         before = host.snapshot()
         hand = BindingRunner.on(host, erase_policy=True)
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceReserved"):
             hand.prepare("0000-42-00-1", "node-a-0000-42-00")
-        assert caught.value.code == "DeviceReserved"
         assert host.snapshot() == before
 
     def test_without_an_iommu_no_vfs_are_made(self, host: FakeHost) -> None:
         host.add(pci_cards.connectx(iommu_group=None))
-        with pytest.raises(Denied, match="IOMMU") as caught:
+        with raises(Denied, "NoIommuGroup", match="IOMMU"):
             BindingRunner.on(host).prepare("0000-61-00-2", "node-a-0000-61-00")
-        assert caught.value.code == "NoIommuGroup"
         assert host.functions["0000:61:00.0"].vfs == []
 
 
@@ -434,9 +427,8 @@ class TestExclusion:
         assert refusal(host, "0000-41-00-0", allowed=frozenset({"nic"})) == "VfsEnabled"
 
     def test_a_card_is_only_in_its_own_pool(self, host: FakeHost) -> None:
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceGone"):
             BindingRunner.on(host).prepare(VF0, "node-a-0000-41-10")
-        assert caught.value.code == "DeviceGone"
 
 
 def test_a_prepared_vf_goes_bad_with_its_pf_and_leaves_nothing_to_undo(host: FakeHost) -> None:
@@ -466,6 +458,5 @@ def test_a_vf_that_goes_while_its_settings_are_asked_for_is_gone(host: FakeHost)
 
     going = Going(host)
     going.write(f"bus/pci/devices/{PF}/sriov_numvfs", "7", Deadline.after(5))
-    with pytest.raises(Denied) as caught:
+    with raises(Denied, "DeviceGone"):
         step_kinds(going)["vf-settings"].read(f"{PF}/0")
-    assert caught.value.code == "DeviceGone"

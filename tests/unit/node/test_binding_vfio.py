@@ -23,6 +23,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.node_errors import raises
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
@@ -110,9 +111,8 @@ class TestHandingOver:
         hand = BindingRunner.on(gpu)
         gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
         before = gpu.snapshot()
-        with pytest.raises(Denied, match="qemu-system-x86 4711 has /dev/vfio/7 open") as caught:
+        with raises(Denied, "DeviceInUse", retryable=True, match="qemu-system-x86 4711 has /dev/vfio/7 open"):
             hand.unprepare(GPU_DEVICE)
-        assert (caught.value.code, caught.value.retryable) == ("DeviceInUse", True)
         assert gpu.snapshot() == before
         gpu.end_process(4711)
         hand.unprepare(GPU_DEVICE)
@@ -122,9 +122,8 @@ class TestHandingOver:
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         gpu.remove_function(AUDIO)
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceGone"):
             hand.unprepare(GPU_DEVICE)
-        assert caught.value.code == "DeviceGone"
 
 
 def test_a_device_stays_with_vfio_until_its_own_driver_is_there(host: FakeHost) -> None:
@@ -189,9 +188,8 @@ class TestVariants:
         assert aliased.driver_of(GPU) == "renamed_vfio_pci"
 
     def test_a_lesser_one_is_never_taken_instead(self, aliased: FakeHost) -> None:
-        with pytest.raises(Denied, match="modprobe nvgrace_gpu_vfio_pci") as caught:
+        with raises(Denied, "DriverMissing", match="modprobe nvgrace_gpu_vfio_pci"):
             BindingRunner.on(aliased).prepare(GPU_DEVICE)
-        assert caught.value.code == "DriverMissing"
         assert aliased.driver_of(GPU) == "nvidia"
 
     def test_without_the_list_of_modules_the_driver_is_unknown(self, aliased: FakeHost) -> None:
@@ -241,9 +239,8 @@ class TestReset:
         else:
             monkeypatch.setattr(gpu, "reset", reset)
         hand = BindingRunner.on(gpu)
-        with pytest.raises(Failed) as caught:
+        with raises(Failed, "ResetFailed") as caught:
             hand.prepare(GPU_DEVICE)
-        assert caught.value.code == "ResetFailed"
         assert {"refused": "ENOTTY", "silent": "does not respond", "changed": "another vendor and device"}[
             how
         ] in caught.value.message
@@ -294,9 +291,8 @@ class TestReset:
                 gpu.remove(gpu.path(GPU, "reset"))
             case "silent":
                 gpu.config(gpu.path(GPU), gpu.functions[GPU].spec, gone=True)
-        with pytest.raises(Failed) as caught:
+        with raises(Failed, "ResetFailed") as caught:
             hand.unprepare(GPU_DEVICE)
-        assert caught.value.code == "ResetFailed"
         assert GPU in caught.value.message
         assert gpu.driver_of(GPU) == "vfio-pci"
 
@@ -412,9 +408,8 @@ class TestResetByVfio:
     def test_what_the_kernel_refuses_keeps_the_device(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
         host.stuck.add(AUDIO)
-        with pytest.raises(Failed, match=f"the kernel refused a reset of {GPU}, {AUDIO} by VFIO") as caught:
+        with raises(Failed, "ResetFailed", match=f"the kernel refused a reset of {GPU}, {AUDIO} by VFIO"):
             hand.unprepare(GPU_DEVICE)
-        assert caught.value.code == "ResetFailed"
         assert host.driver_of(GPU) == "vfio-pci"
 
     def test_a_dry_run_resets_nothing(self, host: FakeHost) -> None:
@@ -558,9 +553,8 @@ class TestOptionRom:
     def test_a_vgpu_has_none(self, host: FakeHost, device: str, pool: str) -> None:
         host.vgpu.add_parent("mtty", pci_cards.MTTY)
         host.add(pci_cards.l40s_vgpu_card(vfs=2))
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "ConfigUnsupported"):
             BindingRunner.on(host, allowed=frozenset(ALLOWABLE)).prepare(device, pool, class_configs=(self.ROM,))
-        assert caught.value.code == "ConfigUnsupported"
 
     @pytest.mark.parametrize(
         ("name", "content", "mode", "code"),
@@ -592,6 +586,5 @@ class TestOptionRom:
             with pytest.raises(Denied, match="--rom-folder"):
                 machine_files.rom_file(f"{roms}/{name}", [])
             return
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, code):
             machine_files.rom_file(f"{roms}/{name}", [roms])
-        assert caught.value.code == code

@@ -20,6 +20,7 @@ from devalloc_node.machine.cloned_disks import CLUSTER, clone_path, empty_overla
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.spec import AmountBounds, Disk, MachineSpec
 from tests.support.deadlines import soon
+from tests.support.node_errors import raises
 
 GIB, MIB = 1 << 30, 1 << 20
 BOUNDS = AmountBounds(1000, 1000, 1000)
@@ -131,9 +132,8 @@ def test_a_copy_that_has_no_time_left_goes_on_where_it_was(
     monkeypatch.setattr(cloned_disks, "_copy_chunk", chunk)
     for _ in range(2):
         left[0] = 1
-        with pytest.raises(Denied) as error:
+        with raises(Denied, "CopyUnfinished", retryable=True):
             cloned_disks.make(spec, config, Passing(0.0))
-        assert (error.value.code, error.value.retryable) == ("CopyUnfinished", True)
         assert not only(spec, config).exists()
     left[0] = 9
     cloned_disks.make(spec, config, Passing(0.0))
@@ -164,11 +164,10 @@ def test_disks_that_can_outgrow_what_is_reserved_are_refused_with_both_numbers(
     disk = Disk(str(image), "raw", clone=mode)
     most = cloned_disks.most_bytes(disk, image)
     cloned_disks.check(spec_with(disk, reserved=most), config)
-    with pytest.raises(
-        Denied, match=f"up to {most} bytes, but its spec.disk reserves {most - 1}: set disk to"
-    ) as error:
+    with raises(
+        Denied, "DiskTooSmall", match=f"up to {most} bytes, but its spec.disk reserves {most - 1}: set disk to"
+    ):
         cloned_disks.check(spec_with(disk, reserved=most - 1), config)
-    assert error.value.code == "DiskTooSmall"
 
 
 def test_a_copy_that_does_not_fit_the_file_system_is_refused_before_it_begins(
@@ -181,9 +180,8 @@ def test_a_copy_that_does_not_fit_the_file_system_is_refused_before_it_begins(
             self.f_frsize, self.f_bavail = real(path).f_frsize, 3
 
     monkeypatch.setattr(cloned_disks.os, "statvfs", Full)
-    with pytest.raises(Denied, match="take 3Mi at once, but the file system") as error:
+    with raises(Denied, "HostDiskFull", retryable=True, match="take 3Mi at once, but the file system"):
         cloned_disks.check(spec_with(Disk(str(image), "raw", clone="copy")), config)
-    assert (error.value.code, error.value.retryable) == ("HostDiskFull", True)
 
 
 def qcow2(size: int, *, backing: bytes = b"") -> bytes:
@@ -207,9 +205,8 @@ def test_images_that_name_other_files_or_lie_about_themselves_get_no_overlay(
     image: Path, config: MachineConfig, content: bytes, image_format: Any, code: str
 ) -> None:
     image.write_bytes(content)
-    with pytest.raises(Denied) as error:
+    with raises(Denied, code):
         cloned_disks.check(spec_with(Disk(str(image), image_format, clone="overlay")), config)
-    assert error.value.code == code
 
 
 def test_a_raw_image_that_looks_like_qcow2_is_raw(image: Path, config: MachineConfig) -> None:
@@ -226,9 +223,8 @@ def test_images_outside_of_the_admins_folders_and_other_files_are_refused(
     (image.parent / "link").symlink_to(tmp_path / "secret")
     for path, code in ((tmp_path / "secret", "PathNotAllowed"), (image.parent / "link", "PathNotAllowed"),
                        (image.parent, "PathNotFile"), (image.parent / "none", "PathMissing")):  # fmt: skip
-        with pytest.raises(Denied) as error:
+        with raises(Denied, code):
             cloned_disks.check(spec_with(Disk(str(path), "raw", clone="copy")), config)
-        assert error.value.code == code
 
 
 def test_an_overlay_is_not_used_over_another_image(image: Path, config: MachineConfig) -> None:
@@ -237,9 +233,8 @@ def test_an_overlay_is_not_used_over_another_image(image: Path, config: MachineC
     cloned_disks.check(spec, config)
     image.write_bytes(bytes(3 * MIB))
     for act in (lambda: cloned_disks.check(spec, config), lambda: cloned_disks.make(spec, config, soon())):
-        with pytest.raises(Denied) as error:
+        with raises(Denied, "ImageChanged"):
             act()
-        assert error.value.code == "ImageChanged"
 
 
 def test_disks_that_the_spec_names_no_more_go_at_the_next_start_and_all_with_the_machine(

@@ -26,6 +26,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.fault_points import FaultPoints, PluginLife
 from tests.support.fault_scenarios import SCENARIOS
+from tests.support.node_errors import raises
 from tests.support.toy_host import EngineBench
 
 PF, VF = "0000:41:00.0", "0000:41:10.0"
@@ -138,9 +139,8 @@ class TestVfs:
             ((name, why),) = plugin.claims.withheld().items()
             assert name == f"{device.pool}/{device.device}"
             assert "setting maxTxRate to 0 of VF 1 of eth0 (a rate cannot exceed the link speed" in why
-            with pytest.raises(Denied) as caught:
+            with raises(Denied, "DeviceWithheld"):
                 plugin.prepare(faults.uid)
-            assert caught.value.code == "DeviceWithheld"
             host.no_link.clear()
             plugin.reconciler.reconcile()
             assert plugin.claims.withheld() == {}
@@ -173,9 +173,8 @@ class TestVfs:
             assert [step.kind for step in shared] == ["vf-count"]
             host.set_numvfs(PF, 0)
             before = host.snapshot()
-            with pytest.raises(Denied, match="was 7 and is now 0") as caught:
+            with raises(Denied, "SharedDiffers", retryable=True, match="was 7 and is now 0"):
                 plugin.claims.steps.perform(ClaimWork("uid"), "d", shared, Deadline.after(5))
-            assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
             assert host.snapshot() == before
             assert unclaimed(plugin)
 
@@ -198,9 +197,8 @@ class TestVfs:
             assert [step.kind for step in steps] == ["vf-count", "vf-settings", "driver"]
             host.unbind("igbvf", VF)
             before = host.snapshot()
-            with pytest.raises(Denied, match=r"driver of 0000:41:10\.0 was") as caught:
+            with raises(Denied, "SharedDiffers", retryable=True, match=r"driver of 0000:41:10\.0 was"):
                 plugin.claims.steps.perform(ClaimWork("uid"), "d", steps, Deadline.after(5))
-            assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
             assert host.snapshot() == before
             assert unclaimed(plugin)
 

@@ -18,6 +18,7 @@ from devalloc_node.machine import confinement, firmware, user_ids
 from devalloc_node.machine.command_line import MAX_QUEUES, StartContext, qemu_arguments, tap_fd
 from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
 from devalloc_node.machine.spec import AmountBounds, Disk, MachineSpec, Nic
+from tests.support.node_errors import raises
 
 GIB = 1 << 30
 UEFI = MachineSpec(
@@ -113,13 +114,13 @@ def test_files_that_the_admin_names_must_be_there_and_be_images_of_a_chip(config
     assert config.uefi is not None
     assert firmware.firmware_files(UEFI, config) == config.uefi
     config.uefi.code.write_bytes(b"QFI\xfb and more")
-    with pytest.raises(Denied, match=r"raw image.*--uefi-firmware") as denied:
+    with raises(Denied, "FirmwareInvalid", retryable=True, match=r"raw image.*--uefi-firmware"):
         firmware.firmware_files(UEFI, config)
-    assert (denied.value.code, denied.value.retryable) == ("FirmwareInvalid", True)
     config.uefi.code.unlink()
-    with pytest.raises(Denied, match=r"Secure Boot.*CODE\.fd cannot be read.*--secure-boot-firmware") as denied:
+    with raises(
+        Denied, "FirmwareMissing", retryable=True, match=r"Secure Boot.*CODE\.fd cannot be read.*--secure-boot-firmware"
+    ):
         firmware.firmware_files(SECURE, config)
-    assert (denied.value.code, denied.value.retryable) == ("FirmwareMissing", True)
 
 
 def test_each_machine_has_a_copy_of_the_template_that_stays(config: MachineConfig) -> None:

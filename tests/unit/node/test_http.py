@@ -11,6 +11,7 @@ import pytest
 from devalloc_node.agent.http_client import fetch_bounded, new_session
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
+from tests.support.node_errors import raises
 from tests.support.virtual_time import run
 
 HOST = "127.0.0.1"
@@ -260,9 +261,8 @@ def test_a_closed_port_is_unreachable() -> None:
         await server.close()
         await http_request(HOST, port, GET, 5)
 
-    with pytest.raises(Failed) as raised:
+    with raises(Failed, "PeerUnreachable"):
         run(ask())
-    assert raised.value.code == "PeerUnreachable"
 
 
 def test_what_is_answered_in_no_http_stands_in_no_error() -> None:

@@ -30,6 +30,7 @@ from devalloc_node.guest.settings import settings_from
 from devalloc_node.net.http import JSON, HttpRequest, HttpResponse, HttpServer, http_request
 from devalloc_node.settings import ScalerTimeouts
 from tests.support.fake_guest_tree import GuestTree
+from tests.support.node_errors import raises
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async
@@ -152,9 +153,8 @@ def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
             new, task = world.agent()
             await until_async(lambda: new.status().connected)
             assert not old.status().connected
-            with pytest.raises(Failed, match="has another agent") as refused:
+            with raises(Failed, "InformantNotRunning", match="has another agent"):
                 await old.upscale(Resources(1000, GIB))
-            assert refused.value.code == "InformantNotRunning"
             await new.upscale(Resources(2000, GIB))
             await world.stop(task)
             await until_async(lambda: old.status().connected)
@@ -188,9 +188,8 @@ def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> Non
             agent, _ = world.agent()
             await until_async(lambda: agent.status().connected)
             world.guest.breaks = True
-            with pytest.raises(Failed, match=r"it answers /downscale with 500$") as refused:
+            with raises(Failed, "InformantRefused", match=r"it answers /downscale with 500$"):
                 await agent.downscale(Resources(250, GIB))
-            assert refused.value.code == "InformantRefused"
             assert agent.status().failures == 1
             await until_async(lambda: not agent.status().connected)
             await until_async(lambda: agent.status().connected)

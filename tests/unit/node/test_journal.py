@@ -29,6 +29,7 @@ from devalloc_node.journal.state_folder import _has_tables, damaged_journals, mo
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Prepared, PreparedDevice, Step
 from tests.support.fake_tree import memory_folder
+from tests.support.node_errors import raises
 
 GRANT = {"kind": "DeviceClaim", "devices": []}
 UIDS = ("u1", "u2", "u3")
@@ -391,9 +392,8 @@ class TestDamage:
         with (folder / "journal.db").open("r+b") as file:
             file.seek(4096)
             file.write(b"\xff" * (size - 4096))
-        with closing(open_elsewhere(folder)) as other, pytest.raises(Failed) as failed:
+        with closing(open_elsewhere(folder)) as other, raises(Failed, "JournalDamaged") as failed:
             other.claims()
-        assert failed.value.code == "JournalDamaged"
         assert not failed.value.retryable
 
 
@@ -493,18 +493,16 @@ class TestContent:
 
     @pytest.mark.parametrize("content", [{}, {"devices": 3}, {"devices": [{}]}, {"devices": ["d"]}])
     def test_what_is_no_answer_is_damage(self, content: dict[str, object]) -> None:
-        with pytest.raises(Failed) as failed, suppress(ZeroDivisionError):
+        with raises(Failed, "JournalDamaged"), suppress(ZeroDivisionError):
             prepared_of(ref("u"), content)
-        assert failed.value.code == "JournalDamaged"
 
 
 @pytest.mark.parametrize("gone", ["journal.db", "journal.db-wal"])
 def test_nothing_is_written_into_a_file_that_was_removed(journal: SQLiteJournal, folder: Path, gone: str) -> None:
     journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
     (folder / gone).unlink()
-    with pytest.raises(Failed) as failed:
+    with raises(Failed, "JournalGone") as failed:
         journal.begin(ref("u2"), "DeviceClaim", GRANT, {})
-    assert failed.value.code == "JournalGone"
     assert str(folder / gone) in failed.value.message
     assert [record.ref.uid for record in journal.claims()] == ["u1"], "what is known is still told"
 

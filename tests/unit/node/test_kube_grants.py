@@ -12,6 +12,7 @@ from devalloc_node.binding.vf_settings import wanted_settings
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.kube.grants import MAX_DEVICES, ResourceClaimGrants
 from devalloc_node.model.grant import ClaimRef, GrantedDevice
+from tests.support.node_errors import raises
 
 REF = ClaimRef("default", "a", "uid")
 
@@ -52,9 +53,8 @@ def test_parameters_need_no_name(more: dict[str, Any]) -> None:
 )
 def test_unknown_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     """They may be what keeps the device in its network."""
-    with pytest.raises(Denied, match=message) as caught:
+    with raises(Denied, "ConfigInvalid", match=message):
         granted(**parameters)
-    assert caught.value.code == "ConfigInvalid"
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": None}, {"metadata": {"uid": None}}])
@@ -94,9 +94,8 @@ def claim_of(*results: Any, uid: str = "uid", node: str = "n") -> dict[str, Any]
 def test_only_a_claim_that_is_allocated_here_is_granted(claim: dict[str, Any], code: str, words: str) -> None:
     server = Server({})
     server.claim = claim
-    with pytest.raises(Denied, match=words) as caught:
+    with raises(Denied, code, retryable=code == "ClaimNotAllocated", match=words):
         ResourceClaimGrants(cast(Client, server), "devalloc.io", "n").get(REF)
-    assert (caught.value.code, caught.value.retryable) == (code, code == "ClaimNotAllocated")
     server.claim = claim_of(RESULT, {**RESULT, "driver": "gpu.example.com"})
     grant = ResourceClaimGrants(cast(Client, server), "devalloc.io", "n").get(REF)
     assert [each.device for each in grant.devices] == ["d"], "those of other drivers are not ours"
@@ -118,9 +117,8 @@ def test_only_the_servers_word_about_this_name_shows_that_a_claim_is_gone(error:
             raise error
 
     grants = ResourceClaimGrants(cast(Client, Refusing()), "devalloc.io", "n")
-    with pytest.raises(NodeError) as caught:
+    with raises(NodeError, code, retryable=code == "ApiUnavailable"):
         grants.get(REF)
-    assert (caught.value.code, caught.value.retryable) == (code, code == "ApiUnavailable")
     if code == "ClaimNotFound":
         assert grants.is_gone(REF)
     else:

@@ -57,6 +57,7 @@ from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import (
     virtual_machine,
 )
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -213,9 +214,8 @@ def test_the_refusal_of_a_disk_in_use_names_the_other_machine(
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
         for by in ("another machine, or by a tool of QEMU", f"machine {KEY}"):
-            with pytest.raises(Denied, match=f"disk {image} is in use by {by}$") as denied:
+            with raises(Denied, "DiskInUse", match=f"disk {image} is in use by {by}$"):
                 machines.start(start, soon())
-            assert denied.value.code == "DiskInUse"
             machines.adopt(adopting(qemu.path), soon())  # which is this very process, and has the image open
         with pytest.raises(Denied, match=f"is in use by machine {KEY} itself$"):
             machines.plug_in(KEY, EmulatedDevice("again", Disk(str(image), "raw")), soon())
@@ -225,9 +225,8 @@ def test_the_refusal_of_a_disk_in_use_names_the_other_machine(
 def test_one_machine_has_one_name(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     again = virtual_machine("n", start=None, adopt={"qmpSocket": str(qemu.path)})
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "MachineExists") as denied:
         machines.adopt(again, soon())
-    assert denied.value.code == "MachineExists"
     assert KEY in denied.value.message
     machines.forget(KEY, soon())
     machines.adopt(again, soon())
@@ -242,9 +241,8 @@ def test_a_socket_outside_the_allowed_folders_is_refused(
     (inside / "link").symlink_to(qemu.path)
     strict = MachineLifecycle(replace(config, socket_folders=(AllowedFolder(inside, "any"),)), MemoryRecords())
     for path in (qemu.path, inside / "link"):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, "PathNotAllowed"):
             strict.adopt(adopting(path), soon())
-        assert denied.value.code == "PathNotAllowed"
     strict.close()
     (tmp_path / "file").touch()
     with pytest.raises(Denied, match="not a socket"):
@@ -269,13 +267,11 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(
     try:
         until(path.exists, "it listens")
         time.sleep(0.05)
-        with pytest.raises(Denied, match="65534") as denied:
+        with raises(Denied, "SocketNotOurs", match="65534"):
             allowed.adopt(adopting(path), soon())
-        assert denied.value.code == "SocketNotOurs"
         os.chown(path, 0, 0)
-        with pytest.raises(Denied, match="process of user 65534") as denied:
+        with raises(Denied, "SocketNotOurs", match="process of user 65534"):
             allowed.adopt(adopting(path), soon())
-        assert denied.value.code == "SocketNotOurs"
     finally:
         stranger.send_signal(signal.SIGKILL)
         stranger.wait()
@@ -325,9 +321,8 @@ def test_another_machine_at_the_same_socket_gets_no_command(
     machines.adopt(adopting(qemu.path), soon())
     with handed_over(tmp_path / "other") as other:
         (tmp_path / "other").rename(qemu.path)
-        with machines.line(machines.record_for(KEY)) as monitor, pytest.raises(Denied, match=str(other.pid)) as denied:
+        with machines.line(machines.record_for(KEY)) as monitor, raises(Denied, "SocketNotOurs", match=str(other.pid)):
             monitor.execute("quit", deadline=soon())
-        assert denied.value.code == "SocketNotOurs"
         assert other.poll() is None
 
 
@@ -335,9 +330,8 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
     machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adoption, "memlock", lambda pid: 8 * MIB)
-    with pytest.raises(Denied, match=r"8Mi.*3072Mi") as denied:
+    with raises(Denied, "MemlockTooLow", match=r"8Mi.*3072Mi"):
         machines.adopt(adopting(qemu.path, claims=["c"]), soon())
-    assert denied.value.code == "MemlockTooLow"
     machines.adopt(adopting(qemu.path), soon())  # without devices it locks nothing
     kind = AttachmentKind(machines, Owners())
     with pytest.raises(Denied):
@@ -378,9 +372,8 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(
     assert qemu.commands == []
     for vcpus, thousandths in ((1, 1500), (3, 1000)):
         machines.scale(KEY, "vcpus", vcpus, soon())
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, "CgroupShared"):
             machines.scale(KEY, "cpu", thousandths, soon())
-        assert denied.value.code == "CgroupShared"
     machines.scale(KEY, "memory", 1 << 30, soon())
     seen = machines.get(KEY)
     assert seen is not None
@@ -547,14 +540,12 @@ def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
     for command, answer in answers.items():
         with monkeypatch.context() as only:
             only.setattr(qemu, f"_do_{command}", lambda a, answer=answer: answer)
-            with pytest.raises(Failed) as failed:
+            with raises(Failed, "MonitorUnreadable"):
                 machines.adopt(adopting(qemu.path), soon())
-            assert failed.value.code == "MonitorUnreadable"
     machines.adopt(adopting(qemu.path), soon())
     monkeypatch.setattr(qemu, "_do_query_hotpluggable_cpus", lambda a: [{"props": 7}])
-    with pytest.raises(Failed) as failed:
+    with raises(Failed, "MonitorUnreadable"):
         machines.scale(KEY, "vcpus", 2, soon())
-    assert failed.value.code == "MonitorUnreadable"
 
 
 def test_junk_from_one_qemu_hides_no_other_machine(
@@ -760,9 +751,8 @@ def test_a_link_that_a_machine_put_in_its_place_leads_to_no_other_machine(
     folder = config.folder(record.spec.id)
     folder.mkdir(parents=True)
     (folder / "qmp").symlink_to(qemu.path)
-    with machines.line(record) as monitor, pytest.raises(Denied) as denied:
+    with machines.line(record) as monitor, raises(Denied, "SocketNotOurs"):
         monitor.execute("quit", deadline=soon())
-    assert denied.value.code == "SocketNotOurs"
     assert qemu.commands == []
 
 
@@ -1037,9 +1027,8 @@ def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     five = tuple(PreparedDevice((), "pool", f"d{n}", "vfio", (f"0000:4{n}:00.0",)) for n in range(5))
-    with pytest.raises(Denied, match=r"5 devices.*4 free") as denied:
+    with raises(Denied, "NoFreePciSlot", retryable=True, match=r"5 devices.*4 free"):
         kind.attachments(KEY, Prepared(REF, five), soon())
-    assert (denied.value.code, denied.value.retryable) == ("NoFreePciSlot", True)
     steps = kind.attachments(KEY, Prepared(REF, five[:4]), soon())
     for _, step in steps:
         kind.apply(step.target, step.after, soon())
@@ -1070,9 +1059,8 @@ def test_in_a_dry_run_machines_are_seen_and_none_is_changed(
         lambda: AttachmentKind(dry, Owners()).apply(step.target, None, soon()),
         lambda: AttachmentKind(dry, Owners()).force(step.target, None, soon()),
     ):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, "DryRun"):
             change()
-        assert denied.value.code == "DryRun"
     dry.close()
     assert (machines.records.records(MACHINES), qemu.commands) == (before, commands)
 
@@ -1084,9 +1072,8 @@ def test_a_device_that_the_guest_keeps_keeps_its_step(
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
     kind.apply(step.target, step.after, soon())
     qemu.guest = "silent"
-    with pytest.raises(Denied, match=KEY) as denied:
+    with raises(Denied, "GuestRefused", retryable=True, match=KEY):
         kind.apply(step.target, None, deadline_after(lambda: qemu.leaving))
-    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert kind.read(step.target) == step.after
 
 
@@ -1128,10 +1115,8 @@ def test_a_device_whose_node_qemu_still_holds_is_not_free(
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(str(node)), soon())
     kind.apply(step.target, step.after, soon())
-    with node.open("rb"):  # the fake is this process
-        with pytest.raises(Unknown, match="vfio-15") as unknown:
-            kind.apply(step.target, None, deadline_after(lambda: not qemu.devices))
-        assert unknown.value.code == "DeviceHeld"
+    with node.open("rb"), raises(Unknown, "DeviceHeld", match="vfio-15"):  # the fake is this process
+        kind.apply(step.target, None, deadline_after(lambda: not qemu.devices))
     kind.apply(step.target, None, soon())
 
 
@@ -1187,9 +1172,8 @@ def test_a_vanished_device_node_is_refused_before_a_command_to_qemu(
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared("/dev/vfio/no-such-group"), soon())
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "DeviceGone"):
         kind.apply(step.target, step.after, soon())
-    assert denied.value.code == "DeviceGone"
     assert qemu.commands == []
 
 
@@ -1237,9 +1221,8 @@ def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
 
 
 def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "MachineNotFound"):
         kind.apply("default/none/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
-    assert denied.value.code == "MachineNotFound"
     kind.apply("default/none/claim-1", None, soon())  # it holds nothing, so that undoing is done
 
 

@@ -26,6 +26,7 @@ from devalloc_node.machine.resources import cpu_limit_of
 from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
 from devalloc_node.machine.user_ids import owners_among
 from tests.support.machines import virtual_machine
+from tests.support.node_errors import raises
 
 GIB = 1 << 30
 SPEC = MachineSpec(
@@ -152,9 +153,8 @@ def test_no_path_becomes_several() -> None:
     ],
 )
 def test_what_cannot_be_is_denied_before_anything_is_started(change: dict[str, Any], code: str) -> None:
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, code):
         qemu_arguments(replace(SPEC, **change), START)
-    assert denied.value.code == code
 
 
 def test_huge_pages_are_all_taken_at_once_but_for_those_that_the_guest_has_not_asked_for() -> None:
@@ -259,9 +259,8 @@ def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, t
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(folder / "console"))
         theirs.listen()
-        with pytest.raises(Denied, match="--machine-dir") as denied:
+        with raises(Denied, "MachineRuns", retryable=True, match="--machine-dir"):
             check(spec, config, given)
-        assert (denied.value.code, denied.value.retryable) == ("MachineRuns", True)
         launch.forget(spec.id, config)
         assert (folder / "console").exists()
     check(spec, config, given)
@@ -322,21 +321,18 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     (images / "deep").symlink_to("..")
     (images / "dir").mkdir()
     path = name if name in ("", "relative") else f"{images}/{name}"
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "PathNotAllowed"):
         machine_files.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
-    assert denied.value.code == "PathNotAllowed"
 
 
 def test_the_refusal_of_a_path_outside_does_not_show_whether_it_exists(images: Path) -> None:
     """It is refused for good: waiting for it to appear would be in vain."""
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, "PathNotAllowed", retryable=False):
             machine_files.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
-        assert (denied.value.code, denied.value.retryable) == ("PathNotAllowed", False)
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, "PathMissing", retryable=True):
         machine_files.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
-    assert (denied.value.code, denied.value.retryable) == ("PathMissing", True)
 
 
 def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
@@ -428,9 +424,8 @@ def test_cards_of_qemus_own_network_reach_nothing_unless_the_admin_says_so() -> 
 
 
 def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
-    with pytest.raises(Denied, match="none") as denied:
+    with raises(Denied, "PathNotAllowed", match="none"):
         machine_files.boot_image(str(images / "disk"), [], "default", "kernel")
-    assert denied.value.code == "PathNotAllowed"
     sibling = images.parent / "images-of-others"
     sibling.mkdir()
     (sibling / "disk").touch()
@@ -467,9 +462,8 @@ def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
     images: Path, content: bytes, format: Any, code: str
 ) -> None:
     (images / "disk").write_bytes(content)
-    with pytest.raises(Denied) as denied:
+    with raises(Denied, code):
         machine_files.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
-    assert denied.value.code == code
 
 
 def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(images: Path) -> None:
@@ -495,9 +489,8 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(
         (replace(config, run=tmp_path / ("x" * 100)), "PathTooLong"),
         (replace(config, folders=()), "PathNotAllowed"),
     ):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, code):
             check(spec, broken, given)
-        assert denied.value.code == code
     for is_pod, advice in (
         (False, "install qemu-system-x86 .*--qemu"),
         (True, "the plugin's pod has no QEMU by design"),
@@ -509,9 +502,8 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(
         with pytest.raises(Denied, match=f"there is no program no-such-qemu; {advice}"):
             check(spec, replace(config, binary="no-such-qemu"), given)
     for interface, code in (("default.none", "TapMissing"), ("no-such-tap", "TapNotAllowed")):
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, code):
             check(replace(spec, nics=(Nic(interface=interface),)), config, given)
-        assert denied.value.code == code
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "secret"]
 
 
@@ -541,9 +533,8 @@ def test_a_machine_that_this_host_can_never_have_is_refused_for_good(
     if words is None:
         preflight.check_host_limits(spec, accel, proc)
         return
-    with pytest.raises(Denied, match=words) as denied:
+    with raises(Denied, "MachineTooLarge", retryable=False, match=words):
         preflight.check_host_limits(spec, accel, proc)
-    assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
 
 
 def test_memory_of_a_numa_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -576,9 +567,8 @@ def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, word
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     config.folder(SPEC.id).mkdir(parents=True)
     (config.folder(SPEC.id) / "qemu.log").write_text(f"qemu-system-x86_64: {words}\n")
-    with pytest.raises(Failed, match="did not start: qemu-system") as failed:
+    with raises(Failed, "MachineDidNotStart", retryable=again, match="did not start: qemu-system"):
         launch.await_monitor(SPEC, config, Gone(), Deadline.after(5))  # type: ignore[arg-type]
-    assert (failed.value.code, failed.value.retryable) == ("MachineDidNotStart", again)
 
 
 def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images: Path, tmp_path: Path) -> None:
@@ -590,9 +580,8 @@ def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images:
     check(spec, config, given)
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
-        with pytest.raises(Denied) as denied:
+        with raises(Denied, "DiskInUse", retryable=True):
             check(spec, config, given)
-        assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
     check(spec, config, given)
 
 

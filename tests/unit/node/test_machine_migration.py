@@ -51,6 +51,7 @@ from devalloc_node.vms.objects import status_of
 from devalloc_node.vms.reconciler import with_numa_node
 from tests.support.deadlines import soon
 from tests.support.machines import MIB, plugin, virtual_machine
+from tests.support.node_errors import raises
 
 
 def toy_config(folder: Path) -> MachineConfig:
@@ -411,9 +412,8 @@ def test_a_machine_that_is_here_already_is_not_received(tmp_path: Path) -> None:
     machine = virtual_machine("m", pciSlots=4)
     with plugin(toy_config(tmp_path)) as machines:
         machines.put(here := MachineRecord(machine.to_manifest(), "running", RUN))
-        with pytest.raises(Denied, match="machine default/m is on this node already") as denied:
+        with raises(Denied, "MachineExists", retryable=True, match="machine default/m is on this node already"):
             migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
-        assert (denied.value.code, denied.value.retryable) == ("MachineExists", True)
         assert machines.find("default/m") == here
 
 

@@ -16,6 +16,7 @@ from devalloc_node.machine import hotplug, qmp
 from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 
 
@@ -75,9 +76,8 @@ def test_a_qemu_that_hangs_is_not_waited_for_beyond_the_deadline(
     monkeypatch.setattr(hotplug, "ADDRESS_ANSWER_SECONDS", 0.2)
     line.execute("device_add", {"driver": "vfio-pci", "id": "x", "host": "card", "bus": "port0"}, deadline=soon())
     qemu.trouble = {"query-pci": "hang"}
-    with pytest.raises(Unknown) as unknown:
+    with raises(Unknown, "MonitorSilent"):
         hotplug.await_addresses(line, "default/m", {"x": "card"}, soon(0.5))
-    assert unknown.value.code == "MonitorSilent"
 
 
 def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line: QmpMonitor) -> None:
@@ -94,9 +94,8 @@ def test_a_listener_that_does_not_greet_as_qemu_gets_no_command(
     qemu: FakeQemu, line: QmpMonitor, trouble: Trouble
 ) -> None:
     qemu.trouble["greeting"] = trouble
-    with pytest.raises(Failed) as failed:
+    with raises(Failed, "MonitorUnreachable"):
         line.execute("cont", deadline=soon())
-    assert failed.value.code == "MonitorUnreachable"
     assert qemu.commands == []
 
 
@@ -110,9 +109,8 @@ def test_a_qemu_that_hangs_before_its_greeting_costs_no_longer_than_the_deadline
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     qemu.trouble["greeting"] = "hang"
-    with pytest.raises(Unknown) as unknown:
+    with raises(Unknown, "MonitorSilent") as unknown:
         line.execute("cont", deadline=soon(0.2))
-    assert unknown.value.code == "MonitorSilent"
     assert "another client" in str(unknown.value)
 
 
@@ -144,9 +142,8 @@ def test_a_qemu_that_greets_late_is_waited_for_until_the_deadline() -> None:
 
 
 def test_a_socket_without_a_listener_is_failed(tmp_path: Path) -> None:
-    with pytest.raises(Failed) as failed:
+    with raises(Failed, "MonitorUnreachable"):
         QmpMonitor("default/m", str(tmp_path / "none")).execute("cont", deadline=soon())
-    assert failed.value.code == "MonitorUnreachable"
 
 
 def test_a_stranger_gets_no_command(qemu: FakeQemu) -> None:

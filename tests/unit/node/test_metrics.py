@@ -20,6 +20,7 @@ from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
 from devalloc_node.net import unix_sockets
+from tests.support.node_errors import raises
 
 
 def sample(metrics: NodeMetrics, name: str, **labels: str) -> float | None:
@@ -168,11 +169,10 @@ def test_what_another_instance_serves_is_left_to_it(tmp_path: Path) -> None:
     with metrics_served(NodeMetrics(), f"unix:{path}"):
         before = path.stat().st_ino
         with (
-            pytest.raises(Denied, match="another process serves") as error,
+            raises(Denied, "SocketInUse", match="another process serves"),
             metrics_served(NodeMetrics(), f"unix:{path}"),
         ):
             pytest.fail("it was served")
-        assert error.value.code == "SocketInUse"
         assert path.stat().st_ino == before
     assert list(tmp_path.iterdir()) == []
 

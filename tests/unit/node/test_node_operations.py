@@ -7,10 +7,9 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
+from tests.support.node_errors import raises
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
 
@@ -102,8 +101,7 @@ def test_what_has_no_time_left_when_its_turn_comes_is_not_begun(tmp_path: Path) 
         lambda: operations.stop("default/web", None, late, force=True),
         lambda: operations.delete("default/web", None, late, force=True),
     ):
-        with pytest.raises(Failed) as caught:
+        with raises(Failed, "DeadlineExceeded", retryable=True):
             change()
-        assert (caught.value.code, caught.value.retryable) == ("DeadlineExceeded", True)
     assert operations.machine("default/web").runs
     assert operations.claims.held() == []

@@ -11,6 +11,7 @@ import pytest
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host import lock_folder
 from devalloc_node.host.lock_folder import PUBLISH_MODES, PublishMode, exclusive_host
+from tests.support.node_errors import raises
 from tests.support.waiting import until
 
 
@@ -26,9 +27,11 @@ def test_two_serve_side_by_side_only_as_pods_of_a_rolling_update(
                 assert messages == []
             return
         words = rf"process {os.getpid()} .*{PUBLISH_MODES[first]}; .*devalloc.io/publish=host"
-        with pytest.raises(Denied, match=words) as error, exclusive_host(tmp_path, second, messages.append, wait=0.0):
+        with (
+            raises(Denied, "NodeServed", retryable=True, match=words),
+            exclusive_host(tmp_path, second, messages.append, wait=0.0),
+        ):
             pass
-        assert (error.value.code, error.value.retryable) == ("NodeServed", True)
     with exclusive_host(tmp_path, second, messages.append, wait=0.0):
         assert messages == [], "a process that ended is in no one's way"
 

@@ -14,6 +14,7 @@ from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
 from devalloc_node.service.kubelet_sockets import Registration, kubelet_paths, registration_socket
 from devalloc_node.service.server import serve
 from tests.support.kubelet_client import kubelet_client
+from tests.support.node_errors import raises
 
 KUBELET = Path("/var/lib/kubelet")
 UID = "8d9c1f0e-6f3a-4f0e-9a55-1b0c5a6f7e11"
@@ -53,23 +54,20 @@ def test_long_paths_fall_back_to_hashes_just_when_they_must() -> None:
 
 
 def test_a_folder_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(Denied, match="shorter folder") as error:
+    with raises(Denied, "SocketPathTooLong", match="shorter folder"):
         kubelet_paths(Path("/" + "k" * 100), "devalloc.io", UID)
-    assert error.value.code == "SocketPathTooLong"
 
 
 @pytest.mark.parametrize("driver", ["", "../x", "a/b", "Devalloc.io", "a..b", "-a", "a" * 64, "a\0b", "a\n"])
 def test_driver_names_never_become_paths_unchecked(driver: str) -> None:
-    with pytest.raises(Denied) as error:
+    with raises(Denied, "DriverNameInvalid"):
         kubelet_paths(KUBELET, driver)
-    assert error.value.code == "DriverNameInvalid"
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a\0b", "a" * 200, "a\n"])
 def test_pod_uids_never_become_paths_unchecked(uid: str) -> None:
-    with pytest.raises(Denied) as error:
+    with raises(Denied, "PodUidInvalid"):
         kubelet_paths(KUBELET, "devalloc.io", uid)
-    assert error.value.code == "PodUidInvalid"
 
 
 def test_the_kubelet_asks_and_reports(tmp_path: Path) -> None:

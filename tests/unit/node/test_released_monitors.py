@@ -24,6 +24,7 @@ from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.node_errors import raises
 
 GPU, DEVICE = "0000:01:00.0", "0000-01-00-0"
 RELEASE = {"release_from": frozenset({"nvidia-persistenced"})}
@@ -69,9 +70,8 @@ class TestHandOver:
     def test_a_program_with_its_name_keeps_the_gpu(self, host: FakeHost) -> None:
         """Every process can give itself any name; this one does not let go."""
         host.process(4711, "nvidia-persiste", ("/dev/nvidia0",))
-        with pytest.raises(Denied) as caught:
+        with raises(Denied, "DeviceInUse"):
             BindingRunner.on(host, **RELEASE).prepare(DEVICE)
-        assert caught.value.code == "DeviceInUse"
         assert host.driver_of(GPU) == "nvidia"
         assert LocalHost(host).persistence(GPU), "it holds the GPU again"
 

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.net.unix_sockets import MAX_PATH_BYTES, check_path
 from devalloc_node.service.server import serve
+from tests.support.node_errors import raises
 
 
 @pytest.fixture
@@ -90,9 +91,8 @@ def test_a_socket_that_answers_is_left_alone(folder: Path) -> None:
     path = folder / "node.sock"
     first = serve(path, [])
     try:
-        with pytest.raises(Denied, match="another process serves") as error:
+        with raises(Denied, "SocketInUse", match="another process serves") as error:
             serve(path, [])
-        assert error.value.code == "SocketInUse"
         advice = "On a store, a second plugin on this host needs its own --node-name, --state and --socket"
         assert advice in error.value.message
         assert serving(path)
@@ -108,9 +108,8 @@ def test_what_is_no_socket_is_left_alone(folder: Path, make) -> None:
     path = folder / "node.sock"
     make(path)
     before = os.lstat(path)
-    with pytest.raises(Denied) as error:
+    with raises(Denied, "SocketNotOurs"):
         serve(path, [])
-    assert error.value.code == "SocketNotOurs"
     assert os.lstat(path) == before
     assert os.listdir(folder) == ["node.sock"]
 
@@ -148,11 +147,10 @@ def test_the_longest_path_works_and_one_byte_more_is_refused(folder: Path) -> No
         assert serving(path)
     finally:
         server.stop()
-    with pytest.raises(
-        Denied, match=f"has {MAX_PATH_BYTES + 1} bytes, but the kernel allows {MAX_PATH_BYTES}"
-    ) as error:
+    with raises(
+        Denied, "SocketPathTooLong", match=f"has {MAX_PATH_BYTES + 1} bytes, but the kernel allows {MAX_PATH_BYTES}"
+    ):
         serve(path.with_name(path.name + "x"), [])
-    assert error.value.code == "SocketPathTooLong"
 
 
 def test_of_two_that_start_at_once_one_serves(folder: Path) -> None:
@@ -225,9 +223,8 @@ def test_nothing_is_put_where_a_group_of_others_may_write(folder: Path) -> None:
     folder.chmod(0o770)
     check_path(folder / "node.sock")
     os.chown(folder, -1, 12345)
-    with pytest.raises(Denied) as error:
+    with raises(Denied, "SocketFolderShared"):
         check_path(folder / "node.sock")
-    assert error.value.code == "SocketFolderShared"
     folder.chmod(0o750)
     check_path(folder / "node.sock")
 

@@ -40,6 +40,7 @@ from devalloc_node.vms.objects import permitted_on
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
 from devalloc_solver import solve_manifests
 from tests.support.host_pools import host
+from tests.support.node_errors import raises
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
@@ -436,9 +437,8 @@ class TestStart:
                 assert isinstance(now, VirtualMachine)
                 assert not has_ended(now)
                 assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
-                with pytest.raises(Denied) as denied:
+                with raises(Denied, "MachineRuns", retryable=True):
                     world.loop._keeper._take_up(world.store.get("VirtualMachine", "default", "web"), now)
-                assert (denied.value.code, denied.value.retryable) == ("MachineRuns", True)
                 world.loop.leave_idle()
                 world.store.delete("VirtualMachine", "default", "web")
                 world.round(times=2)

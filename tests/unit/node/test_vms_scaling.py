@@ -31,6 +31,7 @@ from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.settings import ScalingSettings
 from devalloc_node.vms.scaling import scaled_machine
+from tests.support.node_errors import raises
 from tests.support.node_service import ToyLoop
 from tests.support.toy_machines import machine_of, vm
 
@@ -382,9 +383,8 @@ def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
     if words is None:
         assert scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers).address == "10.0.0.5"
         return
-    with pytest.raises(Denied, match=words) as denied:
+    with raises(Denied, "GuestElsewhere", retryable=False, match=words):
         scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers)
-    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", False)
 
 
 def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: World) -> None:
@@ -399,17 +399,17 @@ def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: 
     assert address({}, machine) == address({"address": "10.88.0.2"}, machine) == "10.88.0.2"
     with pytest.raises(Denied, match=r"10\.88\.0\.3 is not behind a TAP interface of the machine"):
         address({"address": "10.88.0.3"}, machine)  # of another setup
-    with pytest.raises(Denied, match=r"scaling.address is missing.*--warm-network") as denied:
+    with raises(Denied, "GuestElsewhere", retryable=True, match=r"scaling.address is missing.*--warm-network"):
         address({}, replace(machine, network_address=""))
-    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", True)
 
     def fail(address: str) -> Route:
         raise OSError(105, "No buffer space available")
 
     world.scalers.way_to = fail  # type: ignore[method-assign]
-    with pytest.raises(Denied, match=r"cannot find the route to scaling\.address.*No buffer space") as denied:
+    with raises(
+        Denied, "GuestElsewhere", retryable=True, match=r"cannot find the route to scaling\.address.*No buffer space"
+    ):
         address({"address": "10.88.0.3"}, machine)
-    assert (denied.value.code, denied.value.retryable) == ("GuestElsewhere", True)
 
 
 def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_host(world: World) -> None:

@@ -16,6 +16,7 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus
 from devalloc_node.warm.function_replicas import image_name, number, replica_request
 from devalloc_node.warm.setup import check_identifier, is_identifier, new_identifier
+from tests.support.node_errors import raises
 from tests.support.toy_setups import host
 
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "warm_cases.yaml").read_text())
@@ -51,9 +52,8 @@ def test_requests(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["name"])
 def test_refused_requests_tell_all_that_is_wrong(case: dict[str, Any]) -> None:
-    with pytest.raises(Denied) as refused:
+    with raises(Denied, "ReplicaInvalid") as refused:
         replica_request(case["labels"], case.get("env", {}), case["image"])
-    assert refused.value.code == "ReplicaInvalid"
     for words in case["words"]:
         assert words in str(refused.value)
     assert "hidden" not in str(refused.value), "a secret is no part of a message"
@@ -84,9 +84,13 @@ def test_pinning(case: dict[str, Any]) -> None:
 
 def test_what_never_fits_is_denied_and_what_does_not_fit_now_may_be_asked_for_again() -> None:
     on = host({0: "0-1", 1: "2-3"})
-    with pytest.raises(Denied, match=r"not enough CPUs for 5 vCPUs on this host; .*node 0: 0-1; node 1: 2-3") as never:
+    with raises(
+        Denied,
+        "CpusTooFew",
+        retryable=False,
+        match=r"not enough CPUs for 5 vCPUs on this host; .*node 0: 0-1; node 1: 2-3",
+    ):
         choose_cpus(on, {}, 5)
-    assert (never.value.code, never.value.retryable) == ("CpusTooFew", False)
     with pytest.raises(Denied, match="on one NUMA node") as never:
         choose_cpus(on, {}, 3, one_node=True)
     assert not never.value.retryable
