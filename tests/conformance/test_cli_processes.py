@@ -17,6 +17,7 @@ import pytest
 
 from devalloc.cli.machine_requests import machine_request
 from devalloc_node.pb import node_pb2 as pb
+from tests.support import dra_builders
 from tests.support.cli_shell import INTERRUPTED, Shell, claim, devalloc, device_class, pool, text
 from tests.support.fake_tree import one_nic
 from tests.support.node_service import Served, served
@@ -58,22 +59,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(arguments: list[str]) -> None
 
 
 def test_up_answers_claims_of_both_dialects(devalloc: Shell) -> None:
-    foreign = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "theirs"},
-        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
-    }
-    foreign_class = {
-        "apiVersion": foreign["apiVersion"],
-        "kind": "DeviceClass",
-        "metadata": {"name": "gpu"},
-        "spec": {},
-    }
-    header = {"name": "n", "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": "gpu.example.com", "nodeName": "n", "pool": header, "devices": [{"name": "gpu-0"}]}
-    published = {**foreign_class, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}
-    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), foreign, foreign_class, published))
+    foreign = dra_builders.claim(dra_builders.request(class_name="gpu"), name="theirs")
+    published = dra_builders.slice_("s", dra_builders.devices("gpu-0"), driver="gpu.example.com", pool="n")
+    classes = device_class(), dra_builders.device_class("gpu")
+    devalloc("apply", "-f", "-", stdin=text(pool(), *classes, foreign, published))
     environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
     up = subprocess.Popen(
         [sys.executable, "-m", "devalloc.cli", "up", "--no-inventory", "--no-node"],

@@ -15,6 +15,7 @@ import pytest
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, IncrementalSolver
 from devalloc_solver import Fleet, dra, solve_manifests
+from tests.support import dra_builders
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 DEADLINE = 1.0
@@ -60,44 +61,16 @@ HOSTILE: dict[str, tuple[int, int, Make]] = {
 # -- resource.k8s.io ---------------------------------------------------------------------------------------------------
 
 READ = "device.attributes['g.io'].id"
-CLASS = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": "gpu"},
-    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'g.io'"}}]},
-}
-SLICE = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "ResourceSlice",
-    "metadata": {"name": "n"},
-    "spec": {
-        "driver": "g.io",
-        "nodeName": "n",
-        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": f"d{n}", "attributes": {"id": {"int": n}}} for n in range(DEVICES)],
-    },
-}
+CLASS = dra_builders.device_class("gpu", "device.driver == 'g.io'")
+NUMBERED = [dra_builders.device(f"d{n}", {"id": n}) for n in range(DEVICES)]
+SLICE = dra_builders.slice_("n", NUMBERED, driver="g.io", nodeName="n", pool="n")
 
 
 def resource_claim(name: str, *requests: list[str]) -> Manifest:
     content = [
-        {
-            "name": f"r{number}",
-            "exactly": {
-                "deviceClassName": "gpu",
-                "allocationMode": "ExactCount",
-                "count": 1,
-                "selectors": [{"cel": {"expression": text}} for text in selectors],
-            },
-        }
-        for number, selectors in enumerate(requests)
+        dra_builders.request(f"r{number}", 1, *selectors, class_name="gpu") for number, selectors in enumerate(requests)
     ]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"namespace": "default", "name": name, "uid": name},
-        "spec": {"devices": {"requests": content}},
-    }
+    return dra_builders.claim(*content, name=name)
 
 
 def evil_resource_claim(what: str) -> Manifest:

@@ -22,13 +22,13 @@ from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from tests.support import dra_builders
 from tests.support.call_count import calls
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
 DRIVER = "gpu.example.com"
 NODES, EACH = 30, 8
-_API = "resource.k8s.io/v1"
 A = f'device.attributes["{DRIVER}"]'
 MEMORY = f'device.capacity["{DRIVER}"].memory'
 UUIDS = [f"GPU-{node:05}-{number}" for node in range(NODES) for number in range(4)]
@@ -80,34 +80,23 @@ def pools() -> list[Manifest]:
 
 
 def slices() -> list[Manifest]:
-    made: list[Manifest] = [{"apiVersion": _API, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]
+    made = [dra_builders.device_class("gpu")]
     for node in range(NODES):
         devices = [
-            {
-                "name": f"g{n}",
-                "attributes": {
-                    "uuid": {"string": f"GPU-{node:05}-{n}"},
-                    "id": {"string": long_id(node, n)},
-                    "product": {"string": "NVIDIA H100 80GB HBM3"},
-                },
-                "capacity": {"memory": {"value": "80Gi"}},
-            }
+            dra_builders.device(
+                f"g{n}",
+                {"uuid": f"GPU-{node:05}-{n}", "id": long_id(node, n), "product": "NVIDIA H100 80GB HBM3"},
+                capacity={"memory": "80Gi"},
+            )
             for n in range(EACH)
         ]
-        own = {"name": f"n{node}", "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": DRIVER, "nodeName": f"n{node}", "pool": own, "devices": devices}
-        made.append({"apiVersion": _API, "kind": "ResourceSlice", "metadata": {"name": f"s{node}"}, "spec": spec})
+        where = {"driver": DRIVER, "nodeName": f"n{node}", "pool": f"n{node}"}
+        made.append(dra_builders.slice_(f"s{node}", devices, **where))
     return made
 
 
 def resource_claim(expression: str) -> Manifest:
-    exactly = {"deviceClassName": "gpu", "selectors": [{"cel": {"expression": expression}}]}
-    return {
-        "apiVersion": _API,
-        "kind": "ResourceClaim",
-        "metadata": {"name": "c", "namespace": "default", "uid": "c"},
-        "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
-    }
+    return dra_builders.claim(dra_builders.request("r", 1, expression, class_name="gpu"))
 
 
 def answers(documents: list[Manifest], wanted: Manifest) -> list[Mapping[str, Any]]:
@@ -310,7 +299,7 @@ def test_a_slice_changed_in_place_counts_after_the_fleet_is_updated() -> None:
 
 @pytest.mark.parametrize("change", ["slice", "class", "node", "slice gone", "taint"])
 def test_a_cluster_that_is_kept_answers_as_one_that_is_read_anew(change: str) -> None:
-    documents = [*slices(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}}]
+    documents = [*slices(), dra_builders.node("n0")]
     fleet = Fleet.from_manifests(documents)
     wanted = [resource_claim("true") | {"metadata": {"name": f"c{n}", "namespace": "d", "uid": f"c{n}"}} for n in "12"]
     fleet.allocate_all(wanted[:1])
@@ -324,7 +313,7 @@ def test_a_cluster_that_is_kept_answers_as_one_that_is_read_anew(change: str) ->
         case "class":
             new = {**documents[0], "spec": {"selectors": [{"cel": {"expression": f'{A}.uuid == "{UUIDS[5]}"'}}]}}
         case "node":
-            new = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other", "labels": {"zone": "a"}}}
+            new = dra_builders.node("other", zone="a")
     name = (new["kind"], new["metadata"]["name"])
     documents = [one for one in documents if (one["kind"], one["metadata"]["name"]) != name]
     if change == "slice gone":

@@ -24,7 +24,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
 from devalloc_solver.fleet.waiting import REFRESH_SECONDS
 from tests.support.allocator_rounds import settle
-from tests.support.dra_builders import devices, slice_
+from tests.support.dra_builders import device_class, devices, slice_
 from tests.support.examples import examples
 
 Object = dict[str, Any]
@@ -206,9 +206,8 @@ class ResourceHistory:
     def slice(self, driver: str, node: int) -> Object:
         model = self.random.choice("xy")
         names = [f"d{number}" for number in range(self.random.randint(1, 4))]
-        body = slice_(f"{driver}{node}", devices(*names, model=model), nodeName=f"n{node}", driver=f"{driver}.io")
-        body["spec"]["pool"]["name"] = f"{driver}{node}"
-        return body
+        where = {"nodeName": f"n{node}", "driver": f"{driver}.io", "pool": f"{driver}{node}"}
+        return slice_(f"{driver}{node}", devices(*names, model=model), **where)
 
     def claim(self) -> Object:
         self.number += 1
@@ -271,9 +270,7 @@ class ResourceHistory:
 
 
 def _resource_class(driver: str, *expressions: str) -> Object:
-    texts = [f"device.driver == '{driver}.io'", *expressions]
-    selectors = [{"cel": {"expression": text}} for text in texts]
-    return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": selectors}}
+    return device_class(driver, f"device.driver == '{driver}.io'", *expressions)
 
 
 @pytest.mark.parametrize("seed", range(examples(8, 0.1)))

@@ -16,6 +16,7 @@ from devalloc.cli.options.common import parse_selector
 from devalloc.cli.render import jsonpath, output
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.version import VERSION
+from tests.support import dra_builders
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import machine
 
@@ -24,16 +25,6 @@ Object = dict[str, Any]
 
 def labelled(obj: Object, **labels: str) -> Object:
     return {**obj, "metadata": {**obj["metadata"], "labels": labels}}
-
-
-def resource_claim() -> Object:
-    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "rc"},
-        "spec": {"devices": {"requests": [request]}},
-    }
 
 
 @pytest.fixture
@@ -344,7 +335,7 @@ class TestExplain:
 
     @pytest.mark.parametrize("word", ["resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"])
     def test_a_resource_claim_is_explained(self, fleet: Shell, word: str) -> None:
-        fleet("apply", "-f", "-", stdin=text(resource_claim()))
+        fleet("apply", "-f", "-", stdin=text(dra_builders.claim(dra_builders.request(class_name="gpu"), name="rc")))
 
         result = fleet("explain", f"{word}/rc")
         assert result.code == 3

@@ -15,15 +15,11 @@ from devalloc.controller.reconcile.resource_claims import stored
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.store import Key, WriteRejected
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.dra_builders import device_class
 from tests.support.resource_manifests import device, resource_claim, slice_of, taint_rule
 
 Object = dict[str, Any]
-CLASS: Object = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": "gpu"},
-    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'devalloc.io'"}}]},
-}
+CLASS = device_class("gpu", "device.driver == 'devalloc.io'")
 
 
 class World:

@@ -15,6 +15,7 @@ from devalloc_solver.fleet.device_claims import backend
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.problem.snapshot import take_snapshot
+from tests.support import dra_builders
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
 
 
@@ -359,33 +360,15 @@ def test_wrong_arguments_raise() -> None:
         fleet.delete({"kind": "DevicePool", "metadata": {"name": "px"}})
 
 
-RESOURCE = "resource.k8s.io/v1"
-
-
 def slice_of(node: str) -> Manifest:
-    spec = {
-        "driver": "gpu.example.com",
-        "nodeName": node,
-        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": "d0"}, {"name": "d1"}],
-    }
-    return {"apiVersion": RESOURCE, "kind": "ResourceSlice", "metadata": {"name": f"slice-{node}"}, "spec": spec}
+    return dra_builders.slice_(f"slice-{node}", dra_builders.devices("d0", "d1"), nodeName=node, pool=node)
 
 
 def resource_claim(name: str) -> Manifest:
-    requests = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
-    spec = {"devices": {"requests": requests}}
-    return {
-        "apiVersion": RESOURCE,
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": spec,
-    }
+    return dra_builders.claim(dra_builders.request(class_name="gpu"), name=name)
 
 
-KUBERNETES = [
-    {"apiVersion": RESOURCE, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
-]
+KUBERNETES = [dra_builders.device_class("gpu")]
 
 
 def test_a_fleet_reads_resource_claims() -> None:
@@ -436,8 +419,7 @@ def test_what_is_of_both_dialects_must_say_which_one_is_meant() -> None:
 
 def test_nodes_that_came_before_the_first_slice_count() -> None:
     """The back end of resource.k8s.io is made when it is first needed."""
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0", "labels": {"zone": "a"}}}
-    gone = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"zone": "a"}}}
+    node, gone = dra_builders.node("n0", zone="a"), dra_builders.node("n1", zone="a")
     everywhere = slice_of("n0")
     del everywhere["spec"]["nodeName"]
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}

@@ -9,15 +9,11 @@ import pytest
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.dialects.resource_k8s import matching
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
+from tests.support.dra_builders import device_class
 from tests.support.resource_manifests import device, resource_claim, slice_of
 
 Object = dict[str, Any]
-CLASS: Object = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": "gpu"},
-    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'devalloc.io'"}}]},
-}
+CLASS = device_class("gpu", "device.driver == 'devalloc.io'")
 
 
 def of_name(name: str) -> Object:
