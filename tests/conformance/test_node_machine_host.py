@@ -572,4 +572,4 @@ def test_kvm_is_what_boots_a_guest_and_the_verdict_is_kept(tmp_path: Path) -> No
     with raises(Denied, "KvmUnusable"):
         preflight.choose_accelerator(demanded, device)
     assert tried.read_text() == "x\nx\n"
-    assert preflight.can_boot(str(tmp_path / "none"), "kvm") is False
+    assert preflight.why_no_boot(str(tmp_path / "none"), "kvm") != ""

@@ -13,8 +13,8 @@ from tests.support.waiting import until
 
 PLUGIN = """
 import sys, threading
-from devalloc_node.machine.preflight import can_boot
-threading.Thread(target=can_boot, args=(sys.argv[1], "kvm", 3600.0), daemon=True).start()
+from devalloc_node.machine.preflight import why_no_boot
+threading.Thread(target=why_no_boot, args=(sys.argv[1], "kvm", 3600.0), daemon=True).start()
 sys.stdin.readline()
 """
 
@@ -55,10 +55,10 @@ def test_a_guest_that_is_tried_dies_with_the_plugin(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    assert not preflight.can_boot(str(hangs(tmp_path)), "kvm", 0.5)
+    assert preflight.why_no_boot(str(hangs(tmp_path)), "kvm", 0.5) == "the guest did not end within 0 s"
     if (tmp_path / "pid").exists():
         assert not lives(int((tmp_path / "pid").read_text()))
 
 
 def test_a_program_that_is_not_there_boots_nothing(tmp_path: Path) -> None:
-    assert not preflight.can_boot(str(tmp_path / "nope"), "kvm")
+    assert preflight.why_no_boot(str(tmp_path / "nope"), "kvm") != ""

@@ -427,5 +427,5 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
 
 
 def test_a_guest_boots_with_emulation_and_the_test_of_kvm_can_tell(micro: Image) -> None:
-    assert preflight.can_boot(str(micro.qemu), "tcg", 60.0)
-    assert not preflight.can_boot(str(micro.qemu), "no-such-accelerator", 60.0)
+    assert preflight.why_no_boot(str(micro.qemu), "tcg", 60.0) == ""
+    assert preflight.why_no_boot(str(micro.qemu), "no-such-accelerator", 60.0)

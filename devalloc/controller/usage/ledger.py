@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -248,11 +248,3 @@ def month_end(month: str) -> int:
 def previous_month(month: str) -> str:
     """The one before."""
     return month_of(month_start(month) - 1)
-
-
-def sum_totals(totals: Iterable[UsageTotal]) -> UsageTotal:
-    """All together."""
-    result = UsageTotal()
-    for total in totals:
-        result = result.plus(total)
-    return result

@@ -187,10 +187,6 @@ def encode_unregistered(was_active: bool) -> bytes:
     return encode_message({"wasActive": was_active})
 
 
-def decode_unregistered(body: bytes) -> bool:
-    return _read(body).flag("wasActive")
-
-
 # -- what an informant says, and the agent's replies -----------------------------------------------------------------
 
 

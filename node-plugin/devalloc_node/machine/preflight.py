@@ -117,13 +117,9 @@ def choose_accelerator(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> L
     return "kvm" if works else "tcg"
 
 
-def can_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
-    """Whether a guest of 512 bytes gets into long mode, counts to 67 million and ends, all within ``seconds``."""
-    return not why_no_boot(binary, accel, seconds)
-
-
 def why_no_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> str:
-    """Why such a guest does not boot; empty if it does."""
+    """Why a guest of 512 bytes does not get into long mode, count to 67 million and end, all within ``seconds``; empty
+    if it does."""
     # Nothing of it may be left by a plugin that is killed meanwhile: the disk has no name, and the guest is tied to us.
     disk = os.memfd_create("devalloc-boot")
     try:

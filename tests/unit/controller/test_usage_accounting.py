@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from devalloc.controller.usage.ledger import (
     month_of,
     month_start,
     previous_month,
-    sum_totals,
 )
 from devalloc.controller.usage.records import MAX_ROWS_BYTES, parse_record, read_records, record_data
 from devalloc.controller.usage.report import grouped, parse_month, read_report, report_json
@@ -151,6 +151,10 @@ class Stretch:
     stated: int | None
     amounts: tuple[int, int] = (0, 0)
     end: int | None = None
+
+
+def sum_of(totals: Iterable[UsageTotal]) -> UsageTotal:
+    return reduce(UsageTotal.plus, totals, UsageTotal())
 
 
 class World:
@@ -307,7 +311,7 @@ def test_every_millisecond_counts_once_whatever_is_restarted(
     # Counters agree with the rows, month by month.
     records = [record for _, record in read_records(world.maps, "default")]
     newest = max(records, key=lambda one: one.until, default=MonthRecord("2026-11", START))
-    assert sum_totals(newest.counters.values()) == sum_totals(world.counted().values())
+    assert sum_of(newest.counters.values()) == sum_of(world.counted().values())
 
 
 def test_a_claim_that_goes_on_through_a_restart_has_no_gap_and_one_that_went_has_no_more_than_was_seen() -> None:
@@ -518,7 +522,7 @@ def test_few_rows_have_the_same_sums_and_the_largest_keep_their_names(most: int)
     rows = rows_of(3000)
     short = folded(rows, most)
     assert len(short) <= most
-    assert sum_totals(short.values()) == sum_totals(rows.values())
+    assert sum_of(short.values()) == sum_of(rows.values())
     if most >= 100:
         largest = max(rows, key=lambda key: rows[key].whole)
         assert short[largest] == rows[largest]
@@ -535,7 +539,7 @@ def test_one_namespace_with_many_names_takes_no_names_of_others() -> None:
     short = folded(others | flood, 5_000)
     assert len(short) <= 5_000
     assert {key: total for key, total in short.items() if key.namespace != "flood"} == others
-    assert sum_totals(short.values()) == sum_totals((others | flood).values())
+    assert sum_of(short.values()) == sum_of((others | flood).values())
 
 
 def test_a_month_fits_into_a_config_map() -> None:
@@ -545,7 +549,7 @@ def test_a_month_fits_into_a_config_map() -> None:
     assert sum(map(len, data.values())) < 1 << 20
     again = parse_record({"metadata": {"name": "x"}, "data": data})
     assert again is not None
-    assert sum_totals(again.rows.values()) == sum_totals(record.rows.values())
+    assert sum_of(again.rows.values()) == sum_of(record.rows.values())
 
 
 def test_what_is_written_is_read_as_it_was() -> None:
@@ -568,7 +572,7 @@ def test_rows_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.observe(holdings_of(claims), START)
     rows = ledger.record(START + 1000).rows
     assert len(rows) <= 20
-    assert sum_totals(rows.values()).whole == 100_000
+    assert sum_of(rows.values()).whole == 100_000
 
 
 def test_counters_have_a_bound() -> None:

@@ -56,11 +56,6 @@ class SuitableNodes:
         return suitable
 
 
-def can_run_on(pod: Object, node: Object) -> bool:
-    """Whether the pod may run on the node."""
-    return bool(_suitable_nodes(pod, {node["metadata"]["name"]: _facts(node)}))
-
-
 def _suitable_nodes(pod: Object, facts: Mapping[str, tuple[Any, ...]]) -> frozenset[str]:
     selector, required, tolerations = _wishes(pod)
     read: NodeSelector | None = None
