@@ -21,7 +21,7 @@ from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machine_model import MIB, MachineModel
-from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
+from tests.support.machines import config, ended, plugin, short_folder, view, virtual_machine
 
 KEY = "default/m"
 LEAST, MOST, CPUS = 512 * MIB, 2048 * MIB, 4
@@ -92,8 +92,7 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
     rng = random.Random(10)
     with plugin(settings) as machines:
         machines.start(virtual_machine("m", micro), soon())
-        seen = machines.get(KEY)
-        assert seen is not None
+        seen = view(machines)
         modelled = Modelled(confinement.group_of(machines.config.cgroups, seen.pid) is not None)
         outcomes: set[tuple[str, bool] | None] = set()
 
@@ -112,8 +111,7 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
             assert read_back() == modelled.seen(), (what, amount)
 
         def read_back() -> dict[str, int | None]:
-            now = machines.get(KEY)
-            assert now is not None
+            now = view(machines)
             has = {"cpu_milli": now.observed.cpu_milli, "vcpus": now.observed.vcpus}
             return {**has, "memory_bytes": now.observed.memory_bytes, "told": now.applied.memory_bytes}
 

@@ -32,7 +32,17 @@ from tests.support.cli_shell import Shell
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, NoDeviceOwner, config, ended, plugin, running, short_folder, virtual_machine
+from tests.support.machines import (
+    MIB,
+    NoDeviceOwner,
+    config,
+    ended,
+    plugin,
+    running,
+    short_folder,
+    view,
+    virtual_machine,
+)
 from tests.support.node_errors import raises
 from tests.support.node_service import served
 from tests.support.qemu import QUICK_BOOT, TCG, Machine, Monitor
@@ -60,8 +70,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
         with ended(settings), plugin(settings) as machines:
             machines.start(machine, soon())
             machines.resume(KEY, soon())
-            seen = machines.get(KEY)
-            assert seen is not None
+            seen = view(machines)
             status = dict(
                 line.split(":\t", 1)
                 for line in Path(f"/proc/{seen.pid}/status").read_text().splitlines()
@@ -106,8 +115,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             timer = threading.Timer(0.3, lambda: guest._socket.sendall(b"x cG93ZXJvZmYgLWY=\n"))
             timer.start()
             machines.stop(KEY, 60, False, soon())
-            after = machines.get(KEY)
-            assert after is not None
+            after = view(machines)
             assert (after.phase, after.reason) == ("Stopped", "StoppedOnRequest")
             guest.close()
             machines.start(machine, soon())
@@ -277,8 +285,7 @@ def test_a_failed_start_reports_the_words_of_qemu_and_leaves_nothing(micro: Imag
             with raises(Failed, "MachineDidNotStart", match="CPUs") as failed:
                 machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "1000"}), soon())
             assert not failed.value.retryable, "this QEMU will never have as many"
-            seen = machines.get(KEY)
-            assert seen is not None
+            seen = view(machines)
             assert (seen.phase, seen.reason, seen.pid) == ("Failed", "MachineDidNotStart", 0)
             # Why it failed may pass, such as a lack of memory: a machine in care is tried again by its policy.
             assert [again.metadata.name for again in machines.to_restart()] == ["m"]
@@ -313,15 +320,13 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
                 log = settings.folder(machines.record_for(KEY).spec.id) / "console.log"
                 until(lambda: log.read_bytes()[-1:] == b"K", "the guest is up")
                 log.write_bytes(b"")
-                seen = machines.get(KEY)
-                assert seen is not None
+                seen = view(machines)
                 return seen.pid
 
             up(True)
             kind.apply(f"{KEY}/claim-1", None, soon())
             machines.stop(KEY, None, False, soon())
-            seen = machines.get(KEY)
-            assert seen is not None
+            seen = view(machines)
             assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
 
             pid = up(False)
@@ -392,8 +397,7 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
             machines.plug_in(KEY, disk, soon())
             assert guest.until("head -c 22 /dev/nvme0n1") == "a disk that came later"
         with plugin(settings) as machines:  # restarted
-            again = machines.get(KEY)
-            assert again is not None
+            again = view(machines)
             assert (again.pid, again.observed.vcpus, again.plain) == (machine.process.pid, 2, (disk,))
             machines.unplug(KEY, "d", soon())
             guest.until("[ ! -e /dev/nvme0n1 ]")

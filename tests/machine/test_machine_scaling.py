@@ -29,6 +29,7 @@ from tests.support.machines import (
     running,
     short_folder,
     tap_interface,
+    view,
     virtual_machine,
 )
 from tests.support.node_errors import raises
@@ -138,8 +139,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
             assert (refused.code, "[DiskInUse]" in refused.err) == (1, True)
             memory()
             assert 1.8 * GIB < memory_of(guest) < 2 * GIB
-            seen = machines.get(KEY)
-            assert seen is not None
+            seen = view(machines)
             assert (seen.observed.vcpus, seen.observed.memory_bytes) == (4, 2 * GIB)
 
             # And back, while all of them leave, one of them by the guest's own doing.
@@ -155,8 +155,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
             memory()
             assert memory_of(guest) < 512 * MIB
         assert open_nodes(seen.pid, [str(image), "/dev/net/tun"]) == [], "they are free for others"
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.observed.memory_bytes == 512 * MIB
     assert (seen.applied.vcpus, seen.applied.memory_bytes) == (4, 512 * MIB)
 
@@ -187,8 +186,7 @@ def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: M
     start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": MICRO_APPEND}
     start |= {"iommu": True, "numaNode": 0}
     machines.start(virtual_machine("m", micro, memory=memory, cpu=cpu, start=start), soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (2, 768 * MIB)
     group = confinement.group_of(machines.config.cgroups, seen.pid)
     if group is not None:  # where this host's cgroups can be written
@@ -234,8 +232,7 @@ def test_memory_that_is_in_use_and_cpus_that_stay(machines: MachineLifecycle, mi
     with machines.line(machines.record_for(KEY)) as line:
         virtio_mem = line.execute("query-memory-devices", deadline=soon())[0]["data"]
     assert 0 < virtio_mem["size"] == virtio_mem["requested-size"]
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.observed.memory_bytes == 256 * MIB + virtio_mem["size"]
     guest.check("rm /mnt/full")
     machines.scale(KEY, "memory", 256 * MIB, soon())
@@ -244,8 +241,7 @@ def test_memory_that_is_in_use_and_cpus_that_stay(machines: MachineLifecycle, mi
     guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-2 ]")
     with raises(Denied, "CpusEmulated", match=r"emulated .* QEMU 7\.2"):
         machines.scale(KEY, "vcpus", 1, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.observed.vcpus == 3
     with raises(Denied, "OutOfBounds"):
         machines.scale(KEY, "vcpus", 4, soon())

@@ -22,7 +22,7 @@ from devalloc_node.machine.spec import EmulatedDevice, Nic
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, plugin, running, virtual_machine
+from tests.support.machines import MIB, plugin, running, view, virtual_machine
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -117,8 +117,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
 
         # It hangs: unknown, told within seconds, and nothing is taken for gone.
         os.kill(before.pid, signal.SIGSTOP)
-        hung = third.get(KEY)
-        assert hung is not None
+        hung = view(third)
         assert (hung.phase, hung.reason, hung.pid) == ("Unknown", "MonitorSilent", before.pid)
         with pytest.raises(Unknown):
             third.scale(KEY, "memory", 512 * MIB, soon(0.5))
@@ -132,13 +131,11 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         changed.clear()
         os.kill(before.pid, signal.SIGKILL)
         until(lambda: KEY in changed and third.record_for(KEY).state == "stopped", "the death is noticed")
-        dead = third.get(KEY)
-        assert dead is not None
+        dead = view(third)
         assert (dead.phase, dead.reason) == ("Stopped", "MachineEnded")
         assert [machine.key for machine in third.to_restart()] == [("default", "m")]
         third.start(third.to_restart()[0], soon())
-        again = third.get(KEY)
-        assert again is not None
+        again = view(third)
         assert again.id != before.id
         third.stop(KEY, 0, True, soon())
         assert third.to_restart() == [], "what was stopped on request stays so"

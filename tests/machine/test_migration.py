@@ -33,7 +33,7 @@ from tests.support import tiny_guest
 from tests.support.deadlines import soon
 from tests.support.guest import Guest, moved_guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, open_folder, plugin, running, short_folder, virtual_machine
+from tests.support.machines import MIB, config, ended, open_folder, plugin, running, short_folder, view, virtual_machine
 from tests.support.migration_kills import Fault, MovingNode, TwoPlugins, settle
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until
@@ -129,8 +129,7 @@ def test_a_loaded_machine_moves_there_and_back_and_loses_no_write(nodes: TwoNode
 
         # The CPUs of both stand still. Neither node does anything by itself, nor lets anyone do it.
         for machines, role in ((first, "Running"), (second, "Starting")):
-            seen = machines.get(KEY)
-            assert seen is not None
+            seen = view(machines)
             assert (seen.phase, seen.reason, seen.id) == (role, "MachineMigrates", before.id)
             assert machines.to_restart() == []
             for change in (
@@ -433,8 +432,7 @@ def test_a_stranger_at_the_port_gets_nothing_and_stops_nothing(small: TwoNodes) 
         with socket.create_connection((HERE, to.port), timeout=20) as line, context.wrap_socket(line) as inside:
             assert is_closed(inside)  # with TLS 1.3 the client hears of the refusal only now
         assert running(first).id == offered.run
-        seen = second.get(KEY)
-        assert seen is not None
+        seen = view(second)
         assert seen.phase == "Starting"
 
         # The target of another authority: the source refuses it, and the machine goes on where it is.
@@ -464,8 +462,7 @@ def test_what_the_target_has_not_loaded_is_not_sent(small: TwoNodes, monkeypatch
         first.resume(KEY, soon())
         offered = migration.offer(first, KEY, UID, soon())
         to = migration.receive(second, small.machine, UID, offered, HERE, soon())
-        target = second.get(KEY)
-        assert target is not None
+        target = view(second)
         set_speed(first, 20_000)
         migration.send(first, KEY, UID, to, soon())
         until(lambda: migration.progress(first, KEY, soon()).sent > 30_000, "a part of it is sent")
@@ -502,8 +499,7 @@ def test_a_migration_that_is_cancelled_or_cut_leaves_the_machine_where_it_is(
         for has_another in (False, True):
             offered = migration.offer(first, KEY, UID, soon())
             to = migration.receive(second, small.machine, UID, offered, HERE, soon())
-            target = second.get(KEY)
-            assert target is not None
+            target = view(second)
             with ExitStack() as stack:
                 if has_another:
                     stack.enter_context(socket.create_connection((HERE, to.port), timeout=20))
@@ -519,8 +515,7 @@ def test_a_migration_that_is_cancelled_or_cut_leaves_the_machine_where_it_is(
         for is_cut in (False, True):
             offered = migration.offer(first, KEY, UID, soon())
             to = migration.receive(second, small.machine, UID, offered, HERE, soon())
-            target = second.get(KEY)
-            assert target is not None
+            target = view(second)
             migration.send(first, KEY, UID, to, soon())
             until(lambda: migration.progress(first, KEY, soon()).sent > 30_000, "a part of it is sent")
             migration.send(first, KEY, UID, to, soon())  # the answer of the first one was lost
@@ -549,8 +544,7 @@ def test_a_migration_that_is_cancelled_or_cut_leaves_the_machine_where_it_is(
 
         # It ends after the store's word: the target's machine may start again from its disks, and only there.
         move(first, second, small)
-        target = second.get(KEY)
-        assert target is not None
+        target = view(second)
         os.kill(target.pid, signal.SIGKILL)
         until(lambda: process(target.pid) is None, "it is gone")
         assert not migration.take_over(second, KEY, UID, soon())

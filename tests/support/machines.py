@@ -108,6 +108,13 @@ def plugin(
         journal.close()
 
 
+def view(machines: MachineLifecycle, key: str = "default/m") -> MachineView:
+    """A machine that is there."""
+    machine = machines.get(key)
+    assert machine is not None, f"there is no machine {key}"
+    return machine
+
+
 def running(machines: MachineLifecycle, key: str = "default/m") -> MachineView:
     """The machine, once its QEMU says that it runs: if an answer comes too late on a busy host, it is ``Unknown``."""
 

@@ -55,6 +55,7 @@ from devalloc_node.service import replies
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import (
+    view,
     virtual_machine,
 )
 from tests.support.node_errors import raises
@@ -138,8 +139,7 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.adopt(adopting(qemu.path), soon())  # again is success
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.adopted, seen.pid) == ("Running", True, os.getpid())
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (1, 512 * MIB)
     assert qemu.commands == []
@@ -308,8 +308,7 @@ def handed_over(path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_machine_is_who_answers_and_not_who_made_its_socket(machines: MachineLifecycle, tmp_path: Path) -> None:
     with handed_over(tmp_path / "given") as other:
         machines.adopt(adopting(tmp_path / "given"), soon())
-        seen = machines.get(KEY)
-        assert seen is not None
+        seen = view(machines)
         assert seen.pid == other.pid, "or ending it would end the process that keeps machines on this host"
         other.kill()
         until(lambda: (machines.get(KEY) or seen).phase == "Stopped", "its end is noticed")
@@ -375,8 +374,7 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(
         with raises(Denied, "CgroupShared"):
             machines.scale(KEY, "cpu", thousandths, soon())
     machines.scale(KEY, "memory", 1 << 30, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (3, 1 << 30)
     assert (seen.applied.vcpus, seen.applied.memory_bytes) == (3, 1 << 30)
     assert seen.applied.cpu_milli == seen.observed.cpu_milli == 3000, "whole vCPUs are their own bound"
@@ -403,13 +401,11 @@ def test_a_machine_is_changed_only_once_it_is_noted_what_was_asked(
     room = 1  # for what is asked, and then the disk is full
     with pytest.raises(Failed, match="was changed as requested"):
         machines.scale(KEY, "vcpus", 2, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (2, 1, 2)
     monkeypatch.undo()
     machines.scale(KEY, "vcpus", 2, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.applied.vcpus == 2, "asked again it is noted"
 
 
@@ -470,8 +466,7 @@ def test_a_refusal_of_the_guest_leaves_the_amounts_it_reached(machines: MachineL
     qemu.guest = "refuses"
     with pytest.raises(Denied):
         machines.scale(KEY, "vcpus", 2, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert qemu.requested == 256 * MIB
     assert (seen.applied.memory_bytes, seen.applied.vcpus) == (768 * MIB, 3)
 
@@ -493,18 +488,15 @@ def test_a_request_to_the_guest_counts_though_the_plugin_ended_before_the_record
     assert (qemu.requested, qemu.size) == (512 * MIB, 256 * MIB)
     with contextlib.closing(MachineLifecycle(config, machines.records)) as after:
         after.recover()
-        seen = after.get(KEY)
-        assert seen is not None
+        seen = view(after)
         assert (seen.observed.memory_bytes, seen.applied.memory_bytes) == (768 * MIB, 1 << 30)
         qemu.stuck_at = None
         after.scale(KEY, "memory", 1 << 30, soon())
-        seen = after.get(KEY)
-        assert seen is not None
+        seen = view(after)
         assert seen.observed.memory_bytes == seen.applied.memory_bytes == 1 << 30
         calls_before = len(qemu.commands)
         monkeypatch.setattr(qemu, "_do_query_memory_devices", killed)  # what is settled is not asked for again
-        again = after.get(KEY)
-        assert again is not None
+        again = view(after)
         assert (again.reason, len(qemu.commands)) == ("", calls_before)
 
 
@@ -663,8 +655,7 @@ def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: MachineLif
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "state": "stopping"})
     machines.recover()
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.reason) == ("Running", "StopWanted")
 
 
@@ -674,8 +665,7 @@ def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machin
     def refused(seconds: float) -> str:
         with pytest.raises(Denied) as denied:
             machines.stop(KEY, seconds, False, soon())
-        seen = machines.get(KEY)
-        assert seen is not None
+        seen = view(machines)
         assert (denied.value.code, seen.phase) == ("GuestRefused", "Running")
         return seen.reason
 
@@ -689,8 +679,7 @@ def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machin
     machines.records.put(MACHINES, KEY, {**content, "manifest": manifest, "process": None})
     assert machines.to_restart() == []
     machines.recover()
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
     assert machines.to_restart() == []
 
@@ -699,8 +688,7 @@ def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: MachineL
     machines.adopt(adopting(qemu.path), soon())
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "boot": "another"})
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.phase == "Stopped"
 
 
@@ -758,8 +746,7 @@ def test_a_link_that_a_machine_put_in_its_place_leads_to_no_other_machine(
 
 def test_a_machine_that_ended_a_moment_ago_has_ended(machines: MachineLifecycle) -> None:
     put(machines)
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.reason) == ("Stopped", "MachineEnded"), "a machine that never restarts must not"
 
 
@@ -825,8 +812,7 @@ def test_a_record_that_cannot_be_read_is_not_said_each_time_that_machines_are_se
 def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: MachineLifecycle) -> None:
     put(machines, state="starting")
     machines.recover()
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.reason) == ("Failed", "MachineDidNotStart")
 
 
@@ -853,8 +839,7 @@ def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugi
 ) -> None:
     cut_off[1].status = status
     machines.recover()
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.is_paused) == (phase, phase == "Starting")
 
 
@@ -868,8 +853,7 @@ def test_a_guest_whose_device_has_no_address_has_not_started_though_its_cpus_run
     qemu.bar_sizes["0000:41:00.0"] = 1 << 34
     qemu.windows["port0"] = window
     machines.recover()
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert seen.phase == phase
 
 
@@ -935,8 +919,7 @@ def test_a_machine_whose_guest_has_finished_ends_and_its_policy_starts_it_again(
     put(machines, manifest={**manifest, "spec": {**manifest["spec"], "powerdownSeconds": 1}})
     assert machines.finish(KEY, "some-run", "42 pages", soon())
     assert "system_powerdown" in [command for command, _ in finished.commands], "its guest gets its time"
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.phase, seen.reason) == ("Stopped", "GuestFinished")
     assert seen.message == "its guest reported that it has finished: 42 pages"
     assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
@@ -1147,8 +1130,7 @@ def test_a_machine_whose_memory_is_being_locked_is_busy_and_not_hung(
     def look() -> None:
         machines._looks.forget(KEY)
         qemu.trouble = {"query-hotpluggable-cpus": "hang"}
-        observed = machines.get(KEY)
-        assert observed is not None
+        observed = view(machines)
         seen.append(observed)
         qemu.trouble = {}
 
@@ -1232,14 +1214,12 @@ def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: MachineLifec
     qemu.refuses["device_add"] = "no more"
     with pytest.raises(Denied, match="no more"):
         machines.scale(KEY, "vcpus", 4, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (2, 2, 2)
     qemu.guest = "refuses"  # which it may do no more another time
     with pytest.raises(Denied, match="guest"):
         machines.scale(KEY, "vcpus", 1, soon())
-    seen = machines.get(KEY)
-    assert seen is not None
+    seen = view(machines)
     assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (1, 2, 2)
 
 
