@@ -1,13 +1,17 @@
-"""Every Python snippet of the guides runs, in order, and shows what it says it shows."""
+"""What the guides show is true: Python snippets run, in order, with the output shown; manifests are valid."""
 
 from __future__ import annotations
 
 import doctest
 import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from tests.support.cli_shell import Shell
 from tests.support.repository import REPO
 
 _SNIPPET = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,3 +34,38 @@ def test_the_snippets_of_a_guide_run_in_order_and_show_what_they_say(guide: Path
 
 def test_the_library_guide_is_among_them() -> None:
     assert "library.md" in {guide.name for guide in GUIDES}
+
+
+OURS = ("devmgmtproto.k8s.io/", "devalloc.io/", "resource.k8s.io/")
+PAGES = [
+    *(path for path in sorted((REPO / "docs").rglob("*.md")) if "development" not in path.parts),
+    *sorted((REPO / "examples").glob("*/README.md")),
+]
+_MANIFESTS = re.compile(r"^( *)```yaml\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def manifests() -> list[tuple[str, dict[str, Any]]]:
+    """(where it stands, manifest) of each whole manifest of our kinds in a page."""
+    whole = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in _MANIFESTS.finditer(text):
+            where = f"{page.relative_to(REPO)}:{text.count(chr(10), 0, match.start()) + 1}"
+            for one in yaml.safe_load_all(textwrap.dedent(match[2])):
+                is_whole = isinstance(one, dict) and one.keys() >= {"apiVersion", "kind", "metadata"}
+                if is_whole and one["apiVersion"].startswith(OURS):
+                    whole.append((where, one))
+    return whole
+
+
+@pytest.mark.parametrize(("where", "manifest"), manifests(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_manifest_of_a_page_is_valid(where: str, manifest: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "manifest.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    validated = Shell(tmp_path / "store.db")("validate", "-f", file)
+    assert (validated.code, validated.out) == (0, "1 document, valid\n"), where
+
+
+def test_manifests_of_all_our_groups_are_among_them() -> None:
+    groups = {one["apiVersion"].partition("/")[0] for _, one in manifests()}
+    assert {f"{group}/" for group in groups} == {*OURS}
