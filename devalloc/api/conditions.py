@@ -13,7 +13,12 @@ from typing import Any, Final
 
 READY: Final = "Ready"
 """Condition for tools that know no other one: whether a claim has devices; whether a machine runs and, if its guest
-reports, says that it is ready. A machine that is stopped on request, and whose guest does not report, has none."""
+reports, says that it is ready; whether a replica set has all its machines, and they are ready; whether a migration has
+moved its machine. A machine that is stopped on request, and whose guest does not report, has none."""
+REPLICA_FAILURE: Final = "ReplicaFailure"
+"""Condition of a replica set: why machines cannot be created or deleted. It is not there otherwise."""
+STALLED: Final = "Stalled"
+"""Condition of a migration that failed, so that tools do not wait for Ready any longer. Others have none."""
 PLACED: Final = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 ALLOCATED: Final = "Allocated"
@@ -31,6 +36,8 @@ _WAITING: Final = {
 DEFAULT_STATUS: Final[dict[str, dict[str, Any]]] = {
     "DeviceClaim": {"conditions": [{"type": name, **_WAITING} for name in (ALLOCATED, READY)]},
     "VirtualMachine": {"conditions": [{"type": name, **_WAITING} for name in (PLACED, READY)]},
+    "VirtualMachineMigration": {"conditions": [{"type": READY, **_WAITING}]},
+    "VirtualMachineReplicaSet": {"conditions": [{"type": READY, **_WAITING}]},
 }
 """By kind."""
 MAX_MESSAGE: Final = 32768
@@ -72,6 +79,18 @@ def without_conditions(conditions: object, names: Iterable[str]) -> list[Any]:
     """Conditions without those of these types."""
     gone = frozenset(names)
     return [one for one in _readable(conditions) if one.get("type") not in gone]
+
+
+def with_migration_conditions(status: Mapping[str, Any], now: str, generation: object) -> dict[str, Any]:
+    """The status of a migration with the conditions that say the same as its phase, reason and message. ``now``: RFC
+    3339."""
+    phase = str(status.get("phase") or "Pending")
+    words = str(status.get("reason") or phase), str(status.get("message") or f"its phase is {phase}")
+    is_ready = "True" if phase == "Succeeded" else "False"
+    conditions = with_condition(status.get("conditions"), READY, (is_ready, *words), now, generation)
+    if phase == "Failed":
+        conditions = with_condition(conditions, STALLED, ("True", *words), now, generation)
+    return {**status, "conditions": conditions}
 
 
 def _readable(conditions: object) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimDetail
-from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, VALID
+from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, VALID
 from devalloc.api.fields import PATTERN_MESSAGE, json_names
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import described_schema
@@ -420,6 +420,7 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
         CrdColumn("Current", ".status.replicas", "integer"),
         CrdColumn("Ready", ".status.readyReplicas", "integer"),
         _AGE,
+        CrdColumn("Message", _condition(READY, "message"), wide=True),
     ),
     "VirtualMachineMigration": (
         CrdColumn("Machine", ".spec.vmName"),
@@ -479,6 +480,7 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("MachineMigrationState", "claims"): ("name",),
     ("VirtualMachineStatus", "conditions"): ("type",),
     ("VirtualMachineReplicaSetStatus", "conditions"): ("type",),
+    ("VirtualMachineMigrationStatus", "conditions"): ("type",),
 }
 """(model, field) of lists whose entries have a key; the models check the same."""
 

@@ -99,7 +99,8 @@ class VirtualMachineReplicaSetStatus(ApiModel):
     conditions: Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))] = Field(
         default_factory=list
     )
-    """ReplicaFailure: why machines cannot be created or deleted."""
+    """Ready: whether there are as many machines as wanted, and all are ready; ReplicaFailure: why machines cannot be
+    created or deleted."""
 
 
 class VirtualMachineReplicaSet(ApiModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from devalloc.api.fields import (
     RELATED,
@@ -18,8 +18,9 @@ from devalloc.api.fields import (
     pattern_schema,
     quote_value,
     raise_faults,
+    unique_by,
 )
-from devalloc.api.meta import DEVALLOC, ObjectMeta, Timestamp
+from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta, Timestamp
 from devalloc.api.virtual_machine import MAX_CPUS, OwnAddress, Port
 
 MAX_SIZE = 2**62 - 1
@@ -231,6 +232,11 @@ class VirtualMachineMigrationStatus(ApiModel):
     offer: MigrationOffer | None = None
     destination: MigrationDestination | None = None
     progress: MigrationProgress | None = None
+    conditions: Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))] = Field(
+        default_factory=list
+    )
+    """Ready: whether the machine has moved, and the reason and message of why not; Stalled: True if the migration
+    failed."""
 
 
 class VirtualMachineMigrationSpec(ApiModel):

@@ -93,7 +93,8 @@ class MigrationCleanup:
             return
         seconds, source = f"{self._limits.timeout:g} s", view.status.get("sourceNode")
         message = f"the machine did not move within {seconds}, and stays on node {source}"
-        if (change := explained_change(migration, Reason.MIGRATION_TIMED_OUT.value, message)) is not None:
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        if (change := explained_change(migration, Reason.MIGRATION_TIMED_OUT.value, message, now)) is not None:
             self._store.commit([change])
         self._store.commit([withdrawal_change(machine)])
         log.warning("migration %s of machine %s: %s", "/".join(view.key), "/".join(view.machine), message)

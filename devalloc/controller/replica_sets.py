@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.conditions import READY, with_condition
+from devalloc.api.conditions import READY, REPLICA_FAILURE, with_condition, without_conditions
 from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
@@ -504,12 +504,13 @@ class ReplicaSets:
         """Write how the set stands, if that changed. ``not_created``, ``not_deleted``: why not, if so. ``machines``:
         its own, also those that go. Raises StoreError."""
         metadata, before = obj["metadata"], as_mapping(obj.get("status"))
+        problem = ("FailedCreate", not_created) if not_created else ("FailedDelete", not_deleted)
         status: dict[str, Any] = {
             "replicas": now.replicas,
             "readyReplicas": now.ready,
             "selector": f"{meta.REPLICA_SET}={metadata['name']}",
             "observedGeneration": metadata.get("generation", 1),
-            "conditions": self._conditions(before, not_created, not_deleted),
+            "conditions": self._conditions(obj, now, problem),
         }
         if end := _last_end(before, machines):
             status["lastEnd"] = end
@@ -526,10 +527,23 @@ class ReplicaSets:
             except NotFound:
                 self._sets.pop(ObjectView(obj).key, None)
 
-    def _conditions(self, before: Mapping[str, Any], not_created: str, not_deleted: str) -> list[dict[str, Any]]:
-        reason, problem = ("FailedCreate", not_created) if not_created else ("FailedDelete", not_deleted)
-        if not problem:
-            return []
-        old = [each for each in as_mappings(before.get("conditions")) if each.get("type") == "ReplicaFailure"]
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return with_condition(old, "ReplicaFailure", ("True", reason, problem[:4096]), now)
+    def _conditions(self, obj: Object, now: SetPlan, problem: tuple[str, str]) -> list[dict[str, Any]]:
+        """Whether all machines are there and ready, and why they cannot be, if so: ``problem``, a reason and a message.
+        They change with the numbers of the status, so they cost no request of their own."""
+        reason, message = problem[0], problem[1][:4096]
+        before, name = as_mapping(obj.get("status")).get("conditions"), obj["metadata"]["name"]
+        wanted = as_mapping(obj.get("spec")).get("replicas", 1)
+        text = f"{now.ready} of {wanted if isinstance(wanted, int) else '?'} machines are ready"
+        if now.replicas == now.ready == wanted and not message:
+            ready = ("True", "MachinesReady", text)
+        elif message:
+            ready = ("False", reason, f"{text}; {message}")
+        elif now.replicas > wanted:
+            ready = ("False", "MachinesLeaving", f"{text}, and {now.replicas - wanted} more are to go")
+        else:
+            ready = ("False", "MachinesNotReady", f"{text}: `devalloc explain vmrs/{name}` shows why")
+        at, generation = self._now().strftime("%Y-%m-%dT%H:%M:%SZ"), obj["metadata"].get("generation", 1)
+        conditions = with_condition(before, READY, ready, at, generation)
+        if not message:
+            return without_conditions(conditions, [REPLICA_FAILURE])
+        return with_condition(conditions, REPLICA_FAILURE, ("True", reason, message), at, generation)

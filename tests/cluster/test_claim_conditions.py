@@ -134,6 +134,23 @@ def test_a_machine_is_not_ready_until_it_runs_and_current_if_it_is_not_to_run(
             store.delete(*Key.of(body))
 
 
+def test_sets_and_migrations_are_not_ready_before_they_are_answered(cluster: Cluster, store: KubernetesStore) -> None:
+    spec = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    for kind, plural, content in (
+        ("VirtualMachineReplicaSet", "virtualmachinereplicasets", {"replicas": 1, "template": {"spec": spec}}),
+        ("VirtualMachineMigration", "virtualmachinemigrations", {"vmName": "web"}),
+    ):
+        metadata = {"name": "some", "namespace": "default"}
+        store.create({"apiVersion": "devalloc.io/v1alpha1", "kind": kind, "metadata": metadata, "spec": content})
+        try:
+            seen = cluster.get(f"/apis/devalloc.io/v1alpha1/namespaces/default/{plural}/some").content
+            assert [(one["type"], one["status"]) for one in seen["status"]["conditions"]] == [("Ready", "False")]
+            assert kstatus(seen) == "InProgress"
+            assert "status" not in store.get(kind, "default", "some"), "nothing was written"
+        finally:
+            store.delete(kind, "default", "some")
+
+
 def test_a_class_says_once_whether_it_is_valid(
     cluster: Cluster, store: KubernetesStore, progress: Progress, tmp_path: Path
 ) -> None:

@@ -60,6 +60,13 @@ def names(cluster: Cluster) -> list[str]:
     return sorted(one["metadata"]["name"] for one in cluster.get(MACHINES).content["items"])
 
 
+def ready(cluster: Cluster) -> tuple[str, str, str]:
+    """Status, reason and message of the condition Ready of the set."""
+    conditions = cluster.get(f"{SETS}/web").content["status"]["conditions"]
+    one = next(one for one in conditions if one["type"] == "Ready")
+    return one["status"], one["reason"], one["message"]
+
+
 @contextmanager
 def on_a_node(cluster: Cluster, name: str, held: dict[str, Any]) -> Iterator[None]:
     """A machine that a node has and runs, with ``held`` in its metadata, and whose guest is ready."""
@@ -90,6 +97,8 @@ def test_the_controller_keeps_as_many_machines_as_the_set_and_its_scale_say(repl
     replicas.delete(f"{MACHINES}/web-2")
     until(lambda: names(replicas) == ["web-1", "web-2"], "the one that was deleted is replaced")
     until(lambda: replicas.get(f"{SETS}/web/scale").content["status"].get("replicas") == 2, "it says so")
+    assert ready(replicas)[:2] == ("False", "MachinesNotReady")
+    assert ready(replicas)[2].startswith("0 of 2 machines are ready")
     scale = replicas.get(f"{SETS}/web/scale").content
     assert (scale["spec"]["replicas"], scale["status"]["selector"]) == (2, "devalloc.io/replica-set=web")
     answer = replicas.replace(f"{SETS}/web/scale", {**scale, "spec": {"replicas": 3}})
@@ -101,6 +110,9 @@ def test_the_controller_keeps_as_many_machines_as_the_set_and_its_scale_say(repl
         scale = replicas.get(f"{SETS}/web/scale").content
         assert replicas.replace(f"{SETS}/web/scale", {**scale, "spec": {"replicas": 1}}).ok
         until(lambda: names(replicas) == ["web-3"], "those that do not run went first")
+        until(lambda: ready(replicas)[:2] == ("True", "MachinesReady"), "the set has what it wants")
+        status = replicas.get(f"{SETS}/web").content["status"]
+        assert status["conditions"][0]["observedGeneration"] == status["observedGeneration"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.conditions import REPLICA_FAILURE, find_condition
 from devalloc.api.views import (
     DEVICE_LOST,
     ClaimView,
@@ -177,8 +178,8 @@ def _replica_status(name: str) -> Callable[[Object], Cell]:
 
 
 def _replica_problem(replica_set: Object) -> str:
-    conditions = (replica_set.get("status") or {}).get("conditions") or [{}]
-    return str(conditions[0].get("message", ""))
+    conditions = (replica_set.get("status") or {}).get("conditions")
+    return str(find_condition(conditions, REPLICA_FAILURE).get("message", ""))
 
 
 _COLUMNS["VirtualMachineReplicaSet"] = (

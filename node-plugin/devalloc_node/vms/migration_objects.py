@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from devalloc.api import meta
+from devalloc.api.conditions import with_migration_conditions
 from devalloc.api.views import MachineView, MigrationView, as_mapping
 from devalloc.api.virtual_machine_migration import MigrationDestination, MigrationOffer
 from devalloc.store import Object, Store
@@ -100,6 +101,7 @@ def write_migration(store: Store, migration: Object | None, phase: str | None, *
         before = now.get("status") or {}
         parts = {**before, **({} if phase is None else {"phase": phase}), **fields}
         after = {name: part for name, part in parts.items() if part is not None}
+        after = with_migration_conditions(after, _now(), now["metadata"].get("generation"))
         return now if after == before else {**now, "status": after}
 
     objects.update_with_retry(store, migration, changed, store.replace_status)

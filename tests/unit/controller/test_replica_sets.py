@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devalloc.api.conditions import find_condition
 from devalloc.api.decode import decode
 from devalloc.api.kinds import find_kind
 from devalloc.api.replica_set import MAX_NAME
@@ -103,7 +104,14 @@ class World:
 
     def failures(self) -> list[tuple[str, str]]:
         """Reasons and messages of the condition ReplicaFailure."""
-        return [(one["reason"], one["message"]) for one in self.status()["conditions"]]
+        conditions = [one for one in self.status()["conditions"] if one["type"] == "ReplicaFailure"]
+        return [(one["reason"], one["message"]) for one in conditions]
+
+    def ready(self) -> tuple[str, str, str]:
+        """Status, reason and message of the condition Ready."""
+        one = find_condition(self.status()["conditions"], "Ready")
+        assert one["observedGeneration"] == self.status()["observedGeneration"]
+        return one["status"], one["reason"], one["message"]
 
 
 @pytest.fixture
@@ -124,12 +132,12 @@ def test_machines_of_a_set_are_made_from_its_template(world: World) -> None:
     assert one["metadata"]["ownerReferences"] == [owner]
     assert one["spec"] == SPEC
     assert decode(one).problems == []
-    assert {name: world.status()[name] for name in ("replicas", "readyReplicas", "selector", "conditions")} == {
+    assert {name: world.status()[name] for name in ("replicas", "readyReplicas", "selector")} == {
         "replicas": 2,
         "readyReplicas": 0,
         "selector": "devalloc.io/replica-set=web",
-        "conditions": [],
     }
+    assert world.failures() == []
     world.report("web-2", "Running")
     world.settle()
     assert world.status()["readyReplicas"] == 1
@@ -249,9 +257,13 @@ def test_a_set_whose_machines_are_refused_says_so_and_tries_again_later(
     real = world.store.create
     monkeypatch.setattr(world.store, "create", refused)
     world.settle()
-    (condition,) = world.status()["conditions"]
+    condition = find_condition(world.status()["conditions"], "ReplicaFailure")
     assert (condition["type"], condition["status"], condition["reason"]) == ("ReplicaFailure", "True", "FailedCreate")
     assert "machine team/web-1 cannot be created: exceeded quota" in condition["message"]
+    assert world.ready()[:2] == ("False", "FailedCreate")
+    assert world.ready()[2].startswith(
+        "0 of 2 machines are ready; machine team/web-1 cannot be created: exceeded quota"
+    )
     assert list(world.machines()) == ["other-1"], "other sets do not wait"
     monkeypatch.setattr(world.store, "create", real)
     world.settle()
@@ -259,7 +271,59 @@ def test_a_set_whose_machines_are_refused_says_so_and_tries_again_later(
     world.seconds += 1.5
     world.settle()
     assert list(world.machines()) == ["other-1", "web-1", "web-2"]
-    assert world.status()["conditions"] == []
+    assert world.failures() == []
+
+
+def test_a_set_is_ready_when_it_has_as_many_machines_as_wanted_and_all_are_ready(world: World) -> None:
+    world.apply(replica_set(2))
+    world.settle()
+    waits = "2 machines are ready: `devalloc explain vmrs/web` shows why"
+    assert world.ready() == ("False", "MachinesNotReady", f"0 of {waits}")
+    world.report("web-1", "Running")
+    world.settle()
+    assert world.ready() == ("False", "MachinesNotReady", f"1 of {waits}")
+    world.report("web-2", "Running")
+    world.settle()
+    assert world.ready() == ("True", "MachinesReady", "2 of 2 machines are ready")
+    world.apply(replica_set(3))
+    world.settle()
+    assert world.ready()[:2] == ("False", "MachinesNotReady")
+    world.apply(replica_set(0))
+    world.settle()
+    assert world.ready() == ("True", "MachinesReady", "0 of 0 machines are ready")
+
+
+def test_a_set_with_a_machine_that_cannot_be_deleted_is_not_ready(world: World) -> None:
+    world.apply(replica_set(2))
+    world.settle()
+    for name in ("web-1", "web-2"):
+        world.report(name, "Running")
+    world.store.refused["web-2"] = DENIED
+    world.apply(replica_set(1))
+    world.settle()
+    status, reason, message = world.ready()
+    assert (status, reason) == ("False", "FailedDelete")
+    assert message.startswith("2 of 1 machines are ready; machine team/web-2 cannot be deleted"), message
+
+
+def test_ready_costs_a_set_no_write_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Object] = []
+    real = world.store.replace_status
+
+    def noted(obj: Object) -> Object:
+        written.append(obj)
+        stored: Object = real(obj)
+        return stored
+
+    world.apply(replica_set(1))
+    world.settle()
+    world.report("web-1", "Starting")
+    monkeypatch.setattr(world.store, "replace_status", noted)
+    world.settle()
+    world.age += 100.0
+    world.restarted()
+    world.settle()
+    assert written == [], "nothing that the status counts has changed"
 
 
 def test_a_set_that_needs_no_more_machines_does_not_say_that_they_cannot_be_created(world: World) -> None:

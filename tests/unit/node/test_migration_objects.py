@@ -212,3 +212,20 @@ def test_a_node_without_an_address_for_migrations_receives_no_machine_that_runs(
     status = store.get(moves.KIND, "default", "x")["status"]
     assert (status["phase"], status["reason"]) == ("Failed", "MigrationOff")
     assert "--migration-address" in status["message"]
+
+
+def test_a_migration_is_ready_when_its_machine_has_moved(store: SQLiteStore) -> None:
+    kind = "VirtualMachineMigration"
+    made = store.create(migration("move", "m"))
+
+    def said() -> list[tuple[str, str, str, str]]:
+        conditions = store.get(kind, "default", "move")["status"]["conditions"]
+        return [(one["type"], one["status"], one["reason"], one["message"]) for one in conditions]
+
+    moves.write_migration(store, made, "PreparingTarget")
+    assert said() == [("Ready", "False", "PreparingTarget", "its phase is PreparingTarget")]
+    version = store.get(kind, "default", "move")["metadata"]["resourceVersion"]
+    moves.write_migration(store, made, "PreparingTarget")
+    assert store.get(kind, "default", "move")["metadata"]["resourceVersion"] == version, "nothing has changed"
+    moves.write_succeeded(store, made)
+    assert said() == [("Ready", "True", "Succeeded", "its phase is Succeeded")]

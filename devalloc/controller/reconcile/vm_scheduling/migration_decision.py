@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.conditions import with_migration_conditions
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
@@ -71,16 +72,16 @@ def decide_migrations(
     for outcome in migration_outcomes(placing, answer):
         if outcome.target is None:
             message = shown(outcome.key[0], outcome.message)
-            units += pending_units(states.objects[outcome.key], outcome.reason, message)
+            units += pending_units(states.objects[outcome.key], outcome.reason, message, now)
             continue
         assert outcome.move is not None
         nodes = outcome.move.source, outcome.target
         if full := [node for node in nodes if load.get(node, 0) >= MAX_PER_NODE]:
             why = too_many_message(full[0])
-            units += pending_units(states.objects[outcome.key], Reason.TOO_MANY_MIGRATIONS.value, why)
+            units += pending_units(states.objects[outcome.key], Reason.TOO_MANY_MIGRATIONS.value, why, now)
         else:
             if (change := _booking_change(placing, outcome)) is None:
-                units += pending_units(states.objects[outcome.key], Reason.MACHINE_NOT_MOVABLE.value, _OTHER_ORDER)
+                units += pending_units(states.objects[outcome.key], Reason.MACHINE_NOT_MOVABLE.value, _OTHER_ORDER, now)
                 continue
             load |= {node: load.get(node, 0) + 1 for node in nodes}
             units.append(WriteUnit((change,), granted=False, grows=True, follows_up=True))
@@ -128,23 +129,23 @@ def withdrawal_change(machine: Object) -> Change:
     return Change(Key.of(machine), machine["metadata"]["resourceVersion"], status)
 
 
-def pending_units(migration: Object, reason: str, message: str) -> list[WriteUnit]:
+def pending_units(migration: Object, reason: str, message: str, now: str) -> list[WriteUnit]:
     """Why it has no target; nothing if it says so already."""
     fields = {"phase": "Pending", "reason": reason, "message": message[:MAX_MESSAGE]}
     gives_way = reason != Reason.TOO_MANY_MIGRATIONS and not was_refused(MigrationView(migration))
-    return _units(migration, fields, transient=is_transient_reason(reason), follows_up=gives_way)
+    return _units(migration, fields, now, transient=is_transient_reason(reason), follows_up=gives_way)
 
 
-def explained_change(migration: Object, reason: str, message: str) -> Change | None:
+def explained_change(migration: Object, reason: str, message: str, now: str) -> Change | None:
     """Why it is withdrawn, before it is; None if it says so already."""
-    units = _units(migration, {"reason": reason, "message": message[:MAX_MESSAGE]})
+    units = _units(migration, {"reason": reason, "message": message[:MAX_MESSAGE]}, now)
     return units[0].changes[0] if units else None
 
 
 def ended_units(migration: Object, phase: str, reason: str, message: str, now: str) -> list[WriteUnit]:
     """That it is over."""
     fields = {"phase": phase, "completionTime": now, "reason": reason, "message": message[:MAX_MESSAGE]}
-    return _units(migration, fields)
+    return _units(migration, fields, now)
 
 
 def _scheduled_units(migration: Object, machine: Object, now: str) -> list[WriteUnit]:
@@ -152,14 +153,15 @@ def _scheduled_units(migration: Object, machine: Object, now: str) -> list[Write
         return []
     state = MachineView(machine).migration_state
     nodes = {"sourceNode": state.get("sourceNode"), "targetNode": state.get("targetNode")}
-    return _units(migration, {"phase": "Scheduled", "reason": "", "message": "", "startTime": now, **nodes})
+    return _units(migration, {"phase": "Scheduled", "reason": "", "message": "", "startTime": now, **nodes}, now)
 
 
 def _units(
-    migration: Object, fields: Mapping[str, Any], *, transient: bool = False, follows_up: bool = False
+    migration: Object, fields: Mapping[str, Any], now: str, *, transient: bool = False, follows_up: bool = False
 ) -> list[WriteUnit]:
     before = ObjectView(migration).status
     status = {name: value for name, value in {**before, **fields}.items() if value != ""}
+    status = with_migration_conditions(status, now, ObjectView(migration).metadata.get("generation"))
     if status == before:
         return []
     change = Change(Key.of(migration), migration["metadata"]["resourceVersion"], status)
