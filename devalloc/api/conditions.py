@@ -15,6 +15,9 @@ READY: Final = "Ready"
 """Condition for tools that know no other one: whether a claim has devices; whether a machine runs and, if its guest
 reports, says that it is ready; whether a replica set has all its machines, and they are ready; whether a migration has
 moved its machine. A machine that is stopped on request, and whose guest does not report, has none."""
+LAST_READY: Final = "LastReady"
+"""Condition of a machine whose guest reports and whose node no plugin serves: what Ready was. The plugin takes that up
+again when it is back, for a guest need not report twice."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
 """Condition of a replica set: why machines cannot be created or deleted. It is not there otherwise."""
 STALLED: Final = "Stalled"

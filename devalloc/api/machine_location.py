@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.conditions import READY
+from devalloc.api.conditions import LAST_READY, READY
 from devalloc.api.host_pool_names import (
     LIVE_MIGRATION,
     LIVE_MIGRATION_ON,
@@ -25,7 +25,7 @@ from devalloc.api.views import ClaimKey, MachineKey, MachineView, as_mapping, as
 LIVE_MIGRATABLE = "LiveMigratable"
 """Condition of a machine that runs: whether QEMU could move it now, with the devices that it has, as its node says. If
 it is False, with the reason."""
-NODE_CONDITIONS = (READY, LIVE_MIGRATABLE, STARTABLE)
+NODE_CONDITIONS = (READY, LAST_READY, LIVE_MIGRATABLE, STARTABLE)
 """Conditions of a machine that its node writes."""
 
 _NONE_RECEIVES = "no other node receives machines that run; start the plugin of another node with --migration-address"

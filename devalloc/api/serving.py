@@ -1,8 +1,10 @@
 """Nodes whose plugin does not run, as people see them; and the Lease by which a plugin shows on a cluster that it runs.
 
 Kubernetes says of a Node whether its kubelet runs. The plugin that runs machines is a service of its own, which can end
-while the Node is Ready: so it renews a Lease, and lets go of it as it ends. Nothing is decided by these: what a node
-last wrote of its machines stays in the store, and only those who read for people see it otherwise.
+while the Node is Ready: so it renews a Lease, and lets go of it as it ends. Nothing is decided by these. What a node
+last wrote of its machines stays in the store of one host, and only those who read for people see it otherwise; on a
+cluster the controller writes on machines what such readers see (``devalloc.controller.unserved_machines``), as the node
+lifecycle controller of Kubernetes does on pods.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.api.conditions import LAST_READY, READY, find_condition, with_condition, without_conditions
 from devalloc.api.cordon import pool_node
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.meta import PUBLISHED_BY, parse_time
@@ -71,7 +74,7 @@ def unserved_text(node: str, why: str = "") -> str:
 
 
 _LIVE_PHASES = ("Pending", "Starting", "Running", "Paused", "Stopping")
-SHOWN_FIELDS = ("phase", "reason", "message")
+SHOWN_FIELDS = ("phase", "reason", "message", "conditions")
 """Fields of a status that are shown otherwise than they are stored."""
 
 
@@ -84,9 +87,41 @@ def as_served(obj: Object, why_unserved: Callable[[str], str]) -> Object:
     node, phase = view.holder, view.status.get("phase")
     if not node or phase not in _LIVE_PHASES or not (why := why_unserved(node)):
         return obj
-    status = {**view.status, "phase": "Unknown", "reason": Reason.NODE_NOT_SERVED.value}
-    status["message"] = f"{why}; the machine was {phase}"
-    return {**obj, "status": status}
+    return {**obj, "status": unserved_status(view, why)}
+
+
+_MAX_MESSAGE = 4096
+
+
+def unserved_status(view: MachineView, why: str, now: str = "") -> Object:
+    """The status of a machine of a node that no plugin serves: it may run or not. ``why``: as ``unserved_text``.
+    ``now``: RFC 3339; "" if that is not known."""
+    status, reason = dict(view.status), Reason.NODE_NOT_SERVED.value
+    message = f"{why}; the machine was {status.get('phase')}"[:_MAX_MESSAGE]
+    ready = view.condition(READY)
+    if ready:
+        at = now or str(ready.get("lastTransitionTime") or "")
+        content = "Unknown", reason, message
+        conditions = with_condition(status.get("conditions"), READY, content, at, view.metadata.get("generation"))
+        if view.spec.get("guestReports") is True and not is_of_unserved(ready):
+            conditions = [*without_conditions(conditions, [LAST_READY]), {**ready, "type": LAST_READY}]
+        status["conditions"] = conditions
+    return {**status, "phase": "Unknown", "reason": reason, "message": message}
+
+
+def is_of_unserved(ready: Mapping[str, Any]) -> bool:
+    """Whether a condition Ready is not its plugin's, but that of ``unserved_status``."""
+    return ready.get("status") == "Unknown" and ready.get("reason") == Reason.NODE_NOT_SERVED.value
+
+
+def served_conditions(conditions: object) -> list[Any]:
+    """The conditions of a machine as they were before its node was served no more; without Ready where that is not
+    known."""
+    if not is_of_unserved(find_condition(conditions, READY)):
+        return without_conditions(conditions, [LAST_READY])
+    last = find_condition(conditions, LAST_READY)
+    left = without_conditions(conditions, [READY, LAST_READY])
+    return [*left, {**last, "type": READY}] if last else left
 
 
 def held_nodes(obj: Object) -> list[str]:

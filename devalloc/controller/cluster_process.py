@@ -43,6 +43,7 @@ from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
 from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
+from devalloc.controller.unserved_machines import UnservedMachines
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.net.http_server import JSON, HttpResponse
@@ -300,6 +301,7 @@ class ClusterProcess:
             "monitor": self.monitor.run,
             "usage": self._usage.run,
             "replica-sets": ReplicaSets(self._replica_store, collects=False).run,
+            "unserved": UnservedMachines(self.store, self._node_leases.of_nodes, reads_nodes=refused is None).run,
         }
         if may_read_migrations:
             loops["migrations"] = MigrationCleanup(self.store, self._settings.allocate.migrations).run

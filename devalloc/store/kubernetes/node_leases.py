@@ -6,13 +6,25 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from devalloc.api.serving import node_of_lease, silence
+from devalloc.api.views import as_mapping
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client, path_segment
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLease:
+    """What the Lease of a node's plugin says."""
+
+    renewal: str
+    """Another text after each renewal."""
+    why_ended: str
+    """Why the plugin counts as ended; empty if it runs."""
 
 
 class NodeLeases:
@@ -25,23 +37,31 @@ class NodeLeases:
         self._seconds = seconds
         self._mutex = threading.Lock()
         self._until = 0.0
-        self._unserved: Mapping[str, str] = {}
+        self._leases: Mapping[str, PluginLease] = {}
 
     def unserved(self) -> Mapping[str, str]:
         """Nodes whose plugin has run and does not run now, and why that is believed. Empty if it may not be read, or
         cannot be read now: nothing depends on it."""
+        return {node: lease.why_ended for node, lease in self.of_nodes().items() if lease.why_ended}
+
+    def of_nodes(self) -> Mapping[str, PluginLease]:
+        """By node, those that there are. Empty as ``unserved``."""
         with self._mutex:
             if time.monotonic() >= self._until:
-                self._unserved = self._read()
+                self._leases = self._read()
                 self._until = time.monotonic() + self._seconds
-            return self._unserved
+            return self._leases
 
-    def _read(self) -> Mapping[str, str]:
+    def _read(self) -> Mapping[str, PluginLease]:
         try:
             leases = [lease for page in self._client.list(self._folder) for lease in page["items"]]
         except ApiError as error:
             log.debug("cannot read which node plugins run: %s", error)
             return {}
         now = datetime.now(UTC)
-        whys = {node: silence(lease, now) for lease in leases if (node := node_of_lease(lease)) is not None}
-        return {node: why for node, why in whys.items() if why}
+        by_node = {node: lease for lease in leases if (node := node_of_lease(lease)) is not None}
+        return {
+            node: PluginLease(str((spec.get("holderIdentity"), spec.get("renewTime"))), silence(lease, now))
+            for node, lease in by_node.items()
+            for spec in [as_mapping(lease.get("spec"))]
+        }

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from devalloc.api.conditions import READY, find_condition, with_condition, without_conditions
 from devalloc.api.machine_location import LIVE_MIGRATABLE
+from devalloc.api.serving import served_conditions
 from devalloc.api.views import as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import Object
@@ -97,7 +98,7 @@ def _condition(status: str, reason: str, message: str, kind: str = READY) -> Map
 def finished_message(obj: Object, run: str) -> str | None:
     """With which message the guest of that run has finished, as the object says; None if it does not say so."""
     status = as_mapping(obj.get("status"))
-    ready = find_condition(status.get("conditions"), READY)
+    ready = find_condition(served_conditions(status.get("conditions")), READY)
     if not run or status.get("machineID") != run or ready.get("reason") != "GuestFinished":
         return None
     return str(ready.get("message") or "").removeprefix(_OF_STATUS["finished"][2]).removeprefix(": ")
@@ -113,9 +114,9 @@ def with_readiness(
     """The conditions of a status with this one in place of its own; ``run``: of the machine now.
 
     A guest that has reported nothing to this plugin may have done so to the one before it: what was written about the
-    same run stays.
+    same run stays. What the controller wrote while no plugin ran here goes.
     """
-    conditions = list(as_mappings(before.get("conditions")))
+    conditions = served_conditions(list(as_mappings(before.get("conditions"))))
     old = find_condition(conditions, READY)
     is_of_run = before.get("machineID") == run and old and old.get("reason") != NOT_RUNNING
     if is_of_run and ready is not None and ready["reason"] == NOT_REPORTED:

@@ -27,6 +27,7 @@ from tests.support.host_pools import host, machine
 from tests.support.terminal import Terminal
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/devalloc-system/leases"
+READY = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-31T12:00:00Z"}
 SILENCE = "no node plugin serves node a now: start it again (`devalloc node`, `devalloc up`)"
 
 
@@ -40,7 +41,7 @@ def shell(devalloc: Shell) -> Shell:
         web = store.get("VirtualMachine", "default", "web")
         held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "a"}}
         web = store.replace({**web, "metadata": {**web["metadata"], **held}})
-        status = {"phase": "Running", "nodeName": "a", "pid": 4711, "machineID": "run-1"}
+        status = {"phase": "Running", "nodeName": "a", "pid": 4711, "machineID": "run-1", "conditions": [READY]}
         store.replace_status({**web, "status": status})
     return devalloc
 
@@ -109,6 +110,9 @@ def test_tables_show_it(unserved: Shell) -> None:
     status = unserved("get", "vm/web", "-o", "json").json["status"]
     assert status["message"] == f"{SILENCE}; the machine was Running"
     assert status["pid"] == 4711
+    (ready,) = status["conditions"]
+    assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "Unknown", "NodeNotServed")
+    assert unserved("wait", "vm/web", "--for", "condition=Ready", "--timeout", "10ms").code != 0
 
 
 def test_explain_and_wait_say_it(unserved: Shell) -> None:

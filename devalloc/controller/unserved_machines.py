@@ -1,0 +1,155 @@
+"""Write on the machines of a node whose plugin does not run any more that no one knows whether they run.
+
+As the node lifecycle controller of Kubernetes does on pods: the leader writes once for each machine when the node falls
+silent, and the plugin writes what is true when it is back. Nothing else follows: a machine that may run goes nowhere
+until its node is fenced.
+
+A node counts as silent when its plugin's Lease says so by its times, and was not renewed for a while as this process
+has seen it: so neither a clock that is wrong nor the restart of a plugin writes anything. Where there is no Lease, as
+of plugins of earlier versions, the kubelet counts instead. A plugin that writes on a machine nevertheless does run: its
+node is left alone until its Lease changes, so that the two do not write against each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from devalloc.api.conditions import READY
+from devalloc.api.cordon import NODE_KIND, is_node
+from devalloc.api.fencing import is_lost
+from devalloc.api.reasons import Reason
+from devalloc.api.serving import is_of_unserved, served_conditions, unserved_status, unserved_text
+from devalloc.api.views import MachineView
+from devalloc.store import OBJECT_FAILURES, Conflict, NotFound, Object, Store, StoreError
+from devalloc.store.kubernetes.node_leases import PluginLease
+
+log = logging.getLogger(__name__)
+
+KIND = "VirtualMachine"
+CONFIRM_SECONDS = 60.0
+"""For how long a Lease must have been as it is: plugins renew theirs twice in this time."""
+LOOK_SECONDS = 15.0
+BURST = 50
+"""Machines that are written at once; then a pause. A node of a thousand machines takes 20 s."""
+PAUSE_SECONDS = 1.0
+_RUNNING_PHASES = ("Starting", "Running", "Paused", "Stopping")
+"""Phases that may be true no more. A machine that waits has nothing to lose, and is not ready in any case."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A node as this process sees it."""
+
+    renewal: str
+    since: float
+    """When it first had this renewal."""
+    written: dict[str, str] = field(default_factory=dict)
+    """Its machines that were written since then: by UID, the version that they had before."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The same of those that the store refused to change."""
+    answers: bool = False
+    """Its plugin has written on one of these since."""
+
+
+class UnservedMachines:
+    """``run`` in one thread of the process that leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        leases: Callable[[], Mapping[str, PluginLease]],
+        *,
+        reads_nodes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """``leases``: those of plugins, by node. ``reads_nodes``: this process may read Nodes."""
+        self._store, self._leases, self._clock, self._now = store, leases, clock, now
+        self._kinds = (KIND, NODE_KIND) if reads_nodes else (KIND,)
+        self._nodes: dict[str, _Seen] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Look again and again until ``stop`` is set. What cannot be written is tried again."""
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = self.look()
+            except StoreError as error:
+                log.warning("cannot write on machines that their nodes do not answer: %s; trying again", error)
+            except Exception:
+                log.exception("cannot write on machines that their nodes do not answer; trying again")
+            stop.wait(PAUSE_SECONDS if is_more else LOOK_SECONDS)
+
+    def look(self) -> bool:
+        """Write what is due, as much as may be written at once; whether there is more. Raises StoreError."""
+        objects = self._store.list(self._kinds).objects
+        silent = self._silent(objects)
+        due = list(self._due((obj for obj in objects if obj["kind"] == KIND), silent))
+        for obj, status, node in due[:BURST]:
+            if node in silent and not self._nodes[node].written:
+                log.warning("its machines may run or not: %s", silent[node])
+            try:
+                self._store.replace_status({**obj, "status": status})
+            except (Conflict, NotFound):
+                continue  # it is looked at again
+            except OBJECT_FAILURES as error:
+                log.warning("cannot write on machine %s whether node %s is silent: %s", _key(obj), node, error)
+                noted = self._nodes[node].refused
+            else:
+                noted = self._nodes[node].written
+            noted[obj["metadata"]["uid"]] = obj["metadata"]["resourceVersion"]
+        return len(due) > BURST
+
+    def _silent(self, objects: Sequence[Object]) -> dict[str, str]:
+        """The nodes that no plugin serves, and that as a sentence."""
+        now, leases = self._clock(), self._leases()
+        whys = {
+            node: (lease.renewal, unserved_text(node, lease.why_ended) if lease.why_ended else "")
+            for node, lease in leases.items()
+        }
+        for obj in objects:
+            if is_node(obj) and (name := obj["metadata"]["name"]) not in whys:
+                whys[name] = ("lost", _lost_text(name)) if is_lost(obj) else ("", "")
+        for node, (renewal, _) in whys.items():
+            if (seen := self._nodes.get(node)) is None or seen.renewal != renewal:
+                self._nodes[node] = _Seen(renewal, now)
+        self._nodes = {node: seen for node, seen in self._nodes.items() if node in whys}
+        return {
+            node: why for node, (_, why) in whys.items() if why and now - self._nodes[node].since >= CONFIRM_SECONDS
+        }
+
+    def _due(self, machines: Iterator[Object], silent: Mapping[str, str]) -> Iterator[tuple[Object, Object, str]]:
+        """Machines that say what is not true, with what their status is to be and their node."""
+        for obj in machines:
+            view = MachineView(obj)
+            if (node := view.holder) is None:
+                continue
+            uid, version = obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]
+            seen = self._nodes.setdefault(node, _Seen("", self._clock()))
+            if seen.refused.get(uid) == version:
+                continue
+            if (why := silent.get(node)) is None:
+                if is_of_unserved(view.condition(READY)) and view.status.get("reason") != Reason.NODE_NOT_SERVED:
+                    yield obj, {**view.status, "conditions": served_conditions(view.status["conditions"])}, node
+                continue
+            if view.status.get("phase") not in _RUNNING_PHASES or seen.answers:
+                continue
+            if (before := seen.written.get(uid)) is not None:
+                if before != version:  # so its plugin has written since
+                    seen.answers = True
+                    log.warning("the plugin of node %s writes, though it does not renew its Lease", node)
+                continue
+            yield obj, unserved_status(view, why, self._now().strftime("%Y-%m-%dT%H:%M:%SZ")), node
+
+
+def _lost_text(node: str) -> str:
+    return f"node {node} does not answer, nor does its kubelet; if its host is off: devalloc fence node/{node}"
+
+
+def _key(obj: Object) -> str:
+    return "/".join(MachineView(obj).key)
