@@ -178,6 +178,9 @@ class MigrationOffer(ApiModel):
     """The devices of its claims."""
     certificate: Certificate
     """The certificate of the source's own authority for this migration, as PEM."""
+    restart_digest: Digest | None = None
+    """Of the annotation devalloc.io/restart with which this run was started: if the machine has another one by now, its
+    target starts it again."""
 
 
 class MigrationDestination(ApiModel):

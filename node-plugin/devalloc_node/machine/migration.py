@@ -136,7 +136,8 @@ def offer(
         migration_tls.write_files(
             machines.config.folder(record.spec.id), record.user, migration_tls.files_of(identity, "client")
         )
-    return Offer(record.run, platform, accel, amounts, identity.authority, placed)
+    restart = migration_offer.restart_digest(record.machine)
+    return Offer(record.run, platform, accel, amounts, identity.authority, placed, restart)
 
 
 def send(
@@ -282,7 +283,8 @@ def receive(
     What fails leaves nothing behind. Raises Denied: what ``MachineLifecycle.start`` does; ``MachineNotMovable``;
     ``DiskNotShared``; ``OfferInvalid``; ``AcceleratorDiffers``. Failed, Unknown.
     """
-    spec = spec_of(machine := migration_offer.with_offered_slots(machine, offered))
+    machine = migration_offer.as_started(migration_offer.with_offered_slots(machine, offered), offered)
+    spec = spec_of(machine)
     if (why := migration_blockers.why_never_movable(spec)) is not None:
         raise Denied("MachineNotMovable", f"machine {spec.key} cannot move while it runs: {why}")
     authority = migration_tls.check_authority(offered.certificate)

@@ -5,10 +5,12 @@ The source reads it from its QEMU and its host; it comes to the target by the st
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from devalloc.api.meta import RESTART
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
@@ -55,6 +57,23 @@ class Offer:
     certificate: str
     """Of the source's authority, as PEM."""
     devices: tuple[MovedDevice, ...] = ()
+    restart_digest: str | None = None
+    """As of ``restart_digest``, of the machine as this run was started; None: the source does not say."""
+
+
+def restart_digest(machine: VirtualMachine) -> str:
+    """Which request for a restart a machine has, or that it has none. The text itself is a user's, of any length."""
+    request = machine.metadata.annotations.get(RESTART)
+    return hashlib.sha256(b"" if request is None else f"={request}".encode()).hexdigest()
+
+
+def as_started(machine: VirtualMachine, offered: Offer) -> VirtualMachine:
+    """The machine without a request for a restart that came after its run began: its source does not restart it any
+    more, so this node does when it has the machine."""
+    if offered.restart_digest in (None, restart_digest(machine)):
+        return machine
+    others = {name: text for name, text in machine.metadata.annotations.items() if name != RESTART}
+    return machine.model_copy(update={"metadata": machine.metadata.model_copy(update={"annotations": others})})
 
 
 def amounts_of(record: MachineRecord, monitor: Monitor, deadline: Deadline) -> MachineAmounts:

@@ -146,6 +146,7 @@ def offer_status(offered: Offer) -> dict[str, Any]:
         },
         **({"devices": [_device_status(one) for one in offered.devices]} if offered.devices else {}),
         "certificate": offered.certificate,
+        **({} if offered.restart_digest is None else {"restartDigest": offered.restart_digest}),
     }
 
 
@@ -176,6 +177,7 @@ def offer_of(migration: Object) -> Offer:
         MachineAmounts(amounts.cpu_milli, amounts.vcpus, amounts.memory_bytes),
         offered.certificate,
         tuple(MovedDevice(one.claim, one.index, one.port, tuple(one.functions)) for one in offered.devices),
+        offered.restart_digest,
     )
 
 

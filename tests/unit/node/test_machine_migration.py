@@ -24,7 +24,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host import linux
-from devalloc_node.machine import firmware, migrated_firmware, migration, migration_tls
+from devalloc_node.machine import firmware, migrated_firmware, migration, migration_offer, migration_tls
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.ends import record_after_end
 from devalloc_node.machine.firmware import FirmwareIdentity
@@ -49,6 +49,7 @@ from devalloc_node.vms.migration_objects import offer_status, write_firmware_sto
 from devalloc_node.vms.migrations import MigrationLoop, _Move
 from devalloc_node.vms.objects import status_of
 from devalloc_node.vms.reconciler import with_numa_node
+from devalloc_node.vms.spec_changes import is_to_restart
 from tests.support.deadlines import soon
 from tests.support.machines import MIB, plugin, virtual_machine
 from tests.support.node_errors import raises
@@ -424,8 +425,8 @@ HISTORY = {
 }
 
 
-def received_history(folder: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any]) -> dict[str, Any]:
-    """What the target's status says of the time before, of a machine whose object has this status."""
+def received(folder: Path, monkeypatch: pytest.MonkeyPatch, machine: VirtualMachine, offered: Offer) -> MachineRecord:
+    """What the target keeps of a machine, if its object is this when it is received."""
     begun: list[MachineRecord] = []
 
     def begin(self: MachineLifecycle, record: MachineRecord, *how: Any) -> None:
@@ -433,14 +434,60 @@ def received_history(folder: Path, monkeypatch: pytest.MonkeyPatch, status: dict
         raise Failed("MachineDidNotStart", "no QEMU here")
 
     monkeypatch.setattr(MachineLifecycle, "begin", begin)
-    manifest = virtual_machine("m", pciSlots=4, start={"kernel": "/k"}).to_manifest()
-    machine = VirtualMachine.model_validate({**manifest, "status": status})
     with plugin(toy_config(folder)) as machines, pytest.raises(Failed, match="no QEMU here"):
-        migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
+        migration.receive(machines, machine, "u", offered, "127.0.0.1", soon())
     (record,) = begun
+    return record
+
+
+def received_history(folder: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any]) -> dict[str, Any]:
+    """What the target's status says of the time before, of a machine whose object has this status."""
+    manifest = virtual_machine("m", pciSlots=4, start={"kernel": "/k"}).to_manifest()
+    record = received(folder, monkeypatch, VirtualMachine.model_validate({**manifest, "status": status}), offer())
     view = MachineView("default/m", "", "Running", began=record.began, restarts=record.restarts)
     reported = status_of(None, replace(view, last_end=record.last_end), (), "", "")
     return {name: part for name, part in reported.items() if name in HISTORY}
+
+
+def requesting(request: str | None) -> VirtualMachine:
+    """A machine with this request for a restart."""
+    manifest = virtual_machine("m", pciSlots=4, start={"kernel": "/k"}).to_manifest()
+    notes = {} if request is None else {meta.RESTART: request}
+    return VirtualMachine.model_validate({**manifest, "metadata": {**manifest["metadata"], "annotations": notes}})
+
+
+@pytest.mark.parametrize(
+    ("began_with", "received_with", "later", "restarts"),
+    [
+        (None, None, None, False),
+        ("1", "1", "1", False),
+        (None, "1", "1", True),
+        ("1", "2", "2", True),
+        ("1", "", "", True),
+        ("1", None, None, False),
+        ("1", "1", "2", True),
+    ],
+)
+def test_a_restart_that_is_asked_for_while_a_machine_moves_is_done_on_its_target(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    began_with: str | None,
+    received_with: str | None,
+    later: str | None,
+    restarts: bool,
+) -> None:
+    """Its source leaves it alone from the offer on, and the target reads the object after that."""
+    offered = replace(offer(), restart_digest=migration_offer.restart_digest(requesting(began_with)))
+    record = received(tmp_path, monkeypatch, requesting(received_with), offered)
+    view = MachineView("default/m", "", "Running", created_as=record.machine)
+    assert is_to_restart(requesting(later), view) is restarts
+
+
+def test_a_source_that_does_not_say_how_it_began_has_no_machine_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = received(tmp_path, monkeypatch, requesting("1"), offer())
+    assert not is_to_restart(requesting("1"), MachineView("default/m", "", "Running", created_as=record.machine))
 
 
 def test_a_machine_that_moved_has_its_history_on_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ def offers(draw: st.DrawFn) -> Offer:
         st.lists(st.just("vfio-pci vendor=0x10de"), min_size=1, max_size=8).map(tuple),
     )
     devices = tuple(draw(st.lists(device, max_size=3)))
-    return Offer(RUN, platform, draw(st.sampled_from(["kvm", "tcg"])), amounts, "PEM", devices)
+    restart = draw(st.none() | st.sampled_from(["0f" * 32, "a1" * 32]))
+    return Offer(RUN, platform, draw(st.sampled_from(["kvm", "tcg"])), amounts, "PEM", devices, restart)
 
 
 @given(offers())
@@ -77,6 +78,7 @@ def test_the_target_reads_what_the_source_writes(offered: Offer) -> None:
         (("platform", "rootPorts"), [{"prefetchable": -1}]),
         (("platform", "firmware", "codeDigest"), "AB" * 32),
         (("platform", "firmware", "variablesSize"), -1),
+        (("restartDigest",), "x" * 100_000),
         (("amounts", "memoryBytes"), 2**70),
         (("amounts",), None),
         (("devices",), [{"claim": "c", "index": 0, "port": "../x y", "functions": ["a"]}]),
