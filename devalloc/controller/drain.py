@@ -106,7 +106,22 @@ def plan_drain(
     return _with_shared_claims(planned, claims, node)
 
 
-def predict_waiting(
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the solver says of a machine or claim that leaves the node."""
+
+    node: str
+    """Where it has room now; empty if nowhere, or if it is bound to no node."""
+    why: str
+    """Why it would wait: "CODE: message"; empty if it has room."""
+
+    @property
+    def place(self) -> str:
+        """Where it goes, for people."""
+        return f"node {self.node}" if self.node else "another node"
+
+
+def predict(
     objects: Iterable[Object],
     node: str,
     planned: Iterable[DrainedMachine],
@@ -116,10 +131,10 @@ def predict_waiting(
     deadline: float,
     admin_namespaces: AdminNamespaces = "all",
     with_nodes: bool = False,
-) -> dict[Key, str]:
-    """Why each machine that is to move would wait, according to the solver: "CODE: message"; "" if another node has
-    room. Machines that do not move, those of which the solver cannot say it in time, and those that only queue for
-    other migrations are missing.
+) -> dict[Key, Outlook]:
+    """What becomes of each machine that is to move, and of each of these claims, according to the solver. Machines that
+    do not move, those of which the solver cannot say it in time, and those that only queue for other migrations are
+    missing.
 
     ``objects``: all on which an answer depends. ``claims``: those that the node releases beside those of machines.
     ``note``: the annotation with which the node gets nothing new. ``deadline``: seconds. ``with_nodes``: Nodes count.
@@ -138,13 +153,18 @@ def predict_waiting(
         admin_namespaces=admin_namespaces,
     )
     answers = {Key(KIND, one["namespace"], one["name"]): one for one in answer.get("machines", ())}
-    by_machine = {key: answers[key] for key in leaving if key in answers}
+    by_key = {key: answers[key] for key in leaving if key in answers}
+    by_key |= {
+        Key("DeviceClaim", one["namespace"], one["name"]): one
+        for one in answer["claims"]
+        if (one["namespace"], one["name"]) in claims
+    }
     for one in answer.get("migrations", ()):
         if (migration := migrations.get((one["namespace"], one["name"]))) is not None:
-            by_machine[Key(KIND, one["namespace"], migration["spec"]["vmName"])] = one
+            by_key[Key(KIND, one["namespace"], migration["spec"]["vmName"])] = one
     return {
-        key: "" if one["allocated"] else f"{one['reason']}: {one['message']}"
-        for key, one in by_machine.items()
+        key: Outlook(one["node"] or "", "") if one["allocated"] else Outlook("", f"{one['reason']}: {one['message']}")
+        for key, one in by_key.items()
         if one["reason"] not in (Reason.SEARCH_LIMIT, Reason.TOO_MANY_MIGRATIONS)
     }
 

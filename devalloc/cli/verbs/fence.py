@@ -5,23 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, NoSuchObject, verb
+from devalloc.cli.drain_plan import predict
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.cordon import current_user, timeout_option
-from devalloc.cli.verbs.drain import predict_waiting
+from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
-    from devalloc.controller.drain import DrainedMachine
+    from devalloc.controller.drain import DrainedMachine, Outlook
     from devalloc.store import Store
 
+Object = dict[str, Any]
 _POLL_SECONDS = 0.2
 
 
@@ -63,15 +65,14 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
         print_line(f"will fence node {node}: it gets nothing new, and what it holds is taken away")
         held_by_node = held_objects(store, node)
         held_claims = [ClaimView(one).key for one in held_by_node if one["kind"] == "DeviceClaim"]
-        waiting = (
-            predict_waiting(store, place, node, machines, held_claims, meta.FENCED_NODE) if dry_run or not yes else {}
-        )
+        looks = dry_run or not yes
+        outlook = predict(store, place, node, machines, held_claims, meta.FENCED_NODE) if looks else {}
         for machine in machines:
-            print_line(_machine_text(machine, node, waiting.get(machine.key)))
+            print_line(_machine_text(machine, node, outlook.get(machine.key)))
         of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
         for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
-                print_line(f"deviceclaim {'/'.join(ClaimView(held).key)}: will be released")
+                print_line(_claim_text(held, outlook.get(Key.of(held))))
             elif held["kind"] == "VirtualMachine" and not (view := MachineView(held)).is_on(node):
                 print_line(
                     f"virtualmachine {'/'.join(view.key)}: will stay on node {view.holder}: its migration to node "
@@ -136,9 +137,16 @@ def _confirm(node: str) -> None:
         raise BadInput("nothing was changed")
 
 
-def _machine_text(one: DrainedMachine, node: str, waits: str | None) -> str:
-    """What happens to a machine, in one line. ``waits``: why it would wait for another node; "" if one has room, None
-    if that is not known."""
+def _claim_text(claim: Object, outlook: Outlook | None) -> str:
+    """What happens to a claim of no machine, in one line. ``outlook``: None if the solver does not say."""
+    text = f"deviceclaim {'/'.join(ClaimView(claim).key)}: will be released"
+    if outlook is None:
+        return text
+    return f"{text} and wait: {outlook.why}" if outlook.why else f"{text}, and gets devices of {outlook.place}"
+
+
+def _machine_text(one: DrainedMachine, node: str, outlook: Outlook | None) -> str:
+    """What happens to a machine, in one line. ``outlook``: None if the solver does not say."""
     from devalloc.controller.drain import Fate
 
     name = f"virtualmachine {one.key.namespace}/{one.key.name}"
@@ -148,9 +156,9 @@ def _machine_text(one: DrainedMachine, node: str, waits: str | None) -> str:
         return f"{name}: will wait for node {node}: {one.why}"
     if not one.runs:
         return f"{name}: will leave, and start on a node that has room when it is to run"
-    if waits:
-        return f"{name}: will leave {node} and wait: {waits}"
-    return f"{name}: will start on {'another node' if waits == '' else 'another node that has room'}"
+    if outlook and outlook.why:
+        return f"{name}: will leave {node} and wait: {outlook.why}"
+    return f"{name}: will start on {outlook.place if outlook else 'another node that has room'}"
 
 
 def _wait(store: Store, node: str, timeout: float) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView
-from devalloc.cli.verbs import drain as verb
+from devalloc.cli.drain_run import PAUSE_SECONDS, DrainRun
 from devalloc.controller import drain
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
@@ -20,6 +20,7 @@ from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
 from tests.support.migration_nodes import controller_at_work, is_cordoned, mark, movable, play, settle
 from tests.support.waiting import until
@@ -62,14 +63,14 @@ def lets_go(store: Store) -> None:
 
 def test_a_machine_that_did_not_begin_moves_with_its_claim(fleet: Shell) -> None:
     add_node_b(fleet)
-    plan = "virtualmachine default/web: will move to another node"
-    assert f"{plan}\n" in fleet("drain", "node/node-a", "--dry-run").out
+    plan = "virtualmachine default/web: will move to"
+    assert f"{plan} node node-b\n" in fleet("drain", "node/node-a", "--dry-run").out
     with controller(fleet):
         result = fleet("drain", "node/node-a", "--timeout", "60s")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == [
         "will cordon node node-a",
-        f"{plan} that has room",
+        f"{plan} another node that has room",
         "node node-a cordoned",
         "virtualmachine default/web asked to leave",
         "virtualmachine default/web left node node-a",
@@ -118,6 +119,51 @@ def test_the_plan_says_why_a_machine_would_wait(devalloc: Shell, is_cordoned_too
     assert "virtualmachine default/trainer: will stop, leave place-a and wait: " in forced
 
 
+@pytest.fixture
+def two_claims(devalloc: Shell) -> Shell:
+    """Of node-a's GPUs, one claim has one and the other has three; node-b has two."""
+    devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_pool("four", 4, "node-a")))
+    devalloc("apply", "-f", "-", stdin=text(gpu_claim("small"), gpu_claim("large", 3)))
+    devalloc.allocate()
+    devalloc("apply", "-f", "-", stdin=text(gpu_pool("two", 2, "node-b")))
+    return devalloc
+
+
+def test_the_plan_says_of_each_claim_whether_it_has_room_elsewhere(two_claims: Shell) -> None:
+    before = two_claims("get", "claims", "-o", "json").json
+    shown = two_claims("drain", "node/node-a", "--dry-run")
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert "deviceclaim default/small: will be released, and gets devices of node node-b" in lines
+    (line,) = (line for line in lines if "default/large: " in line)
+    assert line.startswith(
+        "deviceclaim default/large: will be released, and has no room elsewhere: NotEnoughDevices: "
+    ), line
+    assert two_claims("get", "claims", "-o", "json").json == before
+    shown = two_claims("fence", "node/node-a", "--dry-run")
+    assert "deviceclaim default/small: will be released, and gets devices of node node-b" in shown.out
+    assert "deviceclaim default/large: will be released and wait: NotEnoughDevices: " in shown.out
+
+
+def test_the_plan_says_what_becomes_of_a_claim_in_use(two_claims: Shell) -> None:
+    with closing(SQLiteStore(two_claims.store)) as store:
+        claim = store.get("DeviceClaim", "default", "small")
+        held = {"annotations": {**claim["metadata"]["annotations"], meta.PREPARED_ON: "node-a"}}
+        store.replace({**claim, "metadata": {**claim["metadata"], **held, "finalizers": [meta.NODE_FINALIZER]}})
+    shown = two_claims("drain", "node/node-a", "--dry-run").out
+    assert "deviceclaim default/small: stays: it is in use (--force takes its devices away)\n" in shown
+    shown = two_claims("drain", "node/node-a", "--dry-run", "--force").out
+    assert "deviceclaim default/small: its devices will be taken away, and gets devices of node node-b\n" in shown
+
+
+def test_the_plan_of_claims_promises_nothing_without_the_right_to_read_all_that_counts(
+    two_claims: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "list", lambda *kinds: not kinds, Forbidden("may not read quotas"))
+    shown = two_claims("drain", "node/node-a", "--dry-run").out
+    assert "deviceclaim default/large: will be released, and gets devices of another node that has some\n" in shown
+
+
 def test_the_plan_says_that_the_node_alone_takes_a_machine(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine("web")))
     devalloc.allocate()
@@ -126,13 +172,13 @@ def test_the_plan_says_that_the_node_alone_takes_a_machine(devalloc: Shell) -> N
     assert "virtualmachine default/web: will leave node-a and wait: NodesUnschedulable: " in shown
     devalloc("apply", "-f", "-", stdin=text(host("node-b")))
     shown = devalloc("fence", "node/node-a", "--dry-run").out
-    assert "virtualmachine default/web: will start on another node\n" in shown
+    assert "virtualmachine default/web: will start on node node-b\n" in shown
 
 
 def test_the_plan_says_that_a_machine_that_runs_stays_without_room(two_machines: Shell) -> None:
     take(two_machines, "app")
     plan = two_machines("drain", "node/node-a", "--dry-run").out
-    assert "virtualmachine default/app: will move to another node while it runs\n" in plan
+    assert "virtualmachine default/app: will move to node node-b while it runs\n" in plan
     two_machines("cordon", "node/node-b")
     plan = two_machines("drain", "node/node-a", "--dry-run").out
     assert "virtualmachine default/app: will stay, unless another node gets room: " in plan
@@ -150,7 +196,7 @@ def test_the_plan_has_all_machines_move_that_only_queue_for_each_other(devalloc:
     devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=3)))
     lines = devalloc("drain", "node/node-a", "--dry-run").out.splitlines()
     moving = [
-        name for name in names if f"virtualmachine default/{name}: will move to another node while it runs" in lines
+        name for name in names if f"virtualmachine default/{name}: will move to node node-b while it runs" in lines
     ]
     assert len(moving) == 3, "as many as have room"
     (left,) = {*names} - {*moving}
@@ -344,7 +390,7 @@ def test_ctrl_c_leaves_what_was_asked_to_go_on(fleet: Shell, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(verb._Drain, "_is_done", interrupt)
+        patched.setattr(DrainRun, "_is_done", interrupt)
         result = fleet("drain", "node/node-a", "--force")
     assert result.code != 0
     assert "machines that were asked to leave node node-a still do so" in result.err
@@ -369,7 +415,7 @@ def test_the_time_limit_holds_if_each_look_finds_a_machine_that_has_changed(
     monkeypatch.setattr(drain, "evict", others_are_faster)
     began = time.monotonic()
     result = fleet("drain", "node/node-a", "--timeout", "1s")
-    assert (result.code, requests <= 1 / verb._PAUSE_SECONDS + 1, time.monotonic() - began < 30) == (1, True, True)
+    assert (result.code, requests <= 1 / PAUSE_SECONDS + 1, time.monotonic() - began < 30) == (1, True, True)
     words = "changed while the drain asked it to leave; repeat the command"
     assert result.err == f"error: virtualmachine default/web {words}\n"
 
@@ -381,8 +427,8 @@ def test_a_second_error_of_the_store_does_not_replace_the_first(fleet: Shell, mo
 
         return failing
 
-    monkeypatch.setattr(verb._Drain, "_look", fail("the first"))
-    monkeypatch.setattr(verb._Drain, "_withdraw_migrations", fail("the second"))
+    monkeypatch.setattr(DrainRun, "_look", fail("the first"))
+    monkeypatch.setattr(DrainRun, "_withdraw_migrations", fail("the second"))
     result = fleet("drain", "node/node-a")
     assert result.code == 1
     assert result.err.splitlines() == [
@@ -668,14 +714,14 @@ def test_a_node_that_gets_pools_while_it_is_drained_is_not_cordoned(
     with closing(SQLiteStore(without_pools.store)) as store:
         for name in ("app", "web"):
             drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
-    original = verb._Drain._release_claims
+    original = DrainRun._release_claims
 
-    def publish(self: verb._Drain, objects: Any) -> None:
+    def publish(self: DrainRun, objects: Any) -> None:
         original(self, objects)
         with suppress(StoreError):
             self._store.create(host("node-a"))
 
-    monkeypatch.setattr(verb._Drain, "_release_claims", publish)
+    monkeypatch.setattr(DrainRun, "_release_claims", publish)
     result = without_pools("drain", "node/node-a", "--timeout", "20s")
     assert result.code == 1
     assert "virtualmachine default/web is no longer asked to leave" in result.out
