@@ -81,7 +81,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             is_forcible = one.key in forcible
             print_line(fate_text(one, node, force=force, is_forcible=is_forcible, outlook=outlook.get(one.key)))
         for claim in others if dry_run else ():
-            print_line(claim_text(claim, force=force, outlook=outlook.get(Key.of(claim.content))))
+            print_line(claim_text(claim, force=force, outlook=outlook.get(Key("DeviceClaim", *claim.key))))
         for machine in arrivals(objects, node):
             print_line(f"{name_of_object(machine)}: its migration to the node will be withdrawn")
         off = f"if its host is off: devalloc fence node/{node}"
