@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -272,37 +272,76 @@ def _probed(pod: ProxyPod) -> bool | None:
         return None
 
 
-def test_authors_of_machines_write_no_permits(neon: NeonVms) -> None:
-    neon.start(vm("vm1", ("1", "8", "1"), (2, 16, 2)), "vm1-x7k2p")
-    cluster = neon.cluster
+@contextmanager
+def author(neon: NeonVms, *rules: dict[str, Any]) -> Iterator[Cluster]:
+    """The cluster as a user sees it who has these rights everywhere."""
+    cluster, name = neon.cluster, "neon-author"
     roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     space = f"/api/v1/namespaces/{kube_rights.NAMESPACE}/serviceaccounts"
-    rule = {"apiGroups": ["vm.neon.tech"], "resources": ["virtualmachines"], "verbs": ["get", "update"]}
-    subject = {"kind": "ServiceAccount", "name": "neon-author", "namespace": kube_rights.NAMESPACE}
-    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "neon-author"}
-    assert cluster.create(space, {"metadata": {"name": "neon-author"}}).ok
-    assert cluster.create(roles, {"metadata": {"name": "neon-author"}, "rules": [rule]}).ok
-    binding = {"metadata": {"name": "neon-author"}, "subjects": [subject], "roleRef": ref}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": kube_rights.NAMESPACE}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    assert cluster.create(space, {"metadata": {"name": name}}).ok
+    assert cluster.create(roles, {"metadata": {"name": name}, "rules": [*rules]}).ok
+    binding = {"metadata": {"name": name}, "subjects": [subject], "roleRef": ref}
     assert cluster.create(f"{roles.removesuffix('s')}bindings", binding).ok
     try:
-        path = kube_rights.with_token(cluster, "neon-author", kube_rights.token(cluster, "neon-author"))
-        client = Client.connect(path)
-        author = Cluster(cluster.url, str(client.token()), cluster.folder)
-        obj = neon.get("vm1")
+        client = Client.connect(kube_rights.with_token(cluster, name, kube_rights.token(cluster, name)))
+        yield Cluster(cluster.url, str(client.token()), cluster.folder)
+    finally:
+        for where in (f"{roles.removesuffix('s')}bindings", roles, space):
+            cluster.delete(f"{where}/{name}")
+
+
+def test_authors_of_machines_write_no_permits(neon: NeonVms) -> None:
+    neon.start(vm("vm1", ("1", "8", "1"), (2, 16, 2)), "vm1-x7k2p")
+    rule = {"apiGroups": ["vm.neon.tech"], "resources": ["virtualmachines"], "verbs": ["get", "update"]}
+    with author(neon, rule) as user:
 
         def write(name: str) -> Any:
             obj = neon.get("vm1")
             obj["metadata"]["annotations"] = {**obj["metadata"].get("annotations", {}), name: "{}"}
-            return author.replace(f"{neon_installation.MACHINES}/vm1", obj)
+            return user.replace(f"{neon_installation.MACHINES}/vm1", obj)
 
-        assert obj["metadata"]["name"] == "vm1"
+        assert neon.get("vm1")["metadata"]["name"] == "vm1"
         assert write("example.com/note").ok
         answer = until(lambda: not (refused := write("devalloc.io/permitted")).ok and refused, "the policy counts")
         assert answer.status == 403
         assert "only the controller of devalloc writes devalloc.io/permitted" in answer.message
-    finally:
-        for where in (f"{roles.removesuffix('s')}bindings", roles, space):
-            cluster.delete(f"{where}/neon-author")
+
+
+def test_only_who_runs_machines_of_neonvm_makes_their_pods(neon: NeonVms) -> None:
+    """A pod that claims to run one counts on its node, and outlives it if its author likes."""
+    neon.start(vm("vm1", ("1", "8", "1"), (2, 16, 2)), "vm1-x7k2p")
+    runner = neon.cluster.get(f"{neon.pods}/vm1-x7k2p").content
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "create", "update"]}
+    name, size = "vm.neon.tech/name", "vm.neon.tech/resources"
+
+    def pod(of: str, **metadata: Any) -> dict[str, Any]:
+        own = {part: runner["metadata"][part] for part in ("labels", "annotations", "ownerReferences")}
+        return {**runner, "metadata": {**own, "name": of, **metadata}, "status": {}}
+
+    with author(neon, pods) as user:
+
+        def changed(of: str, **metadata: Any) -> Any:
+            there = user.get(f"{neon.pods}/{of}").content
+            return user.replace(f"{neon.pods}/{of}", {**there, "metadata": {**there["metadata"], **metadata}})
+
+        refused = until(
+            lambda: not (answer := user.create(neon.pods, pod("forged"))).ok and answer, "the policy counts"
+        )
+        assert refused.status == 403
+        assert "only NeonVM's controller" in refused.message
+        assert user.create(neon.pods, pod("unowned", ownerReferences=[])).ok, "it is of no machine of NeonVM"
+        assert not changed("unowned", ownerReferences=runner["metadata"]["ownerReferences"]).ok
+        assert user.create(neon.pods, pod("unlabelled", labels={})).ok
+        assert not changed("unlabelled", labels={name: "vm1"}).ok
+        assert not changed("vm1-x7k2p", annotations={size: "{}"}).ok
+        assert not changed("vm1-x7k2p", labels={name: "vm2"}).ok
+        assert changed("vm1-x7k2p", annotations={**runner["metadata"]["annotations"], "example.com/note": "1"}).ok
+    status = {"apiGroups": ["vm.neon.tech"], "resources": ["virtualmachines/status"], "verbs": ["update"]}
+    with author(neon, pods, status) as controller_of_neonvm:
+        answer = controller_of_neonvm.create(neon.pods, pod("vm1-next"))
+        assert answer.ok, answer.message
 
 
 def test_without_neons_crd_a_controller_works_as_ever(cluster: Cluster, tmp_path: Path) -> None:

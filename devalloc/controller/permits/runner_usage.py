@@ -6,8 +6,10 @@ seen in its namespace owns it, for at most what that machine may have. Anyone wh
 machine as the owner: so the pods of a machine that are on one node count together as one.
 
 Who begins to lead has not seen the machines that were deleted before. A pod that is there already, and whose owner is
-not, counts for what it says itself: its QEMU may still have that. Anyone may have written it, so it counts for no more
-than Kubernetes lets the pod have: the limits of its containers, where each has one, and what the node has for machines.
+not, counts for what it says itself: its QEMU may still have that. It counts for no more than it says that its machine
+may have at most, than Kubernetes lets the pod have, by the limits of its containers where each has one, and than the
+node has for machines. Where the policy of ``deploy/neon`` is not installed, or was not yet, anyone who may create pods
+may have written what it says.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class RunnerPod:
     """What NeonVM asks it to have (``vm.neon.tech/resources``)."""
     usage: Resources
     """What it has (``vm.neon.tech/usage``)."""
+    most: Resources
+    """What it says that its machine may have at most."""
     limits: Resources
     """What the kernel lets it have, by the limits of its containers."""
 
@@ -69,7 +73,8 @@ def read_runner_pod(pod: Object) -> RunnerPod | None:
     usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.info.max)
     namespace = metadata["namespace"]
     limits = Resources(_limit(spec, "cpu", NANO // 1000), _limit(spec, "memory", NANO))
-    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage, limits)
+    most = read.info.min.most(read.info.max)
+    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage, most, limits)
 
 
 def _limit(spec: Mapping[str, Any], resource: str, unit: int) -> int:
@@ -202,7 +207,7 @@ class RunnerUsage:
         if pod is None or (most is None and self._inherited.get(key) != pod.owner):
             return NO_RESOURCES
         amounts = pod.requested.most(pod.usage).most(self._had.get(key, NO_RESOURCES))
-        return amounts.least(pod.limits).least(room) if most is None else amounts.least(most)
+        return amounts.least(pod.most).least(pod.limits).least(room) if most is None else amounts.least(most)
 
     def ownerless(self) -> list[RunnerPod]:
         """The pods that count although no machine that was seen owns them."""

@@ -44,11 +44,12 @@ def pod(
     *,
     name: str = POD[1],
     use: tuple[str, int] = ("1", 2),
+    most: tuple[str, int] = ("4", 8),
     owner: Object = OWNER,
 ) -> Object:
     resources = {
-        "cpus": {"min": "250m", "max": "4", "use": use[0]},
-        "memorySlots": {"min": 1, "max": 8, "use": use[1]},
+        "cpus": {"min": "250m", "max": most[0], "use": use[0]},
+        "memorySlots": {"min": 1, "max": most[1], "use": use[1]},
         "memorySlotSize": "1Gi",
     }
     annotations = {"vm.neon.tech/resources": json.dumps(resources)}
@@ -268,10 +269,16 @@ def test_an_inherited_pod_without_its_machine_counts_for_no_more_than_it_can_hav
     book: Book, spec: Object, counted: Resources
 ) -> None:
     """Anyone may have made it, with any amounts in its annotations, and have it end as late as they like."""
-    forged = pod(use=("900", 16_000))
+    forged = pod(use=("900", 16_000), most=("900", 16_000))
     forged["spec"] |= spec
     inherit(book, forged)
     assert book.counted() == counted
+
+
+def test_an_inherited_pod_without_its_machine_counts_for_no_more_than_its_machine_could_have(book: Book) -> None:
+    """NeonVM lets no machine have more; a machine that is there counts for no more either."""
+    inherit(book, pod(use=("900", 16_000), usage=amounts(900_000, 16_000), most=("2", 3)))
+    assert book.counted() == amounts(2000, 3)
 
 
 def test_limits_above_what_an_inherited_runner_pod_says_take_nothing_of_it(book: Book) -> None:
