@@ -78,6 +78,14 @@ def with_condition(
     return [new if one is before else one for one in others] if before else [*others, new]
 
 
+def with_conditions(conditions: object, new: Iterable[Mapping[str, str]], now: str) -> list[Any]:
+    """Conditions with all of these, each with type, status, reason and message; as ``with_condition``."""
+    merged = _readable(conditions)
+    for one in new:
+        merged = with_condition(merged, one["type"], (one["status"], one["reason"], one["message"]), now)
+    return merged
+
+
 def without_conditions(conditions: object, names: Iterable[str]) -> list[Any]:
     """Conditions without those of these types."""
     gone = frozenset(names)

@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.conditions import with_conditions
 from devalloc.api.fencing import fenced_from
 from devalloc.api.quantity import Quantity
 from devalloc.api.views import ClaimView
@@ -199,7 +200,7 @@ def _statuses(status: Object, devices: Devices, now: str) -> list[Any]:
             places[device] = len(statuses)
             statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
         before = statuses[places[device]]
-        merged = _merged(before.get("conditions", ()), conditions, now)
+        merged = with_conditions(before.get("conditions"), conditions, now)
         statuses[places[device]] = {**before, "conditions": merged}
     return statuses
 
@@ -237,12 +238,3 @@ def _amounts(status: Object, device: tuple[Any, Any]) -> list[Object]:
                 more = Quantity.parse(amount["allocation"])
                 total[amount["name"]] = total[amount["name"]] + more if amount["name"] in total else more
     return [{"name": name, "allocation": str(amount)} for name, amount in total.items()]
-
-
-def _merged(before: Iterable[Any], conditions: Iterable[Mapping[str, str]], now: str) -> list[Any]:
-    by_type = {each.get("type"): each for each in before}
-    for condition in conditions:
-        old = by_type.get(condition["type"], {})
-        same = old.get("status") == condition["status"] and old.get("lastTransitionTime")
-        by_type[condition["type"]] = {**condition, "lastTransitionTime": same or now}
-    return list(by_type.values())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.api.conditions import with_conditions
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.health.conditions import conditions_of
@@ -145,13 +146,10 @@ _OF_NETWORKS = ("interfaceName", "ips")
 
 def _timed(entry: Object, before: Object | None) -> Object:
     """The entry with the times since when its conditions are so, and what network components wrote."""
-    since = {
-        (each["type"], each["status"]): each["lastTransitionTime"] for each in (before or {}).get("conditions") or ()
-    }
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    conditions = [
-        {**each, "lastTransitionTime": since.get((each["type"], each["status"]), now)} for each in entry["conditions"]
-    ]
+    types = {each["type"] for each in entry["conditions"]}
+    merged = with_conditions((before or {}).get("conditions"), entry["conditions"], now)
+    conditions = [each for each in merged if each["type"] in types]
     written = (before or {}).get("networkData") or {}
     network = {name: written[name] for name in _OF_NETWORKS if name in written} | entry.get("networkData", {})
     return {**entry, "conditions": conditions, **({"networkData": network} if network else {})}
