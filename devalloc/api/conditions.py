@@ -61,15 +61,17 @@ def with_condition(
 ) -> list[Any]:
     """Conditions with this one, which keeps its place, and the time of its last transition as long as its status does.
 
-    ``content``: status, reason and message. ``generation``: of the object that was observed, if it has one.
+    ``content``: status, reason and message. ``now``: "" if it is not known when the status changed. ``generation``: of
+    the object that was observed, if it has one.
     """
     others = _readable(conditions)
     before = find_condition(others, name)
     status, reason, message = content
+    since = (before.get("lastTransitionTime") if before.get("status") == status else None) or now
     new: dict[str, Any] = {
         "type": name,
         "status": status,
-        "lastTransitionTime": (before.get("lastTransitionTime") if before.get("status") == status else None) or now,
+        **({"lastTransitionTime": since} if since else {}),
         "reason": reason,
         "message": message[:MAX_MESSAGE],
     }

@@ -104,18 +104,29 @@ class ServedStore(ServedReads, SQLiteStore):
         super().__init__(path)
         self.explains_waiting = False
         """Machines that no node can take have that as their reason, for lists of them."""
+        self.shows_answers = False
+        """Claims have the conditions that they would have on a cluster, for who reads whole objects."""
         self._looks: dict[str, tuple[float, bool]] = {}
         self.served = ServedView(self._why_unserved)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
-        return self._with_reason(super().get(kind, namespace, name))
+        return self._explained(super().get(kind, namespace, name))
 
     def list(self, *what: Any, **named: Any) -> Listing:
         listing = super().list(*what, **named)
-        return Listing([*map(self._with_reason, listing.objects)], listing.resource_version)
+        return Listing([*map(self._explained, listing.objects)], listing.resource_version)
 
-    def _with_reason(self, obj: Object) -> Object:
-        """A machine that no node has taken yet says so if no plugin is there to take it."""
+    def watch(self, *what: Any, **named: Any) -> Generator[Event, None, None]:
+        for event in super().watch(*what, **named):
+            yield replace(event, object=self._explained(event.object))
+
+    def _explained(self, obj: Object) -> Object:
+        """A machine that no node has taken yet says so if no plugin is there to take it; a claim has its answer in
+        conditions."""
+        if obj["kind"] == "DeviceClaim" and self.shows_answers:
+            from devalloc.controller.reconcile.decision import with_shown_answer
+
+            return with_shown_answer(obj)
         if obj["kind"] != "VirtualMachine" or not self.explains_waiting:
             return obj
         view = MachineView(obj)

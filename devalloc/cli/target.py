@@ -241,12 +241,13 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
-def explain_waiting(store: Store) -> None:
-    """Have an embedded store show of machines that wait whether there is a node plugin to take them."""
+def explain_waiting(store: Store, *, answers: bool = False) -> None:
+    """Have an embedded store show of machines that wait whether there is a node plugin to take them. ``answers``: and
+    of claims their answers as on a cluster."""
     from devalloc.cli.served_store import ServedStore
 
     if isinstance(store, ServedStore):
-        store.explains_waiting = True
+        store.explains_waiting, store.shows_answers = True, answers
 
 
 def unserved_note(store: Store, *nodes: str | None) -> str:

@@ -90,7 +90,7 @@ def get(
             return _nodes(store, what, form)
     if "/" not in what[0] and len(what) == 1:
         with open_target(place if all_namespaces else place.within(namespace)) as objects:
-            explain_waiting(objects)
+            explain_waiting(objects, answers=form.shows_objects)
             words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
             kinds = [kind_of(word, objects) for word in words]
             return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
@@ -98,7 +98,7 @@ def get(
         option = "--all-namespaces" if all_namespaces else "--selector"
         raise BadInput(f"a name and {option} cannot be combined; give the namespace with -n")
     with open_target(place.within(namespace)) as objects:
-        explain_waiting(objects)
+        explain_waiting(objects, answers=form.shows_objects)
         keys = keys_of(what, namespace, store=objects)
         return _named(objects, keys, form, watch)
 
@@ -114,6 +114,11 @@ class OutputForm(NamedTuple):
     @property
     def is_table(self) -> bool:
         return self.output in ("table", "wide") or self.columns is not None
+
+    @property
+    def shows_objects(self) -> bool:
+        """Whether any field of an object can be in it."""
+        return self.columns is not None or not self.is_table
 
     @property
     def columns(self) -> list[tuple[str, str]] | None:

@@ -43,14 +43,20 @@ StateTest = Callable[[dict[str, Any]], bool]
 """Whether an object has a state."""
 
 
+_OPPOSITES = {"allocated=false": "released"}
+"""Conditions that are not true, and the state of an object then."""
+
+
 class _State(click.Choice[str]):
-    """A state, also in kubectl's form: delete, condition=Allocated, jsonpath={.status.phase}=Running."""
+    """A state, also in kubectl's form: delete, condition=Allocated, condition=Allocated=false,
+    jsonpath={.status.phase}=Running."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if isinstance(value, str):
             for prefix in ("condition=", "jsonpath={.status.phase}="):
                 if value.startswith(prefix):
                     value = value.removeprefix(prefix).lower().removesuffix("=true")
+            value = _OPPOSITES.get(value, value)
             value = "deleted" if value == "delete" else value
         return super().convert(value, param, ctx)
 
@@ -72,7 +78,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     replicas of a set ready, migrations succeeded or failed.
 
     A machine is ready when it runs and its guest, if it reports (spec.guestReports), says so; a claim when it is
-    allocated. kubectl's --for=condition=NAME works, too.
+    allocated. kubectl's --for=condition=NAME works, too, and --for=condition=Allocated=false for released.
 
     Exit code 3 when the time is up and a claim or machine has a reason why not, 1 if it has no answer yet. At once for
     an object that is deleted meanwhile, for a machine that cannot start as it is, and for a migration that is over and

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
-from devalloc.api.conditions import ALLOCATED, READY, find_condition, with_condition
+from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, find_condition, with_condition
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
     DEVICE_LOST,
@@ -61,6 +61,7 @@ def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -
     return _SEVERAL.sub(several, _NAME.sub(one, message)) if "/" in message else message
 
 
+DEVICE_CLAIM = "DeviceClaim"
 _OURS = (ALLOCATED, READY)
 """The conditions of a claim that say whether it has devices."""
 _REASONS = (meta.REASON, meta.MESSAGE)
@@ -230,6 +231,26 @@ def with_given(claim: Object, status: Object, node: str | None, now: str) -> Obj
     """The status of a claim that has the devices in it, with what says so. It goes when these are taken back."""
     message = allocation_words(status["allocations"]) + (f" on node {node}" if node else "")
     return _with_answer(claim, status, ("True", ALLOCATED, message), now, node)
+
+
+def with_shown_answer(claim: Object) -> Object:
+    """A claim of an embedded store, which has its answer in annotations, with the conditions that it would have on a
+    cluster. Since when they are so, and for which generation, is not stored."""
+    view = ClaimView(claim)
+    status, problem = dict(view.status), (view.reason, view.message)
+    if has_answer(status):
+        return claim
+    unknown = {**claim, "metadata": {**claim["metadata"], "generation": None}}
+    if view.entries and not problem[0]:
+        status = with_given(unknown, status, view.node, "")
+    elif view.entries:
+        status = _with_answer(unknown, status, ("True", *problem), "", view.node)
+    elif problem[0]:
+        status = _with_answer(unknown, status, ("False", *problem), "")
+    else:
+        waits = [one for one in DEFAULT_STATUS[DEVICE_CLAIM]["conditions"] if one["type"] in _OURS]
+        status = {**status, "conditions": [*status.get("conditions", ()), *waits]}
+    return {**claim, "status": status}
 
 
 def _with_answer(
