@@ -55,7 +55,8 @@ def on_a_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *objects: Object
 
 def test_they_are_those_of_a_cluster(fleet: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fleet.allocate()
-    on_a_cluster(monkeypatch, tmp_path, pool(), device_class(), claim("fits"), claim("big", count=9))
+    claims = claim("fits", namespace="default"), claim("big", count=9, namespace="default")
+    on_a_cluster(monkeypatch, tmp_path, pool(), device_class(), *claims)
     for name, reason in (("fits", "Allocated"), ("big", "NotEnoughDevices")):
         there = said(fleet, name, "--kubeconfig", str(tmp_path / "kubeconfig"))
         assert there["reason"] == reason

@@ -269,7 +269,7 @@ def test_an_inherited_pod_without_its_machine_counts_for_no_more_than_it_can_hav
     book: Book, spec: Object, counted: Resources
 ) -> None:
     """Anyone may have made it, with any amounts in its annotations, and have it end as late as they like."""
-    forged = pod(use=("900", 16_000), most=("900", 16_000))
+    forged = pod(use=("900", 16_000), most=("512", 512))
     forged["spec"] |= spec
     inherit(book, forged)
     assert book.counted() == counted
