@@ -135,7 +135,7 @@ def test_a_machine_is_not_ready_until_it_runs_and_current_if_it_is_not_to_run(
 
 
 def test_sets_and_migrations_are_not_ready_before_they_are_answered(cluster: Cluster, store: KubernetesStore) -> None:
-    spec = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    spec = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}, "start": {"kernel": "/images/k"}}
     for kind, plural, content in (
         ("VirtualMachineReplicaSet", "virtualmachinereplicasets", {"replicas": 1, "template": {"spec": spec}}),
         ("VirtualMachineMigration", "virtualmachinemigrations", {"vmName": "web"}),
