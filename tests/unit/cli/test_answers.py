@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devalloc.store.sqlite import SQLiteStore
 from devalloc.version import VERSION
 from devalloc_solver import solve_manifests
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
@@ -59,7 +61,8 @@ def test_solve_without_files_answers_for_the_store_and_writes_nothing(devalloc: 
     devalloc("apply", "-f", "-", stdin=text(*FLEET, claim()))
 
     assert "gpus/gpu-0" in devalloc("solve").out
-    assert "status" not in devalloc("get", "dclaim/train", "-o", "json").json
+    with closing(SQLiteStore(devalloc.store)) as store:
+        assert "status" not in store.get("DeviceClaim", "default", "train")
 
 
 def test_the_store_is_answered_for_as_the_allocator_sees_it(devalloc: Shell) -> None:

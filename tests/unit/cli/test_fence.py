@@ -39,8 +39,8 @@ def test_the_plan_names_what_moves_and_what_is_released_and_changes_nothing(flee
         0,
         [
             "will fence node node-a: it gets nothing new, and what it holds is taken away",
-            "virtualmachine default/web: will start on another node",
-            "deviceclaim default/alone: will be released",
+            "virtualmachine default/web: will start on node node-b",
+            "deviceclaim default/alone: will be released, and gets devices of node node-b",
         ],
     )
     assert fleet("cordon").out == "nothing is cordoned\n"

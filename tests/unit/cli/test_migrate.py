@@ -392,7 +392,7 @@ class TestExplain:
 
 class TestDrain:
     def test_what_runs_moves_while_it_runs(self, fleet: Shell) -> None:
-        assert "will move to another node while it runs" in fleet("drain", "node/node-a", "--dry-run").out
+        assert "will move to node node-b while it runs" in fleet("drain", "node/node-a", "--dry-run").out
         with working(fleet):
             result = fleet("drain", "node/node-a", "--timeout", "20s")
         assert (result.code, result.err) == (0, "")
