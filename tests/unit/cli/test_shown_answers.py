@@ -1,4 +1,4 @@
-"""Whoever reads a claim of an embedded store as an object finds the conditions that it would have on a cluster."""
+"""A user who reads a claim of an embedded store as an object finds the conditions that it would have on a cluster."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def conditions(devalloc: Shell, name: str, *more: str) -> dict[str, Object]:
     return {one["type"]: one for one in status["conditions"]}
 
 
-def said(devalloc: Shell, name: str, *more: str) -> dict[str, Any]:
+def answer(devalloc: Shell, name: str, *more: str) -> dict[str, Any]:
     """The answer in the status of a claim, without what an embedded store does not know."""
     status = devalloc("get", f"claim/{name}", "-o", "json", *more).json["status"]
-    known = [{part: text for part, text in one.items() if part not in NOT_STORED} for one in status["conditions"]]
-    return {"conditions": known, "reason": status.get("reason"), "nodeName": status.get("nodeName")}
+    parts = [{part: text for part, text in one.items() if part not in NOT_STORED} for one in status["conditions"]]
+    return {"conditions": parts, "reason": status.get("reason"), "nodeName": status.get("nodeName")}
 
 
 def on_a_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *objects: Object) -> None:
@@ -58,9 +58,9 @@ def test_they_are_those_of_a_cluster(fleet: Shell, monkeypatch: pytest.MonkeyPat
     claims = claim("fits", namespace="default"), claim("big", count=9, namespace="default")
     on_a_cluster(monkeypatch, tmp_path, pool(), device_class(), *claims)
     for name, reason in (("fits", "Allocated"), ("big", "NotEnoughDevices")):
-        there = said(fleet, name, "--kubeconfig", str(tmp_path / "kubeconfig"))
+        there = answer(fleet, name, "--kubeconfig", str(tmp_path / "kubeconfig"))
         assert there["reason"] == reason
-        assert said(fleet, name) == there
+        assert answer(fleet, name) == there
     assert "nodeName" not in fleet("get", "claim/big", "-o", "json").json["status"]
 
 

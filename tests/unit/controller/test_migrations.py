@@ -509,9 +509,9 @@ class TestRefusals:
         failed = migration_status(two)
         assert (failed["phase"], failed["reason"]) == ("Failed", "MachineNotMovable")
         assert words in failed["message"]
-        said = {one["type"]: (one["status"], one["reason"], one["message"]) for one in failed["conditions"]}
+        reported = {one["type"]: (one["status"], one["reason"], one["message"]) for one in failed["conditions"]}
         why = (failed["reason"], failed["message"])
-        assert said == {"Ready": ("False", *why), "Stalled": ("True", *why)}
+        assert reported == {"Ready": ("False", *why), "Stalled": ("True", *why)}
         assert booking(two) == {}
 
     def test_so_does_what_its_node_says_and_its_spec(self, two: SQLiteStore) -> None:

@@ -18,7 +18,7 @@ from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 EVERYTHING = InstallOptions(publish="both", resource_claims=True, adoption=True, permits=True, neon=True)
 VIRTUAL = {"adopt", "allocate", "prepare", "prioritize", "use-host-paths", "overcommit"}
 """Verbs that no API has, and that policies ask for: what they allow acts on the whole cluster."""
-ASKED = VIRTUAL | {"update"}
+CHECKED = VIRTUAL | {"update"}
 """With those of an API: NeonVM's controller may update the status of its machines."""
 CHECK = re.compile(r"authorizer\b(.*?)\.check\('([^']*)'\)", re.DOTALL)
 
@@ -50,14 +50,14 @@ def test_the_guide_names_all_that_an_installation_contains(kind: str) -> None:
 def test_virtual_verbs_are_asked_for_the_whole_cluster() -> None:
     """In its own namespace everybody has them who has all verbs there, such as cluster-admin by a RoleBinding."""
     checks = [(where, verb) for one in policies() for text in expressions(one) for where, verb in CHECK.findall(text)]
-    assert {verb for _, verb in checks} == ASKED
+    assert {verb for _, verb in checks} == CHECKED
     assert [where for where, _ in checks if "namespace" in where] == []
 
 
 def test_the_chart_asks_for_them_in_the_same_way() -> None:
     text = chart("1.0")["templates/policies.yaml"].replace("''", "'")  # as texts in quotes have it
     checks = CHECK.findall(text)
-    assert {verb for _, verb in checks} == ASKED
+    assert {verb for _, verb in checks} == CHECKED
     assert [where for where, _ in checks if "namespace" in where] == []
 
 

@@ -220,14 +220,14 @@ def test_a_migration_is_ready_when_its_machine_has_moved(store: SQLiteStore) -> 
     kind = "VirtualMachineMigration"
     made = store.create(migration("move", "m"))
 
-    def said() -> list[tuple[str, str, str, str]]:
+    def reported() -> list[tuple[str, str, str, str]]:
         conditions = store.get(kind, "default", "move")["status"]["conditions"]
         return [(one["type"], one["status"], one["reason"], one["message"]) for one in conditions]
 
     moves.write_migration(store, made, "PreparingTarget")
-    assert said() == [("Ready", "False", "PreparingTarget", "its phase is PreparingTarget")]
+    assert reported() == [("Ready", "False", "PreparingTarget", "its phase is PreparingTarget")]
     version = store.get(kind, "default", "move")["metadata"]["resourceVersion"]
     moves.write_migration(store, made, "PreparingTarget")
     assert store.get(kind, "default", "move")["metadata"]["resourceVersion"] == version, "nothing has changed"
     moves.write_succeeded(store, made)
-    assert said() == [("Ready", "True", "Succeeded", "its phase is Succeeded")]
+    assert reported() == [("Ready", "True", "Succeeded", "its phase is Succeeded")]
