@@ -59,30 +59,38 @@ FACTOR, SLACK = 3, 20
 """A run may take so many times as long as one without a mutant, and so many seconds more; then it hangs."""
 HUNG = -1000
 """Instead of an exit code."""
+NOT_RUN = " (no test of these tiers runs it)"
 MOST_TESTS, MOST_SECONDS = 400, 300
 """Of a mutant, with a coverage map: so many tests, those of the module first, and so much time."""
-NOTICED, SURVIVED, UNDECIDED = "noticed", "survived", "undecided"
+NOTICED, REFUSED, SURVIVED, UNDECIDED = "noticed", "refused by types", "survived", "undecided"
 _COMPARED = {
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
     ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt),
     ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
 }  # fmt: skip
+_BOUNDARIES = {(ast.Lt, ast.LtE), (ast.LtE, ast.Lt), (ast.Gt, ast.GtE), (ast.GtE, ast.Gt)}
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
 """Functions, and what is called in place of each."""
 _CALCULATED = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
 }  # fmt: skip
 _LOGS = ("log", "_log", "LOG", "LOGGER", "logging")
-_SAME = {"strict", "slots", "frozen", "eq", "kw_only"}
+_SAME = {"strict", "slots", "frozen", "eq", "kw_only", "repr"}
 """Arguments that change nothing which a right program does."""
+_WAIT = re.compile(r"(.*_)?(SECONDS|PAUSES?|TRIES|ATTEMPTS)")
+"""Names of constants that say how long, or how often, something is tried: one more is as right."""
+_BOUND = re.compile(r"_?(MAX|MOST|SPARE)(_.*)?|.*_(BYTES|LIMIT|MAX|MOST)")
+_LARGE = 1000
+"""From here on one more or less of a bound decides nothing; what compares with the bound has mutants of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
+    kind: str
     path: str
     line: int
-    last: int
-    """of the lines that change"""
+    statement: range
+    """the lines of the statement that changes, without its body"""
     change: str
     """for people: the lines as they were, and as they are"""
     source: bytes
@@ -94,56 +102,97 @@ def mutants(path: str, source: bytes) -> Iterator[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    changes = []
-    for node, other in _changes(ast.parse(source)):
+    changes, tree = [], ast.parse(source)
+    statements = [_lines(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for kind, node, other in _changes(tree):
         first, last = node.lineno, node.end_lineno or node.lineno
         begin, end = starts[first - 1] + node.col_offset, starts[last - 1] + (node.end_col_offset or 0)
         text = ast.unparse(other).encode()
         text = b"(%s)" % text if isinstance(other, ast.BoolOp | ast.Compare | ast.BinOp) else text
         before, after = source[starts[first - 1] : begin], source[end : starts[last]]
         original, mutant = (" ".join((before + part + after).decode().split()) for part in (source[begin:end], text))
-        changes.append(Mutant(path, first, last, f"{original} -> {mutant}", source[:begin] + text + source[end:]))
+        statement = min((lines for lines in statements if first in lines), key=len, default=range(first, last + 1))
+        source_of_mutant = source[:begin] + text + source[end:]
+        changes.append(Mutant(kind, path, first, statement, f"{original} -> {mutant}", source_of_mutant))
     yield from sorted(changes, key=lambda one: one.line)
 
 
-def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | ast.stmt]]:
-    """Parts of a program, each with what takes its place. Annotations, assertions and the log are left alone."""
+def _lines(node: ast.stmt) -> range:
+    """From its first decorator to where its body begins."""
+    body = node.body if isinstance(node, _WITH_BODY) else ()
+    begin = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    return range(begin, max(begin + 1, body[0].lineno) if body else (node.end_lineno or node.lineno) + 1)
+
+
+_WITH_BODY = (
+    ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.For | ast.AsyncFor | ast.While | ast.If | ast.With
+    | ast.AsyncWith | ast.Try
+)  # fmt: skip
+
+Change = tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]
+"""Its kind, a part of a program, and what takes its place."""
+
+
+def _changes(tree: ast.AST) -> Iterator[Change]:
+    """Annotations, assertions, the log, and what no test can or should notice are left alone."""
     for node in _children(tree):
-        if isinstance(node, ast.Assert | ast.JoinedStr) or _is_logging(node) or _is_typing(node):
+        if isinstance(node, ast.Assert | ast.JoinedStr) or _is_logging(node) or _is_typing(node) or _is_rough(node):
             continue
         if isinstance(node, ast.Compare):
-            for position, operator in enumerate(node.ops):
-                for kind in _COMPARED[type(operator)]:
-                    ops = [*node.ops[:position], kind(), *node.ops[position + 1 :]]
-                    yield node, ast.Compare(node.left, ops, node.comparators)
+            yield from _comparisons(node)
         elif isinstance(node, ast.BoolOp):
-            yield node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+            yield "and, or", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield node, node.operand
+            yield "negation", node, node.operand
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            yield "True, False", node, ast.Constant(not node.value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-            is_small = node.value in (0, 1)
-            yield node, ast.Constant(type(node.value)(1 - node.value) if is_small else node.value + 1)
+            yield "number", node, ast.Constant(1 - node.value if node.value in (0, 1) else node.value + 1)
         elif isinstance(node, ast.BinOp) and type(node.op) in _CALCULATED and not _is_text(node):
-            yield node, ast.BinOp(node.left, _CALCULATED[type(node.op)](), node.right)
+            yield "arithmetic", node, ast.BinOp(node.left, _CALCULATED[type(node.op)](), node.right)
         elif isinstance(node, ast.Call):
             yield from _calls(node)
-        elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
-            yield node, ast.Return(ast.Constant(None))
-        elif isinstance(node, ast.Raise) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
-        ):
-            yield node, ast.Pass()
+        elif isinstance(node, ast.stmt):
+            yield from _statements(node)
+        if isinstance(node, ast.If | ast.IfExp | ast.While) and isinstance(node.test, _PLAIN):
+            yield "negation", node.test, ast.UnaryOp(ast.Not(), node.test)
         yield from _changes(node)
 
 
-def _calls(node: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+_PLAIN = ast.Name | ast.Attribute | ast.Call | ast.Subscript
+"""Conditions that have no other mutant which turns them round."""
+
+
+def _comparisons(node: ast.Compare) -> Iterator[Change]:
+    for position, operator in enumerate(node.ops):
+        for kind in _COMPARED[type(operator)]:
+            ops = [*node.ops[:position], kind(), *node.ops[position + 1 :]]
+            is_boundary = (type(operator), kind) in _BOUNDARIES
+            yield "boundary" if is_boundary else "comparison", node, ast.Compare(node.left, ops, node.comparators)
+
+
+def _statements(node: ast.stmt) -> Iterator[Change]:
+    match node:
+        case ast.Return(value) if value is not None and ast.unparse(value) != "None":
+            yield "return None", node, ast.Return(ast.Constant(None))
+        case ast.Raise():
+            yield "no raise", node, ast.Pass()
+        case ast.Expr(ast.Call() | ast.Await()):
+            yield "no call", node, ast.Pass()
+        case ast.Assign([ast.Attribute() | ast.Subscript()]) | ast.AugAssign(ast.Attribute() | ast.Subscript()):
+            yield "no assignment", node, ast.Pass()
+
+
+def _calls(node: ast.Call) -> Iterator[Change]:
     """Another function, and the first two arguments the other way round."""
-    if isinstance(node.func, ast.Name) and node.func.id in _CALLED:
-        yield node, ast.Call(ast.Name(_CALLED[node.func.id]), node.args, node.keywords)
-    if len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name in _CALLED:
+        yield "function", node, ast.Call(ast.Name(_CALLED[name]), node.args, node.keywords)
+    is_symmetric = name in ("min", "max") and not node.keywords
+    if len(node.args) > 1 and not is_symmetric and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
         first, second, *others = node.args
         if ast.dump(first) != ast.dump(second):
-            yield node, ast.Call(node.func, [second, first, *others], node.keywords)
+            yield "order of arguments", node, ast.Call(node.func, [second, first, *others], node.keywords)
 
 
 def _is_text(node: ast.BinOp) -> bool:
@@ -160,6 +209,29 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
             is_same = isinstance(part, ast.keyword) and part.arg in _SAME
             if isinstance(part, ast.AST) and name not in ("annotation", "returns") and not is_same:
                 yield part
+
+
+def _is_rough(node: ast.AST) -> bool:
+    """Whether it is a constant of waiting, a large bound, or a pause with some chance in it; or flushes the output of
+    errors, which has no buffer."""
+    match node:
+        case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), _, value) if value is not None:
+            return bool(_WAIT.fullmatch(name) or (_BOUND.fullmatch(name) and _is_large(value)))
+        case ast.BinOp():
+            return any(isinstance(part, ast.Attribute) and part.attr == "uniform" for part in ast.walk(node))
+        case ast.Call(ast.Attribute(ast.Name("time" | "random"), "sleep" | "uniform")):
+            return True
+        case ast.Expr(value):
+            return ast.unparse(value) in ("sys.stderr.flush()", "time.sleep(0)")
+    return False
+
+
+def _is_large(value: ast.expr) -> bool:
+    """Whether a number, or a sum or product of numbers, is."""
+    if not all(isinstance(part, ast.Constant | ast.BinOp | ast.operator) for part in ast.walk(value)):
+        return False
+    number = eval(compile(ast.Expression(value), "", "eval"), {})
+    return isinstance(number, int) and number >= _LARGE
 
 
 def _is_logging(node: ast.AST) -> bool:
@@ -248,6 +320,16 @@ class Copy:
         assert self._changed is not None
         self.start(tests, *self._changed, limit, keep=False)
 
+    def checked(self, cache: Path, mutant: Mutant | None = None) -> int:
+        """The exit code of the type check, with a mutant or without one."""
+        if self._changed is not None:
+            self._write(*self._changed)
+        if mutant is not None:
+            self._changed = mutant.path, (self.folder / mutant.path).read_bytes()
+            self._write(mutant.path, mutant.source)
+        command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode
+
     def _write(self, path: str, source: bytes) -> None:
         file = self.folder / path
         file.write_bytes(source)
@@ -334,6 +416,8 @@ def outcomes(
 def _deciding(copy: Copy, trial: Trial, limit: float) -> Generator[None, None, str]:
     """Goes on at each ``next``. A test that fails without the mutant too has noticed nothing."""
     mutant, tests = trial.mutant, trial.tests
+    if not tests:
+        return SURVIVED
     for _ in range(3):
         if not tests:
             break
@@ -342,8 +426,15 @@ def _deciding(copy: Copy, trial: Trial, limit: float) -> Generator[None, None, s
             yield
         if code == 0:
             return SURVIVED
-        if code not in (1, 2):  # tests that failed, or could not be collected
-            return UNDECIDED if code == 4 else NOTICED  # it may hang or crash; 4: there is no such test
+        if code == 4:  # there is no such test
+            return UNDECIDED
+        if code == HUNG:  # or they take so long without it, too
+            copy.start_without_mutant(tests, limit / FACTOR)
+            while (code := copy.poll()) is None:
+                yield
+            return UNDECIDED if code == HUNG else NOTICED
+        if code not in (1, 2):  # it crashes; these are tests that failed, or could not be collected
+            return NOTICED
         failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", copy.output, re.MULTILINE)
         copy.start_without_mutant(failed or tests, limit)
         while (code := copy.poll()) is None:
@@ -372,6 +463,7 @@ def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, mos
         return None
     limit = FACTOR * (time.monotonic() - began) + SLACK
     results = outcomes(copies, [Trial(one, tests) for one in chosen], limit)
+    notice_by_types(tree, copies[0], chosen, results)
     left, accepted = _left(chosen, results, settings)
     print(
         f"{path}: {len(chosen)} of {count} mutants, {len(left)} survived, {accepted} accepted, "
@@ -389,12 +481,40 @@ def _drawn_mutants(path: str, source: bytes, most: int, seed: int) -> tuple[list
     return few, len(every)
 
 
-def _left(chosen: Sequence[Mutant], results: Sequence[str], settings: Settings) -> tuple[list[Mutant], int]:
-    """Print and return the mutants that survived, and how many others are accepted."""
+def of_each_kind(every: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """So many, as many of each kind as there are. Otherwise four in ten would be swapped arguments and ``return None``,
+    of which nearly all end in a TypeError: easy to notice."""
+    draw, kinds = random.Random(seed), defaultdict[str, list[Mutant]](list)
+    for one in draw.sample(every, len(every)):
+        kinds[one.kind].append(one)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds))))
+    return sorted(itertools.islice(filter(None, turns), count), key=lambda one: (one.path, one.line, one.change))
+
+
+def notice_by_types(tree: Path, copy: Copy, chosen: Sequence[Mutant], results: list[str]) -> None:
+    """Let the type check have a look at what survived: nothing that it refuses is merged."""
+    alive = [number for number, result in enumerate(results) if result == SURVIVED]
+    cache = copy.folder.with_name("types")
+    if (tree / ".mypy_cache").is_dir():
+        shutil.copytree(tree / ".mypy_cache", cache)
+    if not alive or copy.checked(cache) != 0:
+        return
+    for number in alive:
+        if copy.checked(cache, chosen[number]) == 1:  # 2: the program is none
+            results[number] = REFUSED
+
+
+def _left(
+    chosen: Sequence[Mutant],
+    results: Sequence[str],
+    settings: Settings,
+    is_run: Callable[[Mutant], bool] = lambda mutant: True,
+) -> tuple[list[Mutant], int]:
+    """Print and return the mutants that survived, and how many others are accepted. ``is_run``: by any test."""
     alive = [one for one, result in zip(chosen, results, strict=True) if result == SURVIVED]
     left = [one for one in alive if one.change not in settings.get("accepted", {}).get(one.path, {})]
     for one in left:
-        print(f"{one.path}:{one.line}: {one.change}", flush=True)
+        print(f"{one.path}:{one.line}: {one.change}{'' if is_run(one) else NOT_RUN}", flush=True)
     return left, len(alive) - len(left)
 
 
@@ -407,12 +527,14 @@ def survey(
     *,
     count: int,
     seed: int,
+    allowed: float = 0.0,
 ) -> bool:
-    """Whether of all modules' mutants together, of which so many are drawn, all are noticed or accepted. Prints those
-    that are not, and a table."""
+    """Whether of all modules' mutants together, of which so many are drawn, no more than this part survives that is not
+    accepted. Prints those that do, and two tables."""
     every = [one for path in paths for one in mutants(path, (tree / path).read_bytes())]
-    numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
-    chosen = [every[number] for number in sorted(numbers)]
+    chosen = of_each_kind(every, count, seed)
+    if not chosen:
+        return True
     for copy in copies:  # without a mutant, to have the bytecode of all modules
         copy.start([*tiers(tree), "--collect-only"], chosen[0].path, (tree / chosen[0].path).read_bytes(), keep=True)
     for copy in copies:
@@ -423,29 +545,36 @@ def survey(
         print(f"{number} of {len(chosen)}: {result}: {one.path}:{one.line}", file=sys.stderr, flush=True)
 
     results = outcomes(copies, trials, MOST_SECONDS, show)
-    left, accepted = _left(chosen, results, settings)
+    notice_by_types(tree, copies[0], chosen, results)
+    left, accepted = _left(chosen, results, settings, lambda one: bool(_running(one, seen)))
+    for title, of in (("kind", lambda one: one.kind), ("folder", lambda one: "/".join(one.path.split("/")[:-1][:3]))):
+        _print_table(title, [of(one) for one in chosen], results)
+    decided = results.count(NOTICED) + results.count(REFUSED) + len(left)
+    share = len(left) / max(1, decided)
+    print(f"{len(left)} of {decided} decided ones survived ({share:.0%}); {accepted} are accepted")
+    return share <= allowed
+
+
+def _print_table(title: str, names: Sequence[str], results: Sequence[str]) -> None:
     rows = defaultdict[str, Counter[str]](Counter)
-    for one, result in zip(chosen, results, strict=True):
-        folder = "/".join(one.path.split("/")[:-1][:3])
-        rows[folder][result] += 1
-        rows[""][result] += 1
-    print("| folder | mutants | noticed | survived | undecided |", "|---|---|---|---|---|", sep="\n")
-    for folder in (*sorted(filter(None, rows)), ""):
-        row = rows[folder]
-        words = (folder or "all", row.total(), row[NOTICED], row[SURVIVED], row[UNDECIDED])
-        print("|", " | ".join(map(str, words)), "|")
-    decided = rows[""][NOTICED] + len(left)
-    print(
-        f"{len(left)} of {decided} decided ones survived ({len(left) / max(1, decided):.0%}); {accepted} are accepted"
-    )
-    return not left
+    for name, result in zip(names, results, strict=True):
+        rows[name][result] += 1
+    columns = (NOTICED, REFUSED, SURVIVED, UNDECIDED)
+    print(f"| {title} | mutants | {' | '.join(columns)} |", "|---" * 6 + "|", sep="\n")
+    for name, row in (*sorted(rows.items()), ("all", Counter(results))):
+        print("|", " | ".join(map(str, (name, row.total(), *(row[column] for column in columns)))), "|")
+    print()
+
+
+def _running(mutant: Mutant, seen: CoverageMap) -> list[str]:
+    return seen.tests_of(mutant.path, mutant.statement)
 
 
 def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap, seed: int) -> list[str]:
     """What runs it, at most MOST_TESTS, of which half can be those of its module. Of the others each test module gives
     one in turn: tests of one module are alike."""
     own = unit_tests_of(tree, mutant.path, settings.get("tests", {}))
-    running = seen.tests_of(mutant.path, range(mutant.line, mutant.last + 1))
+    running = _running(mutant, seen)
     if not running:
         return own
     draw, by_module = random.Random(seed), defaultdict[str, list[str]](list)
@@ -453,7 +582,8 @@ def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap,
         by_module[test.partition("::")[0]].append(test)
     near = [test for module in own for test in by_module.pop(module, ())][: MOST_TESTS // 2]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_module.values()))
-    return near + sorted(itertools.islice(filter(None, turns), MOST_TESTS - len(near)))
+    others = itertools.islice(filter(None, turns), MOST_TESTS - len(near))
+    return near + sorted(others, key=lambda test: (not test.startswith("tests/unit/"), test))  # the quick ones first
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -468,6 +598,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="draws other mutants")
     parser.add_argument("--survey", type=int, metavar="N", help="N mutants of all modules together, by a coverage map")
+    parser.add_argument(
+        "--allow", type=float, default=0, metavar="PERCENT", help="of --survey: so many may survive (default: 0)"
+    )
     parser.add_argument("--map", type=Path, default=MAP, help=f"of --survey: recorded if it is not there ({MAP})")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     chosen = parser.parse_args(arguments)
@@ -490,7 +623,8 @@ def main(arguments: Sequence[str]) -> int:
             paths = changed(tree, chosen.base or "main")
         if chosen.survey is not None:
             seen = CoverageMap(chosen.map)
-            return int(not survey(tree, paths, copies, settings, seen, count=chosen.survey, seed=chosen.seed))
+            limits = {"count": chosen.survey, "seed": chosen.seed, "allowed": chosen.allow / 100}
+            return int(not survey(tree, paths, copies, settings, seen, **limits))
         results = [judge(tree, path, copies, settings, chosen.most, chosen.seed) for path in paths]
     return 2 if None in results else int(False in results)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.repository import REPO
-from tools.mutants import changed, mutants, unit_tests_of
+from tools.coverage_map import CoverageMap
+from tools.mutants import changed, mutants, of_each_kind, unit_tests_of
 
 SUMS = '''"""Sums."""
 
@@ -61,6 +63,8 @@ devalloc/math/sums.py:14: return one > 1 -> return one > 0
         ("x = f(a, b, *c)", ["x = f(b, a, *c)"]),
         ("x = f(a, a)", []),
         ("x = min(a)", ["x = max(a)"]),
+        ("x = min(a, b)", ["x = max(a, b)"]),  # whose order does not matter
+        ("x = min(a, b, key=f)", ["x = max(a, b, key=f)", "x = min(b, a, key=f)"]),
         ("x = any(a)", ["x = all(a)"]),
         ("x = sorted(a)", ["x = list(a)"]),
         ("x = a - b * c", ["x = (a + b * c)", "x = a - (b // c)"]),
@@ -70,7 +74,25 @@ devalloc/math/sums.py:14: return one > 1 -> return one > 0
         ("raise E", ["pass"]),
         ("def f():\n    return a", ["return None"]),
         ("def f(a=1):\n    return None", ["def f(a=0):"]),
+        ("if a:\n    b", ["if not a:"]),
+        ("x = b if a.c else d", ["x = b if not a.c else d"]),
+        ("while f():\n    b", ["while not f():"]),
+        ("a.b = c", ["pass"]),
+        ("a[b] += c", ["pass"]),
+        ("a = b", []),
+        ("PAUSE_SECONDS = 5", []),
+        ("MAX_TRIES = 5", []),
+        ("MAX_BYTES = 1 << 20", []),
+        ("_MAX_NAME: int = 4 * 1000", []),
+        ("_MAX_NAME = 15", ["_MAX_NAME = 16"]),
+        ("MAX_ROWS = 500 + x", ["MAX_ROWS = (500 - x)", "MAX_ROWS = 501 + x"]),
+        ("PORT = 10301", ["PORT = 10302"]),
+        ("x = wait(s * 2 / 15 * random.uniform(0, 1))", []),
+        ("time.sleep(0)", []),
+        ("sys.stderr.flush()", []),
+        ("sys.stdout.flush()", ["pass"]),
         ("x = zip(a, strict=True)", []),
+        ("x = field(repr=False, compare=False)", ["x = field(repr=False, compare=True)"]),
         ("log.info(0)", []),
         ("assert a is not None", []),
         ("def f(a: Literal[0]) -> Literal[1]: ...", []),
@@ -83,6 +105,32 @@ def test_each_kind_of_code_has_its_mutants(source: str, expected: list[str]) -> 
     assert [one.change.partition(" -> ")[2] for one in made] == expected
     for one in made:
         compile(one.source, "m.py", "exec", flags=0x2000)  # await outside functions, too
+
+
+def test_a_mutant_is_run_by_what_runs_its_statement() -> None:
+    source = (
+        "@f(1)\ndef g(\n    a=2,\n):\n    if a in (\n        3,\n    ):\n        return [\n            4,\n        ]\n"
+    )
+    of = {one.change: one.statement for one in mutants("m.py", source.encode()) if one.kind == "number"}
+    assert [*of.values()] == [range(1, 5), range(1, 5), range(5, 8), range(8, 11)]
+
+
+def test_as_many_of_each_kind_are_drawn_as_there_are() -> None:
+    """Not as many as the tree has: arguments the wrong way round are easy to notice, and all over the place."""
+    source = "f(a, b)\n" * 50 + "x = min(a)\n" * 3 + "x = a < b\n" * 3
+    every = [*mutants("m.py", source.encode())]
+
+    def kinds(count: int, seed: int) -> Counter[str]:
+        return Counter(one.kind for one in of_each_kind(every, count, seed))
+
+    assert kinds(10, 1) == {"function": 2, "boundary": 2, "comparison": 2, "no call": 2, "order of arguments": 2}
+    assert kinds(25, 1) == {"function": 3, "boundary": 3, "comparison": 3, "no call": 8, "order of arguments": 8}
+    assert len(of_each_kind(every, 1000, 1)) == len(every)
+
+    def drawn(seed: int) -> list[tuple[int, str]]:
+        return [(one.line, one.change) for one in of_each_kind(every, 10, seed)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +179,14 @@ def run(tree: Path, *words: str) -> tuple[int, str]:
     command = [sys.executable, *(words or ("-m", "tools.mutants", "devalloc/math/sums.py"))]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def survivors(output: str) -> list[str]:
+    lines = (line.removesuffix(" (no test of these tiers runs it)") for line in output.splitlines())
+    return sorted(line for line in lines if line.startswith("devalloc/"))
+
+
+SURVEY = ("-m", "tools.mutants", "--map", "build/map", "--jobs", "1", "--survey")
 
 
 def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> None:
@@ -186,10 +242,48 @@ def test_a_survey_draws_mutants_of_all_modules_and_asks_the_tests_that_run_their
     (tree / "tests/unit/math/test_sums.py").unlink()
     (tree / "tests/unit/test_all.py").write_text(f"{tests}    assert add(1) == 2\n")
     (tree / "devalloc/math/__init__.py").write_text("from devalloc.math.sums import add\n")
-    code, output = run(tree, "-m", "tools.mutants", "--survey", "100", "--map", "build/map", "--jobs", "1")
+    code, output = run(tree, *SURVEY, "100")
     assert code == 1, output
-    assert [line for line in output.splitlines() if line.startswith("devalloc/")] == SURVIVORS.splitlines()
-    assert "| devalloc/math | 11 | 7 | 4 | 0 |\n| all | 11 | 7 | 4 | 0 |" in output
+    assert survivors(output) == sorted(SURVIVORS.splitlines())
+    assert output.count("no test of these tiers runs it") == 4
+    assert "| devalloc/math | 11 | 7 | 0 | 4 | 0 |\n| all | 11 | 7 | 0 | 4 | 0 |" in output
+    assert "| boundary | 2 | 1 | 0 | 1 | 0 |\n" in output
     assert "4 of 11 decided ones survived (36%); 0 are accepted" in output
-    few = [run(tree, "-m", "tools.mutants", "--survey", "2", "--map", "build/map", "--seed", seed)[1] for seed in "112"]
-    assert few[0] == few[1] != few[2]
+    assert [run(tree, *SURVEY, "100", "--allow", percent)[0] for percent in ("35", "37")] == [1, 0]
+
+
+def test_what_the_type_check_refuses_does_not_survive(tree: Path) -> None:
+    settings = (tree / "pyproject.toml").read_text()
+    (tree / "pyproject.toml").write_text(f'{settings}\n[tool.mypy]\nstrict = true\npackages = ["devalloc"]\n')
+    code, output = run(tree, *SURVEY, "100")
+    assert code == 1, output
+    assert survivors(output) == sorted(line for line in SURVIVORS.splitlines() if "return None" not in line)
+    assert "| return None | 2 | 1 | 1 | 0 | 0 |\n" in output
+    assert "3 of 11 decided ones survived (27%)" in output
+
+
+def test_tests_of_another_process_run_a_line_as_well(tree: Path) -> None:
+    (tree / "tests/unit/math/test_sums.py").unlink()
+    (tree / "tests/unit/test_command.py").write_text(
+        "import subprocess, sys\n\n\ndef test_command():\n"
+        "    script = 'from devalloc.math.sums import add; print(add(1, 2))'\n"
+        "    done = subprocess.run([sys.executable, '-c', script], capture_output=True, check=True)\n"
+        "    assert done.stdout == b'3\\n'\n"
+    )
+    assert run(tree, *SURVEY, "1")[0] in (0, 1)
+    tests = CoverageMap(tree / "build/map").tests_of("devalloc/math/sums.py", [10])
+    assert tests == ["tests/unit/test_command.py::test_command"]
+    assert CoverageMap(tree / "build/map").tests_of("devalloc/math/sums.py", [14]) == [], "no test runs it"
+
+
+def test_a_test_that_takes_too_long_anyhow_tells_nothing(tree: Path) -> None:
+    script = (
+        "import pathlib, tempfile; from tools.mutants import *; folder = pathlib.Path(tempfile.mkdtemp());"
+        "copy = Copy(pathlib.Path.cwd(), folder); path = 'devalloc/math/sums.py';"
+        "hangs = b'import time\\ndef add(*_): time.sleep(1000)';"
+        "trials = [Trial(Mutant('', path, 1, range(1, 2), '', source), ['tests']) for source in (hangs, b'')];"
+        "print(outcomes([copy], trials[:1], 30.0));"
+        "(folder / 'tests/unit/math/test_sums.py').write_text('import time; time.sleep(1000)');"
+        "print(outcomes([copy], trials[1:], 3.0)); shutil.rmtree(folder)"
+    )
+    assert run(tree, "-c", script) == (0, "['noticed']\n['undecided']\n")
