@@ -235,6 +235,21 @@ def test_lines_are_found_inside_lists_of_objects() -> None:
     assert document.place(Problem("x", "metadata.name")).source == "f.yaml, document 1, item 2, line 5"
 
 
+def test_each_item_of_a_list_has_its_line() -> None:
+    text = "a:\n- 1\n- b: 2\n- - 3\n  - 4\nc: 5\n"
+    (document,) = load_text(text, "f.yaml").documents
+    lines = {path: document.place(Problem("x", path)).source for path in ("a[0]", "a[1].b", "a[2][0]", "a[2][1]", "c")}
+    assert [source.rpartition(" ")[2] for source in lines.values() if source] == ["2", "3", "4", "5", "6"]
+
+
+def test_documents_of_one_content_and_source_are_equal_wherever_they_were_read() -> None:
+    one, other, third = (
+        load_text(text, name).documents[0] for text, name in [("a: 1", "f"), ("# 1\na: 1", "f"), ("a: 1", "g")]
+    )
+    assert one == other
+    assert one != third
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from devalloc.cli.layout import fit_columns, fit_lines, wrap, wrap_sentence
+from devalloc.cli.layout import GAP, fit_columns, fit_lines, wrap, wrap_sentence
 from devalloc.cli.render import output
 from devalloc.cli.terminal import print_heading, print_line, print_note
 
@@ -71,6 +71,11 @@ def test_rows_of_many_devices_are_broken_before_a_name(monkeypatch: pytest.Monke
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line.strip().startswith(",")]
     assert sum("mig-3g.20gb-1," in line for line in lines) == 1
+
+
+def test_columns_are_as_wide_as_their_longest_text_and_an_empty_one_takes_no_room() -> None:
+    assert output.table_lines(["A", "", "B"], [["long", "", "x"]]) == [f"A   {GAP}{GAP}B", f"long{GAP}{GAP}x"]
+    assert output.table_lines(["A", "B"], [["x", "y"]], [3]) == [f"A  {GAP}B", f"x  {GAP}y"]
 
 
 @pytest.mark.parametrize("width", [1, 7, 24, 80])

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.kfd import KfdTopology
+from devalloc.inventory.pci import scan_functions
+from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
@@ -254,3 +257,19 @@ class TestPartitionsOfAmd:
     def test_a_job_that_the_driver_does_not_list_may_use_any_device(self, host: FakeSysfs) -> None:
         hold_open(host, "/dev/kfd", comm="python3")
         assert self.both(host) == ("in use: python3 4711", "in use: python3 4711")
+
+    def test_a_gpu_that_is_no_first_function_has_its_own_processes(self, host: FakeSysfs) -> None:
+        """Two GPUs on one card, by the driver's account: each is the function that the topology names."""
+        host.add(pci_cards.amd_gpu("0000:25:00.0", drm=None, sriov=None))
+        host.add(pci_cards.amd_gpu("0000:25:00.1", drm=None, sriov=None))
+        for function in (0, 1):
+            node = f"devices/virtual/kfd/kfd/topology/nodes/{function + 40}"
+            host.write(f"{node}/gpu_id", str(40 + function))
+            host.write(
+                f"{node}/properties", f"location_id {0x2500 + function}\ndomain 0\ndrm_render_minor 16{function}\n"
+            )
+        tree = Tree(host.root)
+        topology, functions = KfdTopology.read(tree), scan_functions(tree)
+        of = {str(address): [gpu.gpu_id for gpu in topology.of(function)] for address, function in functions.items()}
+        of = {address: gpus for address, gpus in of.items() if address.startswith("0000:25:")}
+        assert of == {"0000:25:00.0": [40], "0000:25:00.1": [41]}

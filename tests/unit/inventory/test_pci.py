@@ -75,6 +75,16 @@ def test_the_kernels_order_of_vfs_is_by_index(tmp_path: Path) -> None:
     assert [index for index, _ in functions(host)["0000:61:00.0"].virtfns] == list(range(12))
 
 
+def test_a_vf_whose_link_names_no_address_is_left_out(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(pci_cards.connectx(vfs=3))
+    path = host.path("0000:61:00.0", "virtfn1")
+    host.remove(path)
+    host.link(path, "devices/gone")
+    host.write(host.path("0000:61:00.0", "virtfn_count"), "3")
+    assert [index for index, _ in functions(host)["0000:61:00.0"].virtfns] == [0, 2]
+
+
 def _config(*capabilities: tuple[int, bytes]) -> bytes:
     """A configuration space with a chain of extended capabilities."""
     space = bytearray(4096)

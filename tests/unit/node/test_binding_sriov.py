@@ -148,6 +148,18 @@ class TestTheCount:
             self.apply(host, 5)
         assert (caught.value.code, len(host.functions[PF].vfs)) == ("VfCountFixed", 3)
 
+    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EINVAL])
+    def test_a_refusal_to_remove_them_is_none_to_make_them(
+        self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        step_kinds(LocalHost(host))["vf-autoprobe"].apply(PF, 0, Deadline.after(5))
+        self.apply(host, 3)
+        monkeypatch.setattr(host, "set_numvfs", raising(code))
+        with pytest.raises(Failed) as caught:
+            self.apply(host, 0)
+        assert not isinstance(caught.value, VfsRefused)
+        assert "lower --max-vfs" not in caught.value.message
+
     @pytest.mark.parametrize("user", ["a process", "the host"])
     def test_vfs_that_were_taken_meanwhile_stay(self, host: FakeHost, user: str) -> None:
         hand = BindingRunner.on(host)

@@ -12,6 +12,7 @@ import pytest
 
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity, stored
 from devalloc.inventory.capacity.config import DEFAULT_RATIOS
+from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
@@ -117,8 +118,18 @@ def test_no_machine_starts_while_permits_cannot_be_read() -> None:
     def permitted() -> Mapping[str, MachineAmounts]:
         raise Failed("StoreUnavailable", "the store cannot be read")
 
-    with pytest.raises(Failed, match="the store cannot be read"):
+    with pytest.raises(Failed, match="the store cannot be read") as failed:
         starts(CapacityCheck(ROOM, MemoryRecords(record("one")), permitted=permitted), "1")  # type: ignore[arg-type]
+    assert failed.value.code == "StoreUnavailable", "as its reader reports it"
+
+
+def test_no_machine_starts_while_others_cannot_be_counted() -> None:
+    def others() -> list[MachineUsage]:
+        raise OSError("out of descriptors")
+
+    with pytest.raises(Failed, match=r"default/new does not fit .* out of descriptors") as failed:
+        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), others=others), "1")  # type: ignore[arg-type]
+    assert failed.value.code == "HostUnreadable"
 
 
 def machine_with(disk: int = 0, bandwidth: int = 0, disk_io: int = 0, name: str = "new") -> Any:

@@ -299,3 +299,18 @@ def _cut_off(real: Callable[..., Any], count: list[int], how: str) -> Callable[.
         raise KeyboardInterrupt
 
     return act
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (512, False)])
+def test_an_image_with_overlays_is_as_large_as_its_table_of_counts_allows(
+    image: Path, config: MachineConfig, more: int, fits: bool
+) -> None:
+    size = cloned_disks.MAX_BYTES + more
+    image.write_bytes(b"QFI\xfb" + bytes(20) + size.to_bytes(8, "big"))
+    spec = spec_with(Disk(str(image), "qcow2", clone="overlay"), reserved=2 * size)
+    if fits:
+        cloned_disks.check(spec, config)
+        return
+    with pytest.raises(Denied) as error:
+        cloned_disks.check(spec, config)
+    assert error.value.code == "DiskFormat"

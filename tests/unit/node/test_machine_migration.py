@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from devalloc.api import meta
 from devalloc.api.virtual_machine import VirtualMachine
@@ -101,6 +102,29 @@ def test_each_key_is_certified_by_an_authority_that_is_gone() -> None:
         x509.load_pem_x509_certificate(client.certificate.encode()).verify_directly_issued_by(
             x509.load_pem_x509_certificate(server.authority.encode())
         )
+
+
+def test_a_key_proves_who_is_at_an_end_and_its_authority_only_that() -> None:
+    none = dict.fromkeys(
+        ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+         "key_cert_sign", "crl_sign"), False,
+    )  # fmt: skip
+    ends = {"client": ExtendedKeyUsageOID.CLIENT_AUTH, "server": ExtendedKeyUsageOID.SERVER_AUTH}
+    for endpoint, purpose in ends.items():
+        identity = migration_tls.make_identity(endpoint)  # type: ignore[arg-type]
+        for text, is_authority, usage in (
+            (identity.authority, True, "key_cert_sign"),
+            (identity.certificate, False, "digital_signature"),
+        ):
+            extensions = {each.oid: each for each in x509.load_pem_x509_certificate(text.encode()).extensions}
+            basic = extensions[x509.BasicConstraints.oid]
+            assert (basic.critical, basic.value.ca) == (True, is_authority)
+            assert basic.value.path_length == (0 if is_authority else None), "it certifies no other authority"
+            key_usage = extensions[x509.KeyUsage.oid]
+            assert {name: getattr(key_usage.value, name) for name in none} == none | {usage: True}
+            assert key_usage.critical
+            if not is_authority:
+                assert [*extensions[x509.ExtendedKeyUsage.oid].value] == [purpose]
 
 
 def test_the_group_is_that_of_the_rfc() -> None:
@@ -257,6 +281,38 @@ def test_what_of_the_firmware_is_here_is_not_overwritten(tmp_path: Path, of: str
             migration.receive(machines, machine, "u", offer(**identity()), "127.0.0.1", soon())
         assert (denied.value.code, machines.list()) == ("FirmwareRemains", [])
     assert (folder / "content").read_text() == "keys"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({}, migration.Progress("none", "", 0, 0, 0, 0.0, None)),
+        (
+            {
+                "status": "completed",
+                "ram": {"transferred": 5, "remaining": 3, "total": 8},
+                "total-time": 2500,
+                "downtime": 40,
+            },
+            migration.Progress("completed", "", 5, 3, 8, 2.5, 0.04),
+        ),
+        ({"status": "failed", "error-desc": "no room", "ram": None}, migration.Progress("failed", "no room", *[0] * 4)),
+        ({"ram": {"total": -1}}, None),
+        ({"ram": {"remaining": 1 << 64}}, None),
+        ({"downtime": -1}, None),
+        ({"total-time": "soon"}, None),
+    ],
+)
+def test_what_qemu_reports_of_its_sending_is_checked(
+    answer: dict[str, Any], expected: migration.Progress | None
+) -> None:
+    monitor = SimpleNamespace(execute=lambda command, deadline: answer)
+    machines: Any = SimpleNamespace(running=lambda key: (None, None), line=lambda record: nullcontext(monitor))
+    if expected is None:
+        with pytest.raises(ValueError, match=r"is not from 0|invalid literal"):
+            migration.progress(machines, "default/m", Deadline.after(5))
+    else:
+        assert migration.progress(machines, "default/m", Deadline.after(5)) == expected
 
 
 @dataclass(frozen=True)

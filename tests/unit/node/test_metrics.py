@@ -151,6 +151,28 @@ def test_a_page_that_a_browser_of_this_host_shows_reads_none_of_it() -> None:
             assert connection.getresponse().status == status, host
 
 
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET /metrics HTTP/1.0\r\nHost: attacker.example\r\n\r\n", b"421"),
+        (b"GET /metrics HTTP/x\r\nHost: localhost\r\n\r\n", b"400"),
+    ],
+)
+def test_what_is_refused_is_answered_once_and_with_nothing_else(
+    request_text: bytes, status: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with metrics_served(NodeMetrics(), "127.0.0.1:0") as where:
+        host, _, port = where.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(request_text)
+            with client.makefile("rb") as answer:
+                text = answer.read()
+    assert status in text
+    assert b"devalloc_node" not in text
+    assert text.count(b"\r\n\r\n") <= 1
+    assert capsys.readouterr().err == "", "no thread has failed"
+
+
 def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     with socket.socket(socket.AF_UNIX) as left:

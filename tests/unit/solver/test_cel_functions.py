@@ -30,6 +30,10 @@ from tests.support.repository import REPO
     true    | uint(3) == 3u && uint('3') == 3u && uint(3.7) == 3u
     error   | uint(-1) == 0u
     error   | uint(-0.5) == 0u
+    true    | uint('18446744073709551615') > 0u && uint(18446744073709549568.0) > 0u
+    error   | uint('18446744073709551616') > 0u
+    error   | uint(18446744073709551616.0) > 0u
+    true    | uint('18446744073709551616') > 0u || true
     true    | double(3) == 3.0 && double('1e3') == 1000.0 && double(2u) == 2.0
     error   | double('1e999') > 1.0
     error   | double('nan') > 1.0

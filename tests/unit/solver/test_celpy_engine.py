@@ -97,6 +97,20 @@ def test_what_runs_away_is_stopped(text: str) -> None:
     assert time.process_time() - started < 2
 
 
+def spent_on(text: str) -> int:
+    expression, work = celpy_engine.parse(text), Work(100_000)
+    assert expression is not None
+    expression.holds(DEVICE, work)
+    return work.spent
+
+
+def test_a_pattern_costs_by_the_size_of_its_program_for_each_part_of_a_text() -> None:
+    small, large = "'x'.matches('aaaaaaaab')", "'x'.matches('(a?){90}b')"  # of as many characters
+    assert spent_on(large) >= spent_on(small) + 5, "also on a text of one character"
+    long = large.replace("'x'", f"'{'x' * 16 * 20}'")
+    assert spent_on(long) >= spent_on(large) + 20 * 5
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -302,6 +302,17 @@ class TestPoolResources:
         assert judge(self.CARD, [*old, claim("a")], answer("a", "p/free")) == []
         assert_refused(judge(self.CARD, [*old, claim("a")], answer("a", "p/tiny")), "(S12)")
 
+    def test_a_new_share_of_a_device_in_use_overdraws_nothing(self) -> None:
+        """It draws what it drew before: what is overdrawn was so already, or is by another new device."""
+        share = {"requests": {"memory": "2"}}
+        old = held_claim(claim("old", share, node="n1"), ("p/big", {"memory": "2"}))
+        whole = held_claim(claim("whole", node="n1"), "p/whole")
+        new = answer("new", ("p/big", {"memory": "2"}))
+        assert judge(self.CARD, [old, whole, claim("new", share)], new) == []
+        violations = judge(self.CARD, [old, whole, claim("new", share), claim("a")], new, answer("a", "p/tiny"))
+        assert_refused(violations, "default/a", "(S12)")
+        assert not any("default/new" in each for each in violations)
+
 
 class TestCompatibility:
     """Devices of one pool carry one compatibility group (S12a)."""
@@ -340,6 +351,13 @@ class TestCompatibility:
             assert_refused(before, "default/y", "is used beside", "(S12a)")
             assert both
             assert all("(S12a)" in each for each in both)
+
+    def test_a_new_share_of_a_device_in_use_brings_no_group(self) -> None:
+        """Two groups were in use before, which an admin may have given by hand."""
+        share = {"requests": {"memory": "2"}}
+        old = [held_claim(claim("old", share, node="n1"), ("p/a1", {"memory": "2"})),
+               held_claim(claim("other", node="n1"), "p/b1")]  # fmt: skip
+        assert judge(self.CARD, [*old, claim("new", share)], answer("new", ("p/a1", {"memory": "2"}))) == []
 
     def test_a_watching_claim_does_not_mind(self) -> None:
         watching = claim("w", {"deviceClass": "watch", "requests": {"count": 2}})

@@ -16,7 +16,17 @@ from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.problem.snapshot import take_snapshot
 from tests.support import dra_builders
-from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
+from tests.support.manifests import (
+    Manifest,
+    allocated,
+    claim,
+    config,
+    config_reference,
+    device,
+    device_class,
+    entry,
+    pool,
+)
 
 
 def gpus(name: str, node: str | None, count: int = 4, **attributes: Any) -> Manifest:
@@ -358,6 +368,22 @@ def test_wrong_arguments_raise() -> None:
         fleet.delete({"metadata": {"name": "a"}})
     with pytest.raises(KeyError, match="no DevicePool px"):
         fleet.delete({"kind": "DevicePool", "metadata": {"name": "px"}})
+    with pytest.raises(KeyError, match="no DeviceClaim default/a"):
+        fleet.delete({"kind": "DeviceClaim", "metadata": {"name": "a"}})
+
+
+@pytest.mark.parametrize("came", ["pending", "with its devices", "to be allocated"])
+def test_a_claim_of_the_fleet_can_be_deleted_once(came: str) -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    if came == "to be allocated":
+        fleet.allocate(wants("a"))
+    else:
+        held = allocated(wants("a"), [entry("p0", "g0")], node="n0")
+        fleet.update(held if came == "with its devices" else wants("a"))
+    fleet.delete(wants("a"))
+    with pytest.raises(KeyError, match="no DeviceClaim default/a"):
+        fleet.delete(wants("a"))
+    assert fleet.allocate(wants("b", 4))["allocated"]
 
 
 def slice_of(node: str) -> Manifest:

@@ -393,3 +393,12 @@ def test_one_manifest_or_a_text_is_not_taken_for_a_list(read: Any, given: Any) -
     )
     with pytest.raises((ValueError, TypeError, dra.AllocationError), match=expected):
         read(given)
+
+
+def test_a_single_claim_is_proven_best_in_all_goals() -> None:
+    """That it needs two pools is as certain as that it can be satisfied."""
+    pools = [pool(f"p{n}", "n1", "gpu", devices=[device("g0")]) for n in range(2)]
+    wanted = claim("a", {"deviceClass": "gpu", "requests": {"count": 2}})
+    answer = solve_manifests([*pools, device_class("gpu", driver="gpu"), wanted])
+    levels = {level["goal"]: (level["value"], level["bound"]) for level in answer["objective"]["levels"]}
+    assert levels == {"satisfied": (1, 1), "pools": (2, 2), "devices": (2, 2)}
