@@ -24,7 +24,7 @@ FUZZ_EVENTS ?= 20000
 FUZZ_EXAMPLES ?= 400
 SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py blockers_of_cards.py \
   reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py decomposition.py oracle.py fencing.py \
-  eviction.py dra_holders.py waiting.py waiting_for_nodes.py settled_rounds.py
+  eviction.py dra_holders.py waiting.py waiting_for_nodes.py settled_rounds.py burst.py
 # Workers of the quick tiers, of which one that has nothing left takes over from another.
 JOBS ?= auto
 # Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
