@@ -392,6 +392,8 @@ def damaged_database(path: Path, schema: Schema, why: str) -> Damaged:
 def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
     """The translation of an SQLite error, which says what to do."""
     what = f"the {schema.noun} {path}"
+    if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
+        return Unavailable(f"{what} is closed, because this process ends; nothing was written")
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be created
         code = sqlite3.SQLITE_FULL

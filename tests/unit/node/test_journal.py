@@ -507,6 +507,17 @@ def test_nothing_is_written_into_a_file_that_was_removed(journal: SQLiteJournal,
     assert [record.ref.uid for record in journal.claims()] == ["u1"], "what is known is still told"
 
 
+@pytest.mark.parametrize("use", [SQLiteJournal.claims, lambda journal: journal.drop("room", "name")])
+def test_work_that_outlives_the_plugin_hears_that_it_ends(
+    journal: SQLiteJournal, use: Callable[[SQLiteJournal], object]
+) -> None:
+    """And not that the journal is broken: the next plugin goes on with it."""
+    journal.close()
+    with pytest.raises(Failed, match="is closed, because this process ends; nothing was written") as failed:
+        use(journal)
+    assert failed.value.code == "JournalUnavailable"
+
+
 def test_a_disk_that_does_not_answer_is_an_error_of_the_plugins(
     journal: SQLiteJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
