@@ -81,10 +81,12 @@ def with_condition(
 
 
 def with_conditions(conditions: object, new: Iterable[Mapping[str, str]], now: str) -> list[Any]:
-    """Conditions with all of these, each with type, status, reason and message; as ``with_condition``."""
+    """Conditions with all of these, each with type and status, and reason and message if there are any; as
+    ``with_condition``."""
     merged = _readable(conditions)
     for one in new:
-        merged = with_condition(merged, one["type"], (one["status"], one["reason"], one["message"]), now)
+        content = one["status"], one.get("reason", ""), one.get("message", "")
+        merged = with_condition(merged, one["type"], content, now)
     return merged
 
 
