@@ -1,7 +1,16 @@
-"""The claim solver: objects in, allocations and reasons out. No I/O, and no clock but its deadline.
+"""Allocate devices to claims: manifests in, allocations and reasons out.
 
-Names are loaded when they are first asked for: a program pays for what it uses. No module may have the name of a
-function here: importing the module would replace the function.
+    solve_manifests(documents)  answers all pending claims of a list of manifests, once
+    solve(pools, ...)           does the same for typed objects
+    Fleet                       stays in memory, and answers claim after claim
+    capacity(documents, claim)  counts how many more copies of a claim fit
+    devalloc_solver.dra         allocates ResourceClaims of resource.k8s.io
+    devalloc_solver.testing     has builders of manifests for tests
+
+Nothing here reads files or opens sockets, and the clock is only for the deadline that you pass.
+
+A name is loaded when it is first used. No module may have the name of a function here: importing the module would
+replace the function.
 """
 
 from __future__ import annotations

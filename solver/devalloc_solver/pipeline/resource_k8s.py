@@ -94,15 +94,15 @@ def solve_manifests(
 ) -> ResourceSolutionDict:
     """Allocate the pending ResourceClaims among manifests: ResourceSlices, DeviceClasses, ResourceClaims and Nodes.
 
-    Never raises for content: what is wrong is reported in ``problems`` and answered with ``allocated: false``. The
+    Invalid content raises no exception: ``problems`` reports it, and an invalid claim has ``allocated: false``. The
     annotations ``devalloc.io/group``, ``/priority`` and ``/node`` of a claim mean what they do for DeviceClaims.
 
     Args:
         documents: manifests as JSON-like dicts, in any order. What the API server fills in may be missing.
         placement: ``pack`` (default) or ``spread``.
-        deadline: seconds after which the best answer found so far is returned; None for no limit. A claim whose
-            selectors take too long is answered with ``SearchLimit``, and the others are solved.
-        features: feature gates that are on; None for all up to beta, and lists.
+        deadline: seconds after which the best answer so far is returned; None sets no limit. A claim whose selectors
+            take too long gets the reason ``SearchLimit``, and the others are solved.
+        features: feature gates that are on. None means all features up to beta, and list-typed attributes.
 
     Returns:
         What ``devalloc_solver.solve_manifests`` returns; ``allocations`` of a claim is its AllocationResult.

@@ -82,7 +82,7 @@ def pool(
     devices: Sequence[Manifest] = (),
     **unknown: Never,
 ) -> Manifest:
-    """A DevicePool. ``node`` None: every node reaches it over the network. Attributes and resources: see ``device``."""
+    """A DevicePool. With ``node`` None, every node reaches it over the network. See ``device`` for the rest."""
     _refuse_unknown(unknown, pool)
     _check_made(devices, "pool", "devices", 'device("gpu-0")')
     spec: Manifest = {"driver": driver}
@@ -123,7 +123,7 @@ def device(
 
 
 def device_class(name: str, **spec: Unpack[ClassFields]) -> Manifest:
-    """A DeviceClass; without fields it has all devices."""
+    """A DeviceClass. Without fields, all devices match it."""
     _check_names(spec, DeviceClassSpec, "device_class")
     return {"apiVersion": DEVMGMT, "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}
 
@@ -142,7 +142,7 @@ def request(device_class: str | None = None, count: int | None = None, **fields:
 
 
 def one_of(*alternatives: Manifest) -> Manifest:
-    """A request of which exactly one alternative must be satisfied; the first ones are preferred."""
+    """A request with alternatives, the preferred one first. Exactly one of them is satisfied."""
     _check_made(alternatives, "one_of", "alternatives", 'request("gpu")')
     return {"oneOf": list(alternatives)}
 
@@ -178,7 +178,7 @@ def claim(
 def allocated(
     claim: Manifest, entries: Sequence[Manifest], *, node: str | None = None, details: Sequence[str] | None = None
 ) -> Manifest:
-    """The claim as it is once it has devices.
+    """A claim that already has devices.
 
     Args:
         entries: see ``entry``.
