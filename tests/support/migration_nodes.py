@@ -93,6 +93,14 @@ def migration(
     return {"apiVersion": meta.DEVALLOC, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
+def migrate(
+    store: Store, name: str = "move", machine: str = "web", target: str | None = None, namespace: str = "default"
+) -> None:
+    """A user asks for a migration, and the controller decides."""
+    store.create(migration(name, machine, target, namespace))
+    rounds(store)
+
+
 def migration_status(store: Store, name: str = "move") -> Object:
     """The status of a migration; empty if it has none."""
     content: Object = store.get(KIND, "default", name).get("status", {})

@@ -24,6 +24,7 @@ from tests.support.migration_nodes import (
     KIND,
     ScriptedNodes,
     handed_over,
+    migrate,
     migration,
     migration_status,
     movable,
@@ -69,8 +70,7 @@ class TestFlow:
     def test_from_the_object_to_the_end(self, two: SQLiteStore) -> None:
         nodes = running(two)
         before = reserved_for(two, "web")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         uid = two.get(KIND, "default", "move")["metadata"]["uid"]
         state = booking(two)
         assert {name: state[name] for name in state if name != "allocations"} == {
@@ -104,8 +104,7 @@ class TestFlow:
         self, two: SQLiteStore
     ) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         rounds(two)
         assert migration_status(two)["phase"] == "Succeeded"
@@ -116,8 +115,7 @@ class TestFlow:
     def test_the_source_counts_the_machine_until_the_target_has_taken_it(self, two: SQLiteStore) -> None:
         """Its paused guest has its memory there until then."""
         nodes = running(two, cpu="2")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         fill(two, machine("next", "3", "1Gi", nodeName="a"))
         rounds(two)
@@ -139,8 +137,7 @@ class TestTarget:
     def test_it_is_never_the_node_of_the_machine(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=64), host("b", cpus=1))
         running(store, cpu="2")
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         waits = migration_status(store)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NodesTooSmall")
         assert "node b: 1 CPU, 2 wanted" in waits["message"]
@@ -169,8 +166,7 @@ class TestTarget:
         running(two, cpu="2")
         fill(two, machine("other", "3", "1Gi", nodeName="b"))
         rounds(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         waits = migration_status(two)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NoRoom")
         assert "without machine default/other there would be room" in waits["message"]
@@ -182,14 +178,12 @@ class TestTarget:
     def test_it_is_the_one_that_was_named(self, store: SQLiteStore) -> None:
         fill(store, *(host(node, cpus=4) for node in "abcd"))
         running(store)
-        fill(store, migration(target="c"))
-        rounds(store)
+        migrate(store, target="c")
         assert booking(store)["targetNode"] == "c"
 
     def test_the_node_of_the_machine_cannot_be_named(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration(target="a"))
-        rounds(two)
+        migrate(two, target="a")
         failed = migration_status(two)
         assert (failed["phase"], failed["reason"]) == ("Failed", "MachineNotMovable")
         assert "is on node a already" in failed["message"]
@@ -197,8 +191,7 @@ class TestTarget:
     def test_it_is_not_a_node_that_is_cordoned(self, two: SQLiteStore) -> None:
         running(two)
         set_cordon(two, CordonTarget(node="b"), "test")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert booking(two) == {}
         waits = migration_status(two)
         assert waits["phase"] == "Pending"
@@ -236,15 +229,13 @@ class TestTarget:
         vm = store.get(VM, "default", "web")
         store.replace({**vm, "spec": {name: value for name, value in vm["spec"].items() if name != "nodeName"}})
         ScriptedNodes(store).take("a")
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         assert booking(store)["targetNode"] == "c"
 
     def test_it_is_a_node_that_receives_machines_that_run(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), host("b", cpus=4, live_migration=False), host("c", cpus=1))
         running(store, cpu="2")
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         waits = migration_status(store)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NodesTooSmall")
         assert waits["message"].startswith("only nodes with --migration-address receive machines that run: ")
@@ -267,8 +258,7 @@ class TestTarget:
         off, on = ({"b": host("b", cpus=4, live_migration=is_on)} for is_on in (False, True))
         fill(store, host("a", cpus=4), off["b"])
         running(store)
-        fill(store, migration(target=target))
-        rounds(store)
+        migrate(store, target=target)
         waits = migration_status(store)
         assert (waits["phase"], waits["reason"]) == ("Pending", "MigrationOff")
         assert words in waits["message"]
@@ -283,8 +273,7 @@ class TestTarget:
 
     def test_a_migration_with_a_target_goes_on_whatever_the_target_says_later(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         stored = two.get("DevicePool", None, "b-host")
         two.replace({**stored, "spec": host("b", cpus=4, live_migration=False)["spec"]})
         rounds(two)
@@ -296,8 +285,7 @@ class TestTarget:
     @pytest.mark.parametrize("start", [{"tpm": True}, {"firmware": {"type": "uefi"}}])
     def test_a_machine_takes_its_uefi_variables_and_its_tpm_along(self, two: SQLiteStore, start: Object) -> None:
         nodes = running(two, start={"kernel": "/k", **start})
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert booking(two)["targetNode"] == "b"
         nodes.hand_over()
         nodes.follow()
@@ -320,8 +308,7 @@ class TestTarget:
     def test_memory_comes_from_one_numa_node_as_the_guest_sees_none(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4, numa=1), host("b", cpus=4, numa=2))
         running(store, cpu="3")
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         assert booking(store) == {}
         fill(store, host("c", cpus=4, numa=1))
         rounds(store)
@@ -337,8 +324,7 @@ class TestTarget:
             for name, amounts in before.items()
         ]
         nodes.take("a", numaNodes=cells)
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         assert booking(store) == {}
         fill(store, host("c", cpus=8, numa=2))
         rounds(store)
@@ -357,8 +343,7 @@ class TestTarget:
         nodes = ScriptedNodes(two)
         nodes.take(source)
         assert held(two, "card") == ["net/d0"]
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         (target,) = {"a", "b"} - {source}
         assert booking(two)["targetNode"] == target
         assert (held(two, "card"), annotations(two, "card")["allocated-node"]) == (["net/d0"], source)
@@ -371,8 +356,7 @@ class TestTarget:
 class TestBooking:
     def test_it_counts_as_used(self, two: SQLiteStore) -> None:
         running(two, cpu="2")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         fill(two, machine("big", "3", "1Gi"))
         rounds(two)
         assert "big" not in node_by_machine(two)
@@ -388,8 +372,7 @@ class TestBooking:
 
     def test_it_is_removed_when_the_migration_failed(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.fail()
         rounds(two)
         assert booking(two) == {}
@@ -398,8 +381,7 @@ class TestBooking:
 
     def test_it_is_removed_when_the_migration_is_deleted(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         two.delete(KIND, "default", "move")
         rounds(two)
         assert booking(two) == {}
@@ -408,8 +390,7 @@ class TestBooking:
     @pytest.mark.parametrize("when", ["stopped", "deleted", "ended"])
     def test_it_is_removed_when_the_machine_is_not_to_run_any_more(self, two: SQLiteStore, when: str) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         vm = two.get(VM, "default", "web")
         if when == "stopped":
             two.replace({**vm, "spec": {**vm["spec"], "running": False}})
@@ -425,8 +406,7 @@ class TestBooking:
 
     def test_it_is_removed_when_the_machine_is_asked_to_leave(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         evict(two, two.get(VM, "default", "web"), "a")
         rounds(two)
         assert booking(two) == {}
@@ -434,8 +414,7 @@ class TestBooking:
 
     def test_a_migration_that_was_handed_over_is_not_withdrawn(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
 
         class Late(_Between):
             def between(self) -> None:
@@ -449,8 +428,7 @@ class TestBooking:
 
     def test_a_withdrawn_one_cannot_be_handed_over(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         stale = two.get(VM, "default", "web")
         two.delete(KIND, "default", "move")
         rounds(two)
@@ -476,8 +454,7 @@ class TestBooking:
 
     def test_an_old_reservation_of_another_migration_of_that_name_is_removed(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         first = booking(two)["migrationUID"]
         two.delete(KIND, "default", "move")
         fill(two, migration())
@@ -504,8 +481,7 @@ class TestRefusals:
     )
     def test_local_resources_keep_a_machine_on_its_node(self, two: SQLiteStore, spec: Object, words: str) -> None:
         running(two, **spec)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         failed = migration_status(two)
         assert (failed["phase"], failed["reason"]) == ("Failed", "MachineNotMovable")
         assert words in failed["message"]
@@ -517,21 +493,18 @@ class TestRefusals:
     def test_so_does_what_its_node_says_and_its_spec(self, two: SQLiteStore) -> None:
         running(two)
         ScriptedNodes(two).take("a", conditions=movable("False", "VFIO migration is not supported in kernel"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         failed = migration_status(two)
         assert (failed["phase"], failed["reason"]) == ("Failed", "MachineNotMovable")
         assert failed["message"] == "VFIO migration is not supported in kernel"
         fill(two, machine("pinned", nodeName="a"))
         rounds(two)
         ScriptedNodes(two, "pinned").take("a")
-        fill(two, migration("pin", "pinned"))
-        rounds(two)
+        migrate(two, "pin", "pinned")
         assert "spec.nodeName names node a" in migration_status(two, "pin")["message"]
 
     def test_a_machine_that_does_not_run_yet_is_waited_for(self, two: SQLiteStore) -> None:
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert migration_status(two)["reason"] == "MachineNotFound"
         start = {"disks": [{"path": "/srv/web.raw", "format": "raw", "readOnly": True}]}
         fill(two, machine("web", start=start))
@@ -544,16 +517,14 @@ class TestRefusals:
     def test_a_request_to_leave_another_node_keeps_none_from_moving(self, two: SQLiteStore) -> None:
         running(two)
         evict(two, two.get(VM, "default", "web"), "c")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert booking(two)["targetNode"] == "b"
 
     def test_a_waiting_migration_does_not_move_another_machine_of_that_name(self, two: SQLiteStore) -> None:
         """A replica set gives the lowest number that is free."""
         running(two)
         set_cordon(two, CordonTarget(node="b"), "full")
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert migration_status(two)["phase"] == "Pending"
         web = two.get(VM, "default", "web")
         two.delete(VM, "default", "web")
@@ -594,11 +565,9 @@ class TestRefusals:
         self, two: SQLiteStore, target: str | None
     ) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
-        fill(two, migration("second", target=target))
-        rounds(two)
+        migrate(two, "second", target=target)
         assert booking(two) == {}
         assert migration_status(two, "second")["message"] == "node b takes the machine over from node a"
         nodes.follow()
@@ -663,8 +632,7 @@ class TestRefusals:
         store.replace_status({**taken, "status": {**taken["status"], "phase": "Running"}})
         fill(store, *(migration(f"of-{name}", name) for name in names))
         rounds(store)
-        fill(store, migration("of-late", "late", namespace="other"))
-        rounds(store)
+        migrate(store, "of-late", "late", namespace="other")
         booked = [name for name in names if booking(store, name)]
         assert len(booked) == MAX_PER_NODE
         done = ScriptedNodes(store, booked[0], f"of-{booked[0]}")
@@ -725,8 +693,7 @@ class TestUntilTheTargetHasTakenIt:
     def test_it_stays_as_it_was_handed_over(self, two: SQLiteStore, change: Callable[[Store], object]) -> None:
         nodes = running(two)
         nodes.take("a", applied={"cpus": "1", "memory": "1Gi"})
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         before = status(two, "web")
         change(two)
@@ -740,8 +707,7 @@ class TestUntilTheTargetHasTakenIt:
         nodes = running(two)
         more = {"cpus": "2", "memory": "2Gi"}
         nodes.take("a", applied=more, observed=more, permitted={**more, "givenBy": "s"})
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         rounds(two)
         assert status(two, "web")["nodeName"] == "b"
@@ -750,8 +716,7 @@ class TestUntilTheTargetHasTakenIt:
     def test_it_gets_what_its_spec_asks_for_when_the_target_has_it(self, two: SQLiteStore) -> None:
         nodes = running(two)
         nodes.take("a", applied={"cpus": "1", "memory": "1Gi"})
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         change_spec(two, cpu={"min": "2", "max": "8"})
         nodes.hand_over()
         rounds(two)
@@ -771,8 +736,7 @@ class TestTime:
 
     def test_a_migration_that_takes_too_long_is_withdrawn(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.offer()
         self.look(two, 0.5)
         assert booking(two)
@@ -786,8 +750,7 @@ class TestTime:
 
     def test_a_machine_that_was_handed_over_meanwhile_has_moved(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
 
         class Late(_Between):
             def between(self) -> None:
@@ -800,8 +763,7 @@ class TestTime:
         assert (ended["phase"], ended.get("reason", "")) == ("Succeeded", "")
 
     def test_a_migration_that_only_waits_for_a_target_is_not_withdrawn(self, two: SQLiteStore) -> None:
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         self.look(two, 100)
         rounds(two)
         assert migration_status(two)["phase"] == "Pending"
@@ -831,8 +793,7 @@ class TestTime:
         rounds(two)
         other = ScriptedNodes(two, "worker", "m2")
         other.take(node_by_machine(two)["worker"])
-        fill(two, migration("m2", "worker"))
-        rounds(two)
+        migrate(two, "m2", "worker")
         assert booking(two)
         assert booking(two, "worker")
         store: Any = RefusingStore(two, m1=error)
@@ -872,8 +833,7 @@ class TestTime:
     ) -> None:
         """The first write of a withdrawal says why on the migration; the store refuses the second one."""
         running(two)
-        fill(two, migration("late"))
-        rounds(two)
+        migrate(two, "late")
         store: Any = RefusingStore(two, web=DENIED)
         cleanup = MigrationCleanup(store, now=lambda: datetime.now(UTC) + timedelta(hours=1.1))
         for _ in range(3):
@@ -921,8 +881,7 @@ class _Between:
 class TestFencedNodes:
     def test_nothing_moves_to_one_that_is_fenced(self, two: SQLiteStore) -> None:
         running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         state_fence(two, "b", "by ada")
         rounds(two)
         assert booking(two) == {}
@@ -933,8 +892,7 @@ class TestFencedNodes:
     def test_what_it_was_given_and_never_took_goes_on_at_its_source(self, two: SQLiteStore, ends: bool) -> None:
         """The source keeps the guest, paused, until the target has taken it; a target that is off never does."""
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         if ends:  # the controller has seen the handover
             rounds(two)
@@ -951,8 +909,7 @@ class TestFencedNodes:
     def test_so_does_one_whose_spec_names_the_fenced_target(self, two: SQLiteStore) -> None:
         """Its source then stops it: it must not wait for the target with the guest."""
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         change_spec(two, nodeName="b")
         rounds(two)
         nodes.hand_over()
@@ -962,8 +919,7 @@ class TestFencedNodes:
 
     def test_what_it_has_taken_is_placed_anew_once(self, two: SQLiteStore) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         nodes.follow()
         state_fence(two, "b", "by ada")
@@ -975,8 +931,7 @@ class TestFencedNodes:
     @pytest.mark.parametrize("is_handed_over", [False, True])
     def test_a_fenced_source_has_nothing_left_of_it(self, two: SQLiteStore, is_handed_over: bool) -> None:
         nodes = running(two)
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         if is_handed_over:
             nodes.hand_over()
         state_fence(two, "a", "by ada")

@@ -21,7 +21,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, status
-from tests.support.migration_nodes import ScriptedNodes, mark, migration, migration_status, movable
+from tests.support.migration_nodes import ScriptedNodes, mark, migrate, migration, migration_status, movable
 
 Object = dict[str, Any]
 VM = "VirtualMachine"
@@ -86,8 +86,7 @@ class TestFlow:
     def test_from_the_booking_to_the_claim(self, two: SQLiteStore) -> None:
         nodes = running(two, gpu_claim("card"))
         assert held(two, "card") == ["pa/d0"]
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         uid = two.get("DeviceClaim", "default", "card")["metadata"]["uid"]
         (entry,) = status(two, "web")["migrationState"]["claims"]
         assert (entry["name"], entry["uid"], booked(two)) == ("card", uid, {"card": ["pb/d0"]})
@@ -113,12 +112,10 @@ class TestFlow:
 
     def test_it_moves_back_by_a_second_migration_but_not_before_the_first_is_settled(self, two: SQLiteStore) -> None:
         nodes = running(two, gpu_claim("card"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.hand_over()
         nodes.follow()
-        fill(two, migration("back"))
-        rounds(two)
+        migrate(two, "back")
         assert migration_status(two, "back")["reason"] == "ClaimMoving"
         assert booked(two) == {}
         mark(two, "card", None)
@@ -151,8 +148,7 @@ class TestFlow:
 
     def test_a_migration_that_is_given_up_frees_what_was_booked(self, two: SQLiteStore) -> None:
         nodes = running(two, gpu_claim("card"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         nodes.fail()
         rounds(two)
         assert booked(two) == {}
@@ -167,8 +163,7 @@ class TestWhichDevices:
         fill(store, gpu_pool("pb", 1, "b", **MODEL | {"deviceID": "0x2331"}), gpu_pool("pc", 1, "c", **MODEL))
         set_cordon(store, CordonTarget(node="c"), "not yet")
         running(store, gpu_claim("card"))
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         waits = migration_status(store)
         assert (waits["phase"], booked(store)) == ("Pending", {})
         assert waits["message"].startswith("its claims need devices of the same kind there: ")
@@ -214,8 +209,7 @@ class TestWhichDevices:
         fill(two, gpu_claim("other", node="b"))
         rounds(two)
         running(two, gpu_claim("one"), gpu_claim("two"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         waits = migration_status(two)
         assert (waits["phase"], booked(two)) == ("Pending", {})
         assert "virtualmachine.devalloc.io" not in waits["message"]
@@ -232,8 +226,7 @@ class TestWhichDevices:
         rounds(store)
         running(store, gpu_claim("card"), numaPolicy="single-numa-node", nics=[{"bandwidth": "1M"}])
         assert status(store, "web")["numaNode"] == 0
-        fill(store, migration())
-        rounds(store)
+        migrate(store)
         state = status(store, "web")["migrationState"]
         assert (booked(store), state["numaNode"]) == ({"card": ["pb/d0"]}, 1)
         assert [entry["deviceName"] for entry in state["allocations"]] == ["numa1", "io"]
@@ -243,8 +236,7 @@ class TestWhichDevices:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "default"}}
         fill(two, {**quota, "spec": {"hard": hard}})
         nodes = running(two, gpu_claim("card"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert booked(two) == {"card": ["pb/d0"]}
         nodes.hand_over()
         rounds(two)
@@ -267,8 +259,7 @@ class TestWhatKeepsAMachineWhereItIs:
         friend = [gpu_claim("friend", **notes)] if "group" in notes else []
         fill(two, *friend)
         running(two, gpu_claim("card", **notes))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         failed = migration_status(two)
         assert (failed["phase"], failed["reason"]) == ("Failed", "MachineNotMovable")
         assert failed["message"] == f"claim default/card {words}"
@@ -284,14 +275,12 @@ class TestWhatKeepsAMachineWhereItIs:
         running(two, gpu_claim("card"))
         claim = two.get("DeviceClaim", "default", "card")
         two.replace_status({**claim, "status": {**claim["status"], "podNames": ["default/web", "worker"]}})
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert "is also that of worker" in migration_status(two)["message"]
 
     def test_its_node_which_has_not_said_that_it_can(self, two: SQLiteStore) -> None:
         nodes = running(two, gpu_claim("card"), conditions=[])
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         waits = migration_status(two)
         assert (waits["phase"], waits["reason"]) == ("Pending", "MigratabilityUnknown")
         nodes.take("a", conditions=movable("False", "0000:01:00.0: VFIO migration is not supported in kernel"))
@@ -318,8 +307,7 @@ class TestUntilItHasMoved:
         fill(two, gpu_claim("late", node="a"))
         rounds(two)
         running(two, gpu_claim("card"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         assert booked(two) == {"card": ["pb/d0"]}
         change(two)
         rounds(two)
@@ -339,8 +327,7 @@ def _set_claims(store: Store, names: list[str]) -> None:
 def handed_over(two: SQLiteStore) -> SQLiteStore:
     """The machine has moved, and its old node has the claim's devices still."""
     nodes = running(two, gpu_claim("card"))
-    fill(two, migration())
-    rounds(two)
+    migrate(two)
     nodes.hand_over()
     nodes.follow()
     return two
@@ -351,8 +338,7 @@ def test_a_claim_keeps_its_devices_until_the_source_has_given_them_up(two: SQLit
     """Whatever happens between the handover and the target's mark on the machine."""
     nodes = running(two, gpu_claim("card"))
     nodes.take("a", applied={"cpus": "1", "memory": "1Gi"})
-    fill(two, migration())
-    rounds(two)
+    migrate(two)
     nodes.hand_over()
     if is_pool_gone:
         two.delete("DevicePool", None, "b-host")
@@ -435,8 +421,7 @@ def test_a_machine_that_its_source_lost_after_the_handover_starts_where_its_devi
     two: SQLiteStore, is_taken: bool
 ) -> None:
     nodes = running(two, gpu_claim("card"))
-    fill(two, migration())
-    rounds(two)
+    migrate(two)
     nodes.hand_over()
     if is_taken:
         nodes.follow()
@@ -448,8 +433,7 @@ def test_a_machine_that_its_source_lost_after_the_handover_starts_where_its_devi
 class TestWhoCounts:
     def test_both_nodes_publishers_and_the_pools(self, two: SQLiteStore) -> None:
         nodes = running(two, gpu_claim("card"))
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         for step in (lambda: None, nodes.hand_over, lambda: mark(two, "card", None)):
             step()
             documents = two.list(("DeviceClaim", "DeviceClass", VM)).objects
@@ -469,8 +453,7 @@ class TestWhoCounts:
             return [(key.machine, key.device_class, key.device) for key in keys]
 
         assert used() == [("web", "gpu", "pa/d0")]
-        fill(two, migration())
-        rounds(two)
+        migrate(two)
         both = [("web", "gpu", "pa/d0"), ("web", "gpu", "pb/d0")]
         assert used() == both
         nodes.hand_over()
