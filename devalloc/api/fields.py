@@ -62,6 +62,15 @@ class ApiModel(BaseModel):
         defer_build=True,  # build the validator with the first object of a kind, not at import
     )
 
+    @classmethod
+    def accepts(cls, content: object) -> bool:
+        """Whether content that others wrote is of this type."""
+        try:
+            cls.model_validate(content, by_alias=True, by_name=False)
+        except ValidationError:
+            return False
+        return True
+
     def to_manifest(self) -> dict[str, Any]:
         """This object as JSON content: camelCase names, canonical quantities, no unset fields."""
         content: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)

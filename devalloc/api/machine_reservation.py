@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from devalloc.api import host_pool_names
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.quantity import Quantity, QuantityError
@@ -64,7 +62,7 @@ def booked_entries(machine: Mapping[str, Any]) -> list[Any]:
 
 def readable_entries(entries: Iterable[Any]) -> list[Any]:
     """Those of a list that are as entries of allocations are."""
-    return [entry for entry in entries if _is_readable(entry)]
+    return [entry for entry in entries if DeviceAllocation.accepts(entry)]
 
 
 def sum_nano(entries: Iterable[Any], resource: str) -> int:
@@ -92,11 +90,3 @@ def parse_nano(text: object) -> int:
         return Quantity.parse(text).nano
     except QuantityError:
         return 0
-
-
-def _is_readable(entry: object) -> bool:
-    try:
-        DeviceAllocation.model_validate(entry, by_alias=True, by_name=False)
-    except ValidationError:
-        return False
-    return True

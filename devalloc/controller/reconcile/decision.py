@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, find_condition, with_condition
@@ -297,20 +295,11 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], says: _ClaimWriter) -
         )
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
-    if _is_readable(status):
+    if DeviceClaimStatus.accepts(status):  # of what others wrote in another form nothing is changed
         stored[meta.ALLOCATED_DEVICES] = allocation_words(view.entries)  # of versions before this, too
         if statuses := _device_statuses(claim, lost, says.now):
             status["deviceStatuses"] = statuses
     return says.held(claim, status, stored, problem)
-
-
-def _is_readable(status: Object) -> bool:
-    """Whether a status is one of the API: of what others wrote in another form nothing is changed."""
-    try:
-        DeviceClaimStatus.model_validate(status, by_alias=True, by_name=False)
-    except ValidationError:
-        return False
-    return True
 
 
 def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> list[Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
+from devalloc.api.decode import decode
+from devalloc.api.device_class import VfConfig, VfioConfig
 from devalloc.device_kinds import DEFAULT_ALLOWED, allowable, check_names
 from devalloc.inventory.config import DevicePolicy
 from devalloc_node.deadline import Deadline
-from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.errors import Denied
+from devalloc_node.model.grant import Configs, GrantedDevice
 from devalloc_node.model.step import PreparedDevice, Step
 
 
@@ -38,9 +41,21 @@ class HealthState:
     """If it is unhealthy, the code with which preparing it again is refused."""
 
 
+Config = TypeVar("Config", VfConfig, VfioConfig)
 Steps = Generator[Step, None, PreparedDevice]
 """Yields each step before it is done and is resumed when it is; returns what the device is then. Reading the host
 between steps sees their effect. Raises NodeError (by itself, or thrown in, if a step failed)."""
+
+
+def configs_of(configs: Configs, kind: type[Config]) -> Iterator[Config]:
+    """The configuration objects of a kind. Raises Denied ``ConfigInvalid`` at one that is not valid."""
+    for content in configs:
+        if content.get("kind") == kind.__name__:
+            decoded = decode(dict(content))
+            if not isinstance(decoded.object, kind):
+                problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
+                raise Denied("ConfigInvalid", f"invalid {kind.__name__}: {problems}")
+            yield decoded.object
 
 
 class Binding(Protocol):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devalloc.api.decode import decode
 from devalloc.api.device_class import VfConfig
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
 from devalloc.inventory.class_devices import ClassDevices
 from devalloc_node.binding import host_changes
+from devalloc_node.binding.binding import configs_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
@@ -123,16 +123,10 @@ def wanted_settings(granted: GrantedDevice) -> dict[str, Value]:
 
 
 def _specs(configs: Configs) -> list[dict[str, Value]]:
-    specs = []
-    for config in configs:
-        if config.get("kind") != "VfConfig":
-            continue
-        decoded = decode(dict(config))
-        if not isinstance(decoded.object, VfConfig):
-            problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
-            raise Denied("ConfigInvalid", f"invalid VfConfig: {problems}")
-        specs.append(decoded.object.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
-    return specs
+    return [
+        config.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for config in configs_of(configs, VfConfig)
+    ]
 
 
 def _explicit_settings(settings: Mapping[str, Value]) -> str:

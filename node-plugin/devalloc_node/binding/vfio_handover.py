@@ -12,13 +12,13 @@ import os
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
-from devalloc.api.decode import decode
 from devalloc.api.device_class import VfioConfig
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, PciFunction
 from devalloc.inventory.resets import has_own_reset, reset_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import host_changes
+from devalloc_node.binding.binding import configs_of
 from devalloc_node.binding.drivers import state
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
@@ -212,15 +212,7 @@ def rom_file(granted: GrantedDevice) -> str | None:
 
 
 def _rom_files(configs: Configs) -> Iterator[str]:
-    for config in configs:
-        if config.get("kind") != "VfioConfig":
-            continue
-        decoded = decode(dict(config))
-        if not isinstance(decoded.object, VfioConfig):
-            problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
-            raise Denied("ConfigInvalid", f"invalid VfioConfig: {problems}")
-        if decoded.object.spec.rom_file is not None:
-            yield decoded.object.spec.rom_file
+    return (config.spec.rom_file for config in configs_of(configs, VfioConfig) if config.spec.rom_file is not None)
 
 
 def refuse_rom_file(granted: GrantedDevice) -> None:

@@ -7,7 +7,7 @@ Both cuts are exact. They keep the number of states small; its product would be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, Ints
 from devalloc_solver.columns.patterns import LocalChoice, Pattern
 from devalloc_solver.columns.symmetry import find_symmetries
+from devalloc_solver.problem.linked_parts import LinkedParts
 
 
 @dataclass(slots=True, eq=False)
@@ -135,28 +136,15 @@ class _BinBuilder:
 
     def linked(self, members: Sequence[int] | range, *, hard: bool) -> list[list[int]]:
         """Cells that counters and groups hold together; or that patterns do as well."""
-        parent = {c: c for c in members}
-
-        def root(c: int) -> int:
-            while parent[c] != c:
-                c = parent[c]
-            return c
-
-        owners: dict[object, int] = {}
+        linked, inside = LinkedParts(members), {*members}
         for c in members:
             cell = self.cells[c]
-            links: list[object] = [counter for counter, _ in cell.draws]
+            links: list[Hashable] = [counter for counter, _ in cell.draws]
             links += [("domain", cell.group[0])] if cell.group is not None else []
-            for link in links:
-                parent[root(c)] = root(owners.setdefault(link, c))
+            linked.link(c, links)
         for pattern in () if hard else (p for patterns in self.patterns.values() for p in patterns):
-            used = [c for c, count in enumerate(pattern.counts) if count and c in parent]
-            for c in used[1:]:
-                parent[root(c)] = root(used[0])
-        parts: dict[int, list[int]] = {}
-        for c in members:
-            parts.setdefault(root(c), []).append(c)
-        return list(parts.values())
+            linked.join([c for c, count in enumerate(pattern.counts) if count and c in inside])
+        return linked.parts()
 
     def plain_bin(self, part: Sequence[int], *, opened: bool = False) -> GeometryBin:
         """A bin of cells alone."""
@@ -203,25 +191,13 @@ class _BinBuilder:
     def joined(
         self, names: Sequence[tuple[str, int]], images: Mapping[LocalChoice, Mapping[tuple[int, ...], None]]
     ) -> list[list[int]]:
-        parent = [*range(len(names))]
-
-        def root(n: int) -> int:
-            while parent[n] != n:
-                n = parent[n]
-            return n
-
+        joined = LinkedParts(range(len(names)))
         number = {c: n for n, (what, c) in enumerate(names) if what == "cell"}
         for part in self.linked([*number], hard=True):
-            for c in part:
-                parent[root(number[c])] = root(number[part[0]])
+            joined.join([number[c] for c in part])
         for image in (image for way_images in images.values() for image in way_images):
-            used = [n for n, count in enumerate(image) if count]
-            for n in used[1:]:
-                parent[root(n)] = root(used[0])
-        parts: dict[int, list[int]] = {}
-        for n in range(len(names)):
-            parts.setdefault(root(n), []).append(n)
-        return list(parts.values())
+            joined.join([n for n, count in enumerate(image) if count])
+        return joined.parts()
 
     def outer_bin(
         self,

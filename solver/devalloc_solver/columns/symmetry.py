@@ -7,11 +7,12 @@ PCIe roots of each, the cards of a root. What is found is sound; a symmetry that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from devalloc_solver.columns.node_geometry import DeviceCell, Ints
+from devalloc_solver.problem.linked_parts import LinkedParts
 
 MULTIPLIERS = np.random.default_rng(20260101).integers(1, 2**62, size=4096, dtype=np.int64) | 1
 """Fixed odd numbers; the scalar product with them, modulo 2**64, distinguishes a row from most others."""
@@ -66,27 +67,16 @@ def _is_common(cells: Sequence[DeviceCell], members: list[int], attribute: int) 
 
 
 def _linked(cells: Sequence[DeviceCell], members: list[int], common: Sequence[bool]) -> list[list[int]]:
-    owners: dict[object, int] = {}
-    parent = {c: c for c in members}
-
-    def root(c: int) -> int:
-        while parent[c] != c:
-            c = parent[c]
-        return c
-
+    linked = LinkedParts(members)
     for c in members:
         cell = cells[c]
-        links: list[object] = [("counter", counter) for counter, _ in cell.draws]
+        links: list[Hashable] = [("counter", counter) for counter, _ in cell.draws]
         links += [("domain", cell.group[0])] if cell.group is not None else []
         for number, values in enumerate(cell.values):
             if values is not None and not common[number]:
                 links += [(number, value) for value in sorted(values)]
-        for link in links:
-            parent[root(c)] = root(owners.setdefault(link, c))
-    parts: dict[int, list[int]] = {}
-    for c in members:
-        parts.setdefault(root(c), []).append(c)
-    return list(parts.values())
+        linked.link(c, links)
+    return linked.parts()
 
 
 def _part_code(cells: Sequence[DeviceCell], part: list[int], common: Sequence[bool]) -> tuple[object, list[int]]:

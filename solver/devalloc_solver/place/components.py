@@ -19,6 +19,7 @@ from devalloc_solver.place.device_uses import DeviceUse, Value, distinct_values,
 from devalloc_solver.place.node_view import CandidateGroup
 from devalloc_solver.place.step_budget import FEW_NEEDS, StepBudget
 from devalloc_solver.problem.demand import AllocationMode
+from devalloc_solver.problem.linked_parts import LinkedParts
 from devalloc_solver.problem.snapshot import Device, Pool
 
 _MANY_WAYS = 1_000
@@ -190,30 +191,20 @@ def _connected(
             demand[name] += blocks * most
     short = {name for name, total in demand.items() if all_draws or total > free[str(name)]}
     groups = {stack.group for stack in stacks if stack.group is not None}
-    leader: dict[Hashable, int] = {}
-    parent = list(range(len(stacks)))
-
-    def find(number: int) -> int:
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
-
+    linked = LinkedParts(range(len(stacks)))
     for number, stack in enumerate(stacks):
         links: list[Hashable] = [("draw", name) for name, _ in stack.draws if name in short]
         links += [("value", value) for value in _values(stack)]
         if stack.group is not None and len(groups) > 1:
             links.append("group")
-        for link in links:
-            parent[find(number)] = find(leader.setdefault(link, number))
-    members: dict[int, list[MergedGroup]] = {}
-    for number, stack in enumerate(stacks):
+        linked.link(number, links)
+
+    def merged(stack: MergedGroup) -> MergedGroup:
         draws = tuple((name, blocks) for name, blocks in stack.draws if name in short)
         group = stack.group if len(groups) > 1 else None
-        members.setdefault(find(number), []).append(
-            MergedGroup(stack.devices, stack.uses, stack.watchers, draws, group, stack.seen)
-        )
-    return list(members.values())
+        return MergedGroup(stack.devices, stack.uses, stack.watchers, draws, group, stack.seen)
+
+    return [[merged(stacks[number]) for number in part] for part in linked.parts()]
 
 
 def _max_useful(demand_vector: DemandVector, stack: MergedGroup) -> int:
