@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,29 @@ def test_a_page_has_at_most_350_lines_and_begins_with_what_it_is_for() -> None:
     assert [name for name, text in guides.items() if text.count("\n") > 350] == []
     begins = {name: text.split("\n\n", 2)[1] for name, text in guides.items()}
     assert [name for name, first in begins.items() if first.startswith(("#", "|", "```", "    ", "!["))] == []
+
+
+def test_blocks_in_lists_are_indented_as_the_site_nests_them() -> None:
+    """Python-Markdown nests by four spaces; GitHub by as many as the item's text."""
+    wrong = [
+        f"{name}:{number}: {line}"
+        for name, text in _pages().items()
+        for number, line in _flat_blocks(text.splitlines())
+    ]
+    assert wrong == []
+
+
+def _flat_blocks(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """(number, line) of each line in a list that begins a block, and that is indented too little for that."""
+    in_code = in_list = False
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code:
+            in_list = (
+                line.startswith("- ") or re.match(r"\d+\. ", line) is not None or (in_list and line[:1] in ("", " "))
+            )
+            after_blank = number > 1 and lines[number - 2] == ""
+            is_short = re.match(r" {1,3}[-*] ", line) or (after_blank and re.match(r" {2,3}\S| {5,7}\S", line))
+            if in_list and is_short:
+                yield number, line
