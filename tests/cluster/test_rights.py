@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from devalloc.api.views import ClaimView
 from devalloc.controller import fencing
 from devalloc.controller.permits import leadership
 from devalloc.controller.reconcile import fenced
+from devalloc.controller.unserved_machines import CONFIRM_SECONDS, UnservedMachines
 from devalloc.controller.usage.records import record_name
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
@@ -31,6 +32,7 @@ from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
 from devalloc.store import Change
 from devalloc.store.errors import Forbidden, Key, StoreError
 from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore, transaction
+from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed
 from devalloc_node.kube.node_lease import NodeLease
@@ -412,6 +414,42 @@ def test_a_node_keeps_its_pools_claims_and_machines(
         assert store.get("VirtualMachine", "default", "vm")["status"]["phase"] == "Running"
         objects.release_object(store, held, "node-a")
         assert objects.holder_of(store.get("VirtualMachine", "default", "vm")) is None
+
+
+def test_the_controller_says_on_machines_of_a_silent_node_that_they_may_not_run(
+    ruled: Cluster, machine: dict[str, Any]
+) -> None:
+    """And the node, when it is back, what is true."""
+    path, seconds = f"{place(machine)}/vm", [1000.0]
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    runs = {"type": "Ready", "status": "True", "reason": "MachineRunning", "message": "it runs"}
+
+    def shown() -> tuple[str, str, str]:
+        status = ruled.get(path).content["status"]
+        (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
+        return status["phase"], ready["status"], ready["reason"]
+
+    assert ruled.create(leases, node_lease("node-a", NAMESPACE, "a", datetime.now(UTC) - timedelta(hours=1))).ok
+    kubeconfig = kube_rights.controller_kubeconfig(ruled)
+    try:
+        with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as node:
+            held = objects.take_object(node, machine, "node-a")
+            assert held is not None
+            objects.write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
+            assert shown() == ("Running", "True", "MachineRunning")
+            with closing(store_of(kubeconfig)) as store:
+                of_nodes = NodeLeases(Client.connect(kubeconfig), NAMESPACE, 0.0).of_nodes
+                unserved = UnservedMachines(store, of_nodes, clock=lambda: seconds[0])
+                for _ in range(3):
+                    unserved.look()
+                    seconds[0] += CONFIRM_SECONDS
+                    store.refresh()
+            assert shown() == ("Unknown", "Unknown", "NodeNotServed")
+            objects.write_status(node, held, {"phase": "Running", "reason": "", "message": ""}, ready=runs)
+            assert shown() == ("Running", "True", "MachineRunning")
+            objects.release_object(node, held, "node-a")
+    finally:
+        assert ruled.delete(f"{leases}/devalloc-node.node-a").ok
 
 
 def test_the_controller_and_two_nodes_migrate_a_machine(ruled: Cluster, tmp_path: Path) -> None:
