@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from devalloc.api import meta
+from devalloc.controller.migrations import begin_migration
 from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store import Object
 from devalloc.store.sqlite import SQLiteStore
@@ -178,6 +179,35 @@ def test_a_loaded_machine_moves_between_two_plugins_and_loses_nothing(fleet: Fle
     on_disk = (fleet.disks / "drained.raw").read_bytes()
     blocks = {number % BLOCKS: number for number in range(max(1, last - BLOCKS + 1), last + 1)}
     assert {place: int(on_disk[512 * place : 512 * (place + 1)]) for place in blocks} == blocks, "no write is lost"
+    fleet.command("delete", "vm/moving")
+    waiting.until(lambda: not fleet.qemus(target), "it is gone", context=fleet.log)
+
+
+def test_a_restart_that_is_asked_for_before_the_target_has_received_the_machine_is_done_there(fleet: Fleet) -> None:
+    """The source leaves the machine alone from its offer on; the target reads its object after that."""
+    options = ("--migration-address", "127.0.0.1")
+    for node in ("a", "b"):
+        fleet.start_node(node, *options)
+    fleet.start_controller()
+    fleet.command("apply", "-f", "-", stdin=manifest(fleet))
+    waiting.until(lambda: status(fleet).get("phase") == "Running", "it runs", context=fleet.log)
+    before = status(fleet)
+    target = "b" if before["nodeName"] == "a" else "a"
+    fleet.kill(target)
+    with closing(SQLiteStore(fleet.folder / "store.db")) as store:
+        begin_migration(store, ("default", "moving"), target)
+        waiting.until(lambda: migration(fleet).get("phase") == "PreparingTarget", "it is offered", context=fleet.log)
+        machine = store.get("VirtualMachine", "default", "moving")
+        notes = {**machine["metadata"].get("annotations", {}), meta.RESTART: "now"}
+        store.replace({**machine, "metadata": {**machine["metadata"], "annotations": notes}})
+    fleet.start_node(target, *options)
+    waiting.until(lambda: migration(fleet).get("phase") == "Succeeded", "it moves", context=fleet.log)
+    waiting.until(
+        lambda: status(fleet).get("phase") == "Running" and status(fleet)["machineID"] != before["machineID"],
+        "it is started again",
+        context=fleet.log,
+    )
+    assert status(fleet)["nodeName"] == target
     fleet.command("delete", "vm/moving")
     waiting.until(lambda: not fleet.qemus(target), "it is gone", context=fleet.log)
 
