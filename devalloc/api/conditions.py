@@ -21,7 +21,8 @@ again when it is back, for a guest need not report twice."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
 """Condition of a replica set: why machines cannot be created or deleted. It is not there otherwise."""
 STALLED: Final = "Stalled"
-"""Condition of a migration that failed, so that tools do not wait for Ready any longer. Others have none."""
+"""Condition of a migration that failed, and of a claim, machine or class that is invalid: nothing more happens until
+the object is changed or replaced, so tools do not wait any longer. Others have none."""
 PLACED: Final = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 ALLOCATED: Final = "Allocated"
@@ -90,6 +91,13 @@ def with_conditions(conditions: object, new: Iterable[Mapping[str, str]], now: s
     return merged
 
 
+def with_stall(conditions: object, why: tuple[str, str] | None, now: str, generation: object = None) -> list[Any]:
+    """Conditions with Stalled, or without it. ``why``: its reason and message; None if something goes on."""
+    if why is None:
+        return without_conditions(conditions, [STALLED])
+    return with_condition(conditions, STALLED, ("True", *why), now, generation)
+
+
 def without_conditions(conditions: object, names: Iterable[str]) -> list[Any]:
     """Conditions without those of these types."""
     gone = frozenset(names)
@@ -103,9 +111,7 @@ def with_migration_conditions(status: Mapping[str, Any], now: str, generation: o
     words = str(status.get("reason") or phase), str(status.get("message") or f"its phase is {phase}")
     is_ready = "True" if phase == "Succeeded" else "False"
     conditions = with_condition(status.get("conditions"), READY, (is_ready, *words), now, generation)
-    if phase == "Failed":
-        conditions = with_condition(conditions, STALLED, ("True", *words), now, generation)
-    return {**status, "conditions": conditions}
+    return {**status, "conditions": with_stall(conditions, words if phase == "Failed" else None, now, generation)}
 
 
 def _readable(conditions: object) -> list[dict[str, Any]]:

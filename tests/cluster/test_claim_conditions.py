@@ -163,6 +163,7 @@ def test_a_class_says_once_whether_it_is_valid(
         assert kubectl("wait", "dclass/gpu", "--for=condition=Valid", "--timeout=20s").returncode == 0
         written = store.get("DeviceClass", None, "broken")
         assert written["status"]["conditions"][0]["observedGeneration"] == written["metadata"]["generation"] == 1
+        assert kstatus(cluster.get("/apis/devmgmtproto.k8s.io/v1alpha1/deviceclasses/broken").content) == "Failed"
         allocate(store)
         assert store.get("DeviceClass", None, "broken") == written
         head, *rows = kubectl("get", "dclass").stdout.splitlines()
@@ -170,6 +171,27 @@ def test_a_class_says_once_whether_it_is_valid(
         assert {row.split()[0]: row[place:].split()[0] for row in rows} == {"broken": "False", "gpu": "True"}
     finally:
         store.delete("DeviceClass", None, "broken")
+
+
+def test_tools_do_not_wait_for_what_only_a_change_of_the_object_can_help(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    claim = gpu_claim("typo")
+    claim["spec"]["claims"][0]["constraints"] = "device.model =="
+    key, correct = Key.of(store.create(claim)), gpu_claim("typo")["spec"]
+    path = f"{CLAIMS}/typo"
+    try:
+        allocate(store)
+        assert kstatus(cluster.get(path).content) == "Failed"
+        stalled = conditions(cluster, "typo")["Stalled"]
+        assert (stalled["reason"], stalled["observedGeneration"]) == ("ClaimInvalid", 1)
+        store.replace({**store.get(*key), "spec": correct})
+        allocate(store)
+        assert "Stalled" not in conditions(cluster, "typo")
+        assert kstatus(cluster.get(path).content) in ("Current", "InProgress")
+    finally:
+        release_claim(store, "default", "typo")
+        store.delete(*key)
 
 
 def test_a_claim_that_waits_costs_one_write(cluster: Cluster, store: KubernetesStore) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from devalloc.api.conditions import VALID, with_condition
+from devalloc.api.conditions import VALID, with_condition, with_stall
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.reasons import Reason
@@ -29,8 +29,9 @@ def class_units(documents: Iterable[Object], memo: Memo, now: str) -> list[Write
             continue
         fault = memo.of("class fault", doc, partial(find_class_fault, doc))
         content = ("True", "ClassValid", "claims can name it") if fault is None else fault
-        status = ObjectView(doc).status
-        conditions = with_condition(status.get("conditions"), VALID, content, now, doc["metadata"].get("generation"))
+        status, generation = ObjectView(doc).status, doc["metadata"].get("generation")
+        conditions = with_condition(status.get("conditions"), VALID, content, now, generation)
+        conditions = with_stall(conditions, None if fault is None else fault[1:], now, generation)
         if conditions != status.get("conditions"):
             change = Change(Key.of(doc), doc["metadata"]["resourceVersion"], {**status, "conditions": conditions})
             units.append(WriteUnit((change,), granted=False))

@@ -15,7 +15,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
-from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, find_condition, with_condition
+from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, find_condition, with_condition, with_stall
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
     DEVICE_LOST,
@@ -254,9 +254,11 @@ def with_shown_answer(claim: Object) -> Object:
 def _with_answer(
     claim: Object, status: Object, content: tuple[str, str, str], now: str, node: str | None = None
 ) -> Object:
-    conditions = status.get("conditions")
+    conditions, generation = status.get("conditions"), claim["metadata"].get("generation")
     for name in _OURS:
-        conditions = with_condition(conditions, name, content, now, claim["metadata"].get("generation"))
+        conditions = with_condition(conditions, name, content, now, generation)
+    is_invalid = content[:2] == ("False", Reason.CLAIM_INVALID.value)
+    conditions = with_stall(conditions, content[1:] if is_invalid else None, now, generation)
     status = {**status, "conditions": conditions, "reason": content[1]}
     return status if node is None else {**status, "nodeName": node}
 

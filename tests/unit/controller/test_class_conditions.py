@@ -18,8 +18,11 @@ SETTINGS = AllocatorSettings(form=IN_CONDITIONS)
 
 
 def condition(store: SQLiteStore, name: str) -> dict[str, Any]:
-    (valid,) = store.get("DeviceClass", None, name)["status"]["conditions"]
+    valid, *stalled = store.get("DeviceClass", None, name)["status"]["conditions"]
     assert valid["type"] == "Valid"
+    words = ("reason", "message", "lastTransitionTime", "observedGeneration")
+    expected = [{"type": "Stalled", "status": "True", **{word: valid[word] for word in words}}]
+    assert stalled == (expected if valid["status"] == "False" else []), "tools do not wait until it is corrected"
     return dict(valid)
 
 

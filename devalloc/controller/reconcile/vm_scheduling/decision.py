@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.conditions import PLACED, READY, with_condition, without_conditions
+from devalloc.api.conditions import PLACED, READY, with_condition, with_stall, without_conditions
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
@@ -235,7 +235,10 @@ def _with_condition(
     view = MachineView(machine)
     generation = view.metadata.get("generation")
     conditions: object = view.status.get("conditions")
-    conditions = without_conditions(conditions, [FITS]) if name == PLACED else conditions
+    if name == PLACED:
+        conditions = without_conditions(conditions, [FITS])
+        is_invalid = content[:2] == ("False", Reason.MACHINE_INVALID.value)
+        conditions = with_stall(conditions, content[1:] if is_invalid else None, now, generation)
     conditions = with_condition(conditions, name, content, now, generation)
     if view.holder is not None or not speaks:
         return conditions
