@@ -74,6 +74,8 @@ _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "li
 _CALCULATED = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
 }  # fmt: skip
+_CLOCK = re.compile(r"\btime\.(monotonic|time)\(")
+"""The clock of the host, where no test can give an instant."""
 _LOGS = ("log", "_log", "LOG", "LOGGER", "logging")
 _SAME = {"strict", "slots", "frozen", "eq", "kw_only", "repr"}
 """Arguments that change nothing which a right program does."""
@@ -168,6 +170,8 @@ def _comparisons(node: ast.Compare) -> Iterator[Change]:
         for kind in _COMPARED[type(operator)]:
             ops = [*node.ops[:position], kind(), *node.ops[position + 1 :]]
             is_boundary = (type(operator), kind) in _BOUNDARIES
+            if is_boundary and any(_CLOCK.search(ast.unparse(side)) for side in (node.left, *node.comparators)):
+                continue
             yield "boundary" if is_boundary else "comparison", node, ast.Compare(node.left, ops, node.comparators)
 
 
@@ -571,8 +575,8 @@ def _running(mutant: Mutant, seen: CoverageMap) -> list[str]:
 
 
 def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap, seed: int) -> list[str]:
-    """What runs it, at most MOST_TESTS, of which half can be those of its module. Of the others each test module gives
-    one in turn: tests of one module are alike."""
+    """What runs it, at most MOST_TESTS, of which half can be those of its module, and three quarters with those of its
+    package. Each test module gives one in turn: tests of one module are alike. The quick ones come first."""
     own = unit_tests_of(tree, mutant.path, settings.get("tests", {}))
     running = _running(mutant, seen)
     if not running:
@@ -580,10 +584,25 @@ def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap,
     draw, by_module = random.Random(seed), defaultdict[str, list[str]](list)
     for test in draw.sample(running, len(running)):
         by_module[test.partition("::")[0]].append(test)
-    near = [test for module in own for test in by_module.pop(module, ())][: MOST_TESTS // 2]
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_module.values()))
-    others = itertools.islice(filter(None, turns), MOST_TESTS - len(near))
-    return near + sorted(others, key=lambda test: (not test.startswith("tests/unit/"), test))  # the quick ones first
+    package = _tests_of_package(mutant.path)
+    chosen = list[str]()
+    for most, concerned in (
+        (MOST_TESTS // 2, [module for module in own if module in by_module]),
+        (MOST_TESTS * 3 // 4, [module for module in by_module if module.startswith(f"{package}/")]),
+        (MOST_TESTS, [*by_module]),
+    ):
+        turns = itertools.chain.from_iterable(
+            itertools.zip_longest(*(by_module.pop(module) for module in concerned if module in by_module))
+        )
+        some = itertools.islice(filter(None, turns), max(0, most - len(chosen)))
+        chosen += sorted(some, key=lambda test: (not test.startswith("tests/unit/"), test))
+    return chosen
+
+
+def _tests_of_package(path: str) -> str:
+    """The folder of the unit tests of a module's package."""
+    root = next(root for root in ROOTS if path.startswith(f"{root}/"))
+    return f"tests/unit/{Path(path).relative_to(root).parts[0] if root == 'devalloc' else ROOTS[root]}"
 
 
 def main(arguments: Sequence[str]) -> int:

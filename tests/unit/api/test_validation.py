@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from devalloc.api.decode import decode
 from devalloc.api.problems import errors
+from devalloc.api.virtual_machine import MemoryBounds
 from tests.support.good_manifests import good, good_manifests
 from tests.support.manifest_edit import with_change
 
@@ -222,6 +224,15 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
     assert problem.path == path
     assert words in problem.message
     assert (problem.kind, problem.severity) == (kind, "error")
+
+
+def test_a_machine_grows_by_whole_dimms_from_its_minimum() -> None:
+    """Which itself need not be a multiple of them."""
+    memory = {"min": "640Mi", "use": "1152Mi", "max": "1664Mi", "method": "dimm", "slotSize": "512Mi"}
+    assert MemoryBounds.model_validate(memory).use is not None
+    for name in ("use", "max"):
+        with pytest.raises(ValidationError, match="plus a multiple of slotSize"):
+            MemoryBounds.model_validate({**memory, name: "1536Mi", "max": "1536Mi" if name == "max" else "1664Mi"})
 
 
 def test_huge_pages_are_for_machines_that_are_started_and_not_scaled_by_permits() -> None:

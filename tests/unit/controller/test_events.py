@@ -72,6 +72,27 @@ class TestEventsOfWrites:
         assert events_of(placed, grown) == [("Warning", "NoRoom", "NoRoom!")]
         assert events_of(placed, new) == [("Normal", "Released", "node n1 no longer reserves anything for it")]
 
+    def test_of_a_migration(self) -> None:
+        def migration(phase: str | None = None, **status: str) -> Object:
+            nodes = {"sourceNode": "n1", "targetNode": "n2"} if phase in ("Scheduled", "Succeeded") else {}
+            metadata = {"name": "move", "namespace": "team", "uid": "u3"}
+            now = {**({"phase": phase} if phase else {}), **nodes, **status}
+            return {"apiVersion": "v1", "kind": "VirtualMachineMigration", "metadata": metadata, "status": now}
+
+        new, waits = migration(), migration("Pending", reason="NoRoom", message="no node has room")
+        assert events_of(new, migration("Pending")) == []
+        assert events_of(new, waits) == [("Warning", "NoRoom", "no node has room")]
+        assert events_of(waits, migration("Pending", reason="NoRoom", message="still none")) == []
+        assert events_of(waits, migration("Scheduled")) == [("Normal", "Scheduled", "from node n1 to node n2")]
+        assert events_of(migration("Scheduled"), migration("Running")) == []
+        assert events_of(migration("Running"), migration("Running", reason="Slow")) == [], "its node reports that"
+        assert events_of(migration("Running"), migration("Succeeded")) == [
+            ("Normal", "Succeeded", "from node n1 to node n2")
+        ]
+        failed = migration("Failed", reason="TargetUnreachable", message="no answer")
+        assert events_of(migration("Running"), failed) == [("Warning", "TargetUnreachable", "no answer")]
+        assert events_of(new, migration("Failed")) == [("Warning", "Failed", "")]
+
     def test_a_write_to_a_pool_is_no_event(self) -> None:
         pool = {"apiVersion": "v1", "kind": "DevicePool", "metadata": {"name": "p"}}
         assert events_of_write(pool, {**pool, "status": {"availableDevices": 1}}) == []

@@ -81,6 +81,7 @@ def test_the_tables_of_an_overlay_are_where_its_header_says_and_count_all_cluste
     used = len(content) // CLUSTER
     assert counts == (1,) * used + (0,) * (CLUSTER // 2 - used)
     assert not any(content[l1_at:])
+    assert used == 3 + -(-l1_entries * 8 // CLUSTER), "and no more than it needs"
 
 
 def test_a_copy_has_all_of_the_image_and_its_holes(image: Path, config: MachineConfig) -> None:

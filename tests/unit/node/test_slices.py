@@ -183,6 +183,13 @@ def test_without_counters_what_is_not_available_keeps_nothing_from_being_offered
     assert set(devices_of(answer.slices)) == {"part"}
 
 
+def test_without_counters_what_takes_least_of_what_it_takes_most_is_offered_first() -> None:
+    lopsided = device("a", {"slices": 1, "copies": 9})
+    even = [device(name, {"slices": 5, "copies": 5}) for name in ("b", "c")]
+    described = slices_of_pool(pool([lopsided, *even], {"slices": 10, "copies": 10}), SliceFeatures(counters=False))
+    assert set(devices_of(described.slices)) == {"b", "c"}
+
+
 def test_without_taints_what_is_not_available_is_left_out() -> None:
     devices = [device("good"), device("bad", devalloc_io__unavailable="reserved: boot display")]
     answer = slices_of_pool(pool(devices), SliceFeatures(taints=False))
