@@ -244,6 +244,10 @@ class FakeQemu:
             self.status = "running"
         return {}
 
+    def _do_stop(self, a: dict[str, Any]) -> Any:
+        self.status = "paused"
+        return {}
+
     def _do_query_pci(self, a: dict[str, Any]) -> Any:
         """As firmware numbers it: each port a bus of its own. Before it runs nothing behind a port is shown."""
         if self.status == "prelaunch":

@@ -99,10 +99,26 @@ class TestMetrics:
         shown = Shown(a=around)
 
         async def look(agent: Agent) -> None:
-            assert shown.sample("scaling_requests_total", request=request_, result=result) == around.did.count(
-                call if call != "change" else "change 2"
-            )
+            count = around.did.count(call if call != "change" else "change 2")
+            assert count
+            assert shown.sample("scaling_requests_total", request=request_, result=result) == count
             assert shown.sample("scaling_requests_total", request=request_, result="done") == 0
+
+        shown.after(30, look)
+
+    def test_looks_that_fail_later_are_counted_as_well(self) -> None:
+        around = ScalerFakes(UNIT, load=2)
+        around.failing["change"] = Unknown("NoAnswer", "?")  # what the machine has now is in doubt
+        shown = Shown(a=around)
+
+        async def look(agent: Agent) -> None:
+            around.failing["look"] = Failed("ItBroke", "no")
+            before = around.did.count("look")
+            assert before
+            await asyncio.sleep(60)
+            failed = around.did.count("look") - before
+            assert failed
+            assert shown.sample("scaling_requests_total", request="look", result="failed") == failed
 
         shown.after(30, look)
 

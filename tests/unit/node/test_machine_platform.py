@@ -553,6 +553,14 @@ def memory_qemu(config: MachineConfig) -> Iterator[FakeQemu]:
         qemu.close()
 
 
+def test_a_paused_machine_stands_still_until_it_is_resumed(world: World) -> None:
+    world.adopted()
+    world.machines.pause(KEY, due())
+    assert (world.qemu.status, world.machines.record_for(KEY).reason) == ("paused", "PausedOnRequest")
+    world.machines.resume(KEY, due())
+    assert (world.qemu.status, world.machines.record_for(KEY).reason) == ("running", "")
+
+
 def test_that_a_guest_sleeps_is_no_obstacle_for_its_machine(world: World) -> None:
     """It is said how it is woken, and who creates it once more is not refused."""
     world.adopted()

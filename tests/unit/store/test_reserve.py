@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Unavailable, database
-from devalloc.store.errors import is_disk_full
+from devalloc.store import Change, SkippedForSpace, Unavailable, database
+from devalloc.store.errors import Key, is_disk_full
 from devalloc.store.paths import wal_path
 from devalloc.store.sql_statements import SqlStatements
 from devalloc.store.sqlite import SQLiteStore
@@ -97,6 +97,26 @@ def test_an_object_that_is_being_deleted_grows_by_a_few_words_a_write(
         old = store.replace_status({**old, "status": {"message": "x" * 3000}})
         store.replace({**old, "metadata": {**old["metadata"], "finalizers": []}})
     assert not store.list("DeviceClaim").objects
+
+
+@pytest.mark.parametrize("code", FULL)
+def test_in_a_batch_what_takes_back_is_written_though_what_gives_is_left_out(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    held = {"allocations": [{"text": "x" * 2**16}]}
+    store.create(claim("new"))
+    old = store.create(claim("old"))
+    old = store.replace_status({**old, "status": held})
+    new = store.get("DeviceClaim", "default", "new")
+    more = {"allocations": [{"text": "x" * 2**20}]}
+    units = [
+        [Change(Key.of(obj), obj["metadata"]["resourceVersion"], status)] for obj, status in ((new, more), (old, None))
+    ]
+    with nothing_allocated(monkeypatch, code), no_file_grows(wal_path(store.path).stat().st_size):
+        left_out, written = store.commit_each(units)
+    assert isinstance(left_out, SkippedForSpace)
+    assert not isinstance(written, SkippedForSpace)
+    assert ["status" in store.get("DeviceClaim", "default", name) for name in ("new", "old")] == [False, False]
 
 
 def test_an_error_that_ends_the_transaction_within_a_statement_is_the_one_that_is_raised() -> None:
