@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from devalloc.api.kinds import API_KINDS
 from devalloc.api.manifests import load_text
 from devalloc.install import remove, upgrade
 from devalloc.install.manifests import PUBLISH, InstallOptions, object_path, render_manifests
+from devalloc.store.kubernetes.api_error import ApiError
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -193,6 +195,24 @@ def test_a_dry_run_of_uninstall_names_what_would_go_and_deletes_nothing(
     assert kube.objects == before
     assert all(line.endswith(" deleted (dry run)") for line in would.splitlines())
     assert devalloc("uninstall", *options).out == would.replace(" (dry run)", "")
+
+
+def test_a_crd_that_does_not_go_is_written_again_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the time for it is up: the API server may have overlooked it."""
+    monkeypatch.setattr(remove, "WAKE_SECONDS", 0.0)
+    writes: list[dict[str, Any]] = []
+
+    class Client:
+        def get(self, path: str, params: Any) -> dict[str, Any]:
+            if len(writes) == 3:
+                raise ApiError(404, "NotFound", "gone")
+            return {"kind": "CustomResourceDefinition", "metadata": {"name": "x"}}
+
+        def replace(self, path: str, obj: dict[str, Any]) -> None:
+            writes.append(obj["metadata"]["annotations"])
+
+    remove._wait_until_gone(Client(), "/crds/x", "the CRD x", time.monotonic() + 600)  # type: ignore[arg-type]
+    assert len({each["devalloc.io/deleting"] for each in writes}) == 3
 
 
 # install

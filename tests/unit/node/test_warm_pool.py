@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.warm.builder import SetupBuilder
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import SetupRecord, SetupRecords
 from devalloc_node.warm.setup import NotEnoughSetups, Setup, SetupNotTaken, WarmConfig
@@ -136,6 +137,18 @@ def test_the_first_error_of_filling_is_reported_and_ready_setups_stay(tmp_path: 
         toy.making = lambda setup: None
         pool.fill(3)
         assert (pool.status().ready, pool.status().problem) == (5, "")
+
+
+def test_a_network_that_cannot_be_kept_is_a_failure_of_the_pool(
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(builder: SetupBuilder) -> None:
+        raise Failed("NetworkUnavailable", "the bridge is gone")
+
+    with opened(tmp_path, toy) as pool:
+        monkeypatch.setattr(SetupBuilder, "keep_network", keep)
+        pool.look()
+        assert (pool.status().failures, pool.status().problem) == (1, "the bridge is gone")
 
 
 def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: ToyPart) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from devalloc_solver.bounds.node_counts import NodeCounts
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.explain.funnel import has_room_for
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_instances import a_claim, a_slot, candidates
@@ -89,3 +90,22 @@ def test_what_was_counted_for_other_devices_in_use_does_not_count() -> None:
     unit = PlacementUnit((Demand(a_claim("c"), ((pair,),), ()),), None, None)
     before, after = (holding(0),), (holding(2),)
     assert [counts.nodes(unit, held) for held in ((), before, after, before)] == [["n1", "n2"], ["n2"], ["n1"], ["n2"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken", "expected"),
+    [
+        ({}, (None, 1), (False, False, True)),  # whole: what is used in any way has no room
+        ({"mode": SHARE, "requests": {"m": 9}}, (3, 4), (True, False, True)),
+        ({"mode": SHARE, "requests": {"n": 1}}, (3, 4), (False, False, False)),
+        ({"mode": AllocationMode.ADMIN_COUNT}, (None, 4), (True, True, True)),
+    ],
+)
+def test_a_device_has_room_for_a_request_as_long_as_anything_of_it_is_left(
+    fields: dict[str, object], taken: tuple[int | None, ...], expected: tuple[bool, ...]
+) -> None:
+    held = [holding(i, None if amount is None else (("m", amount),)) for i, amount in enumerate(taken)]
+    of = snapshot()
+    usage = Usage.of(of, held)
+    request = a_slot(ALL, **fields)
+    assert tuple(has_room_for(request, of, index, usage) for index in range(3)) == expected

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devalloc.api.device_records import DeviceRecord
 from devalloc.api.quantity import QuantityError
 from devalloc_solver import Fleet
 from devalloc_solver.check.resource_k8s import check_results
@@ -15,7 +17,7 @@ from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_
 from devalloc_solver.dialects.resource_k8s.decode import read_claim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.fields import Amount
-from devalloc_solver.dialects.resource_k8s.published_devices import read_usage
+from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, DeviceUsage, read_usage
 from devalloc_solver.dra import AllocationError, solve_manifests
 from tests.support.dra_builders import ANY, answer, claim, device, devices, request, slice_
 
@@ -167,3 +169,25 @@ def test_the_check_reads_amounts_as_the_dialect_does(text: str) -> None:
             to_nano(text)
     else:
         assert to_nano(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "draws", "expected"),
+    [
+        ("d0", [None], False),  # nothing is recorded
+        ("d0", [()], False),
+        ("d0", [None, (("s/memory", 5),)], True),  # it drew what it does not draw now
+        ("gone", [None], True),
+    ],
+)
+@pytest.mark.parametrize("way", ["whole", "shared"])
+def test_a_device_in_use_is_there_with_what_is_recorded_of_it(
+    device: str, draws: list[tuple[tuple[str, int], ...] | None], expected: bool, way: str
+) -> None:
+    there: Any = SimpleNamespace(id=("gpu.io", "p", "d0"), device=SimpleNamespace(consumes=()))
+    usage, name = DeviceUsage(), ("gpu.io", "p", device)
+    usage.whole.update([name] if way == "whole" else [])
+    usage.shared.update({name: {}} if way == "shared" else {})
+    usage.records[name] = [None if each is None else DeviceRecord(draws=each) for each in draws]
+    assert DevicesInUse([there]).lacks_record(usage, [("gpu.io", "p")]) is expected
+    assert not DevicesInUse([there]).lacks_record(usage, [("gpu.io", "q")]), "of other pools nothing is asked"
