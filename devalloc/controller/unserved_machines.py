@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from devalloc.api.conditions import READY
-from devalloc.api.cordon import NODE_KIND, is_node
+from devalloc.api.cordon import NODE_KIND
 from devalloc.api.fencing import is_lost
 from devalloc.api.reasons import Reason
 from devalloc.api.serving import is_of_unserved, served_conditions, unserved_status, unserved_text
@@ -70,8 +70,11 @@ class UnservedMachines:
     ) -> None:
         """``leases``: those of plugins, by node. ``reads_nodes``: this process may read Nodes."""
         self._store, self._leases, self._clock, self._now = store, leases, clock, now
-        self._kinds = (KIND, NODE_KIND) if reads_nodes else (KIND,)
+        self._reads_nodes = reads_nodes
         self._nodes: dict[str, _Seen] = {}
+        self._may_be_written = True
+        """Whether a machine may have what was written of it here, or by an earlier leader: else there is nothing to
+        look at while all nodes are served."""
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until ``stop`` is set. What cannot be written is tried again."""
@@ -87,9 +90,12 @@ class UnservedMachines:
 
     def look(self) -> bool:
         """Write what is due, as much as may be written at once; whether there is more. Raises StoreError."""
-        objects = self._store.list(self._kinds).objects
-        silent = self._silent(objects)
-        due = list(self._due((obj for obj in objects if obj["kind"] == KIND), silent))
+        silent = self._silent(self._store.list(NODE_KIND).objects if self._reads_nodes else [])
+        if not silent and not self._may_be_written:
+            return False
+        machines = self._store.list(KIND).objects
+        due = list(self._due(machines, silent))
+        self._may_be_written = bool(silent) or any(map(_is_written, machines))
         for obj, status, node in due[:BURST]:
             if node in silent and not self._nodes[node].written:
                 log.warning("its machines may run or not: %s", silent[node])
@@ -105,15 +111,15 @@ class UnservedMachines:
             noted[obj["metadata"]["uid"]] = obj["metadata"]["resourceVersion"]
         return len(due) > BURST
 
-    def _silent(self, objects: Sequence[Object]) -> dict[str, str]:
+    def _silent(self, nodes: Iterable[Object]) -> dict[str, str]:
         """The nodes that no plugin serves, and that as a sentence."""
         now, leases = self._clock(), self._leases()
         whys = {
             node: (lease.renewal, unserved_text(node, lease.why_ended) if lease.why_ended else "")
             for node, lease in leases.items()
         }
-        for obj in objects:
-            if is_node(obj) and (name := obj["metadata"]["name"]) not in whys:
+        for obj in nodes:
+            if (name := obj["metadata"]["name"]) not in whys:
                 whys[name] = ("lost", _lost_text(name)) if is_lost(obj) else ("", "")
         for node, (renewal, _) in whys.items():
             if (seen := self._nodes.get(node)) is None or seen.renewal != renewal:
@@ -123,7 +129,7 @@ class UnservedMachines:
             node: why for node, (_, why) in whys.items() if why and now - self._nodes[node].since >= CONFIRM_SECONDS
         }
 
-    def _due(self, machines: Iterator[Object], silent: Mapping[str, str]) -> Iterator[tuple[Object, Object, str]]:
+    def _due(self, machines: Iterable[Object], silent: Mapping[str, str]) -> Iterator[tuple[Object, Object, str]]:
         """Machines that say what is not true, with what their status is to be and their node."""
         for obj in machines:
             view = MachineView(obj)
@@ -134,7 +140,7 @@ class UnservedMachines:
             if seen.refused.get(uid) == version:
                 continue
             if (why := silent.get(node)) is None:
-                if is_of_unserved(view.condition(READY)) and view.status.get("reason") != Reason.NODE_NOT_SERVED:
+                if _is_written(obj) and view.status.get("reason") != Reason.NODE_NOT_SERVED:
                     yield obj, {**view.status, "conditions": served_conditions(view.status["conditions"])}, node
                 continue
             if view.status.get("phase") not in _RUNNING_PHASES or seen.answers:
@@ -145,6 +151,10 @@ class UnservedMachines:
                     log.warning("the plugin of node %s writes, though it does not renew its Lease", node)
                 continue
             yield obj, unserved_status(view, why, self._now().strftime("%Y-%m-%dT%H:%M:%SZ")), node
+
+
+def _is_written(machine: Object) -> bool:
+    return is_of_unserved(MachineView(machine).condition(READY))
 
 
 def _lost_text(node: str) -> str:
