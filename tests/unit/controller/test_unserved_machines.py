@@ -177,6 +177,26 @@ def test_a_node_of_many_machines_is_written_in_batches(world: World, monkeypatch
     assert BURST / unserved_machines.PAUSE_SECONDS <= 50.0
 
 
+def test_no_machine_is_read_while_all_nodes_are_served(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet has a hundred thousand, and one look follows another."""
+    world.add("web")
+    world.lease()
+    world.look()  # an earlier leader may have written
+    read: list[object] = []
+    real = world.store.list
+
+    def noted(kinds: Any) -> Any:
+        read.append(kinds)
+        return real(kinds)
+
+    monkeypatch.setattr(world.store, "list", noted)
+    world.look()
+    assert read == ["Node"]
+    world.fall_silent()
+    world.look()
+    assert read[-2:] == ["Node", "VirtualMachine"]
+
+
 def test_a_machine_that_does_not_run_is_left_as_it_is(world: World) -> None:
     for phase in ("Pending", "Stopped", "Failed"):
         world.add(phase.lower(), phase)
