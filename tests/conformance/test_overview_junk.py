@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.manifests import load
-from devalloc.cli.render.fleet import overview_lines
+from devalloc.cli.render.fleet import print_overview
 from devalloc.controller.overview import build_overview
 from devalloc.controller.page.pages import render_overview
 from devalloc.controller.page.view import PageQuery
@@ -89,4 +90,6 @@ def test_the_overview_shows_the_rest_beside_any_junk(tmp_path: Path, seed: int) 
         assert render_overview(summary, PageQuery(open=tuple(f"node:{node.name}" for node in summary.nodes))).encode(
             "utf-8", "replace"
         )
-        assert list(overview_lines(summary, wide=True))
+        with redirect_stdout(StringIO()) as out:
+            print_overview(summary, wide=True)
+        assert out.getvalue()

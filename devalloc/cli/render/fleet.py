@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.render.columns import format_elapsed
-from devalloc.cli.render.output import Cell, StyledText, one_line, print_table, table_lines
+from devalloc.cli.render.output import Cell, StyledText, print_table
 from devalloc.cli.render.pictures import STYLES
 from devalloc.cli.terminal import print_line
 from devalloc.controller.overview import STATES, DeviceCounts, Overview
@@ -153,16 +153,6 @@ def print_overview(overview: Overview, *, wide: bool) -> None:
     for part in overview_tables(overview, wide=wide):
         print_line()
         print_table(part.headers, part.rows, wide=wide)
-
-
-def overview_lines(overview: Overview, *, wide: bool) -> Iterator[str]:
-    """As text without colours."""
-    yield summary_line(overview)
-    yield from (one_line(f"ALARM: {alarm.text}") for alarm in overview.alarms)
-    yield from map(one_line, overview.notes)
-    for part in overview_tables(overview, wide=wide):
-        yield ""
-        yield from table_lines(part.headers, part.rows)
 
 
 def _nodes(overview: Overview) -> Iterator[list[Cell]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from devalloc.cli.keys import Keys
-from devalloc.cli.render.fleet import overview_lines, summary_line
+from devalloc.cli.render.fleet import print_overview, summary_line
 from devalloc.cli.render.pictures import counts_bar
 from devalloc.cli.render.top_screen import TopScreen, screen_content
 from devalloc.cli.verbs import top
@@ -130,6 +130,12 @@ def test_what_others_wrote_does_nothing_to_the_terminal() -> None:
     assert any("[red]\\x1b]0;title" in line for line in drawn([claim], 30))
 
 
+def printed(documents: Sequence[Object]) -> list[str]:
+    with redirect_stdout(io.StringIO()) as out:
+        print_overview(build_overview(documents), wide=False)
+    return out.getvalue().splitlines()
+
+
 def test_the_line_of_numbers_is_that_of_json(devalloc: Shell, store: SQLiteStore, path: Path) -> None:
     assert summary_line(build_overview(store.list().objects)) in devalloc("top", "--store", path).out
     assert json.loads(devalloc("top", "-o", "json", "--store", path).out)["counts"]["free"] == 3
@@ -139,12 +145,12 @@ def test_a_device_with_two_owners_is_a_red_line(devalloc: Shell, tmp_path: Path)
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     documents = [gpu_pool(), gpu_class(), gpu_claim("a") | {"status": held}, gpu_claim("b") | {"status": held}]
     line = "ALARM: device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b; release all but one"
-    assert any(each.startswith(line) for each in overview_lines(build_overview(documents), wide=False))
+    assert any(each.startswith(line) for each in printed(documents))
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
     console.print(screen_content(CachedOverview("1", build_overview(documents), datetime.now(UTC)), 30))
     assert isinstance(console.file, io.StringIO)
     assert f"\x1b[1;31m{line}" in console.file.getvalue()
-    assert not any("ALARM" in each for each in overview_lines(build_overview(documents[:3]), wide=False))
+    assert not any("ALARM" in each for each in printed(documents[:3]))
 
 
 def test_many_alarms_leave_room_for_the_rest() -> None:
@@ -306,10 +312,10 @@ def test_names_of_others_do_nothing_to_the_terminal_in_pictures() -> None:
 def test_racks_have_a_table_if_devices_name_them() -> None:
     pool = gpu_pool("a", 2, "n1")
     pool["spec"]["attributes"] = [*pool["spec"].get("attributes", []), {"name": "rack", "stringValue": "r1"}]
-    lines = list(overview_lines(build_overview([pool, gpu_pool("b", 1, "n2")]), wide=False))
+    lines = printed([pool, gpu_pool("b", 1, "n2")])
     at = next(i for i, line in enumerate(lines) if line.startswith("RACK"))
     assert [line.split()[:4] for line in lines[at + 1 : at + 3]] == [["r1", "1", "2", "2"], ["(none)", "1", "1", "1"]]
-    assert not any("RACK" in line for line in overview_lines(build_overview([gpu_pool()]), wide=False))
+    assert not any("RACK" in line for line in printed([gpu_pool()]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devalloc.api.views import claim_state
 from devalloc.cli.render.columns import state_cell
-from devalloc.cli.render.fleet import overview_lines, overview_tables
+from devalloc.cli.render.fleet import overview_tables, summary_line
 from devalloc.cli.render.output import StyledText
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.overview import Overview, build_overview
@@ -105,7 +105,7 @@ def test_it_is_allocated_again_once_the_device_is_back(store: SQLiteStore, docum
 
 def test_top_names_claim_and_device_in_red(documents: list[Object]) -> None:
     overview = build_overview(documents)
-    assert "Claims: 1 allocated, 1 pending; 1 lost device." in next(overview_lines(overview, wide=False))
+    assert "Claims: 1 allocated, 1 pending; 1 lost device." in summary_line(overview)
     (table,) = (one for one in overview_tables(overview, wide=False) if one.title == "Claims whose devices are gone")
     red = [StyledText(text, "red") for text in ("DeviceLost", "card/whole")]
     assert table.rows == [["default/holder", red[0], "n", red[1]]]
@@ -123,7 +123,7 @@ def test_without_lost_devices_the_overview_mentions_none(store: SQLiteStore) -> 
     fill(store, gpu_class(), card("whole"), gpu_claim("holder"))
     DeviceClaimAllocator(store).round()
     overview = build_overview(list(store.list().objects))
-    assert "lost" not in next(overview_lines(overview, wide=False))
+    assert "lost" not in summary_line(overview)
     assert lost_devices_of(overview) == {"DeviceClaim": 0, "ResourceClaim": 0}
 
 
