@@ -25,7 +25,7 @@ from tests.support.kube_api import Cluster, running
 from tests.support.pci_cards import Sriov
 from tests.support.recordings import unpack
 from tests.support.slice_rules import devices_of, fits
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 DRIVER = "devalloc.io"
 NODES = "/api/v1/nodes"
@@ -96,17 +96,8 @@ def vgpu(folder: Path) -> list[DevicePool]:
 @contextmanager
 def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
     """With its loops running. At the end they have ended: one that still wrote would write into the next test."""
-    stop = threading.Event()
-    threads = [threading.Thread(target=loop, args=(stop,), daemon=True) for loop in one.loops]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(*one.loops):
         yield one
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(SECONDS)
-            assert not thread.is_alive(), "a loop of the publisher ends when it is stopped"
 
 
 # -- what is accepted --------------------------------------------------------------------------------------------------

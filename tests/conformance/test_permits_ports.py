@@ -25,7 +25,7 @@ from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.settings import NodeSettings, ScalingSettings, ServerPorts
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.ports import free_ports
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 
 def listener() -> socket.socket:
@@ -46,11 +46,9 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
         )
         limits = CapacityOptions()
         messages: list[str] = []
-        stop, not_ours = threading.Event(), threading.Event()
+        not_ours = threading.Event()
         loop = node_wiring.store_permits(store, node, limits, not_ours, alone=False, say=messages.append)
-        thread = threading.Thread(target=loop, args=(stop,))
-        thread.start()
-        try:
+        with in_threads(loop):
             until(lambda: lease(store).get("leaseTransitions", 0) >= 2, "it is tried again")
             assert not_ours.is_set(), "who listens there is not to be asked"
             assert len(messages) == 1
@@ -65,10 +63,6 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
             until(lambda: len(messages) == 2, "the port is free")
             assert messages[1] == f"permit server at http://127.0.0.1:{port}/"
             assert not not_ours.is_set()
-        finally:
-            stop.set()
-            thread.join(60)
-        assert not thread.is_alive()
         assert "holderIdentity" not in lease(store)
 
 
@@ -92,17 +86,11 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
             operations=SimpleNamespace(without_object=None),
         )
         limits = CapacityOptions()
-        stop, messages = threading.Event(), list[str]()
+        messages = list[str]()
         loop = node_wiring.store_permits(store, node, limits, threading.Event(), alone=False, say=messages.append)
-        thread = threading.Thread(target=loop, args=(stop,))
-        thread.start()
-        try:
+        with in_threads(loop):
             until(lambda: bool(messages), "permits are given")
             yield
-        finally:
-            stop.set()
-            thread.join(60)
-        assert not thread.is_alive()
 
 
 def status_of(port: int, method: str) -> int:

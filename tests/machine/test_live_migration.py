@@ -24,7 +24,7 @@ from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import machine_id
 from tests.machine.test_migration import BLOCKS, DIRTIER, WRITER
 from tests.support import waiting
-from tests.support.guest import PATIENCE, Guest
+from tests.support.guest import Guest, moved_guest
 from tests.support.node_fleet import Fleet
 from tests.support.private_network import NETWORK, PREFIX, add_bridge, node_network, private_network
 from tests.support.qemu import MICRO_APPEND
@@ -81,14 +81,7 @@ def guest_on(fleet: Fleet, node: str, *, is_new: bool = False) -> Guest:
     socket = fleet.folder / node / "run" / machine_id(KEY) / "console"
     if is_new:
         return Guest(socket)
-    for patience in (5.0, 15.0, 45.0, PATIENCE):
-        guest = Guest(socket, is_new=False)
-        try:
-            guest.check("true", seconds=patience)
-            return guest
-        except TimeoutError:
-            guest.close()
-    raise TimeoutError("the guest does not answer on its new node")
+    return moved_guest(socket)
 
 
 def status(fleet: Fleet) -> dict[str, Any]:

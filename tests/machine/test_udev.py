@@ -15,6 +15,7 @@ import pyudev
 
 from devalloc.inventory import Discovery
 from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, open_monitor
+from tests.support.waiting import in_threads
 
 LONG = 60.0
 """Seconds after which a wait that should have ended is taken to hang."""
@@ -97,7 +98,7 @@ def test_a_burst_of_thousands_is_read(source: UdevSource) -> None:
 
 def test_a_real_uevent_ends_in_a_discovery(source: UdevSource) -> None:
     device = pci_device()
-    looks, stop = threading.Semaphore(0), threading.Event()
+    looks = threading.Semaphore(0)
 
     def discover() -> Discovery:
         looks.release()
@@ -105,15 +106,9 @@ def test_a_real_uevent_ends_in_a_discovery(source: UdevSource) -> None:
 
     settings = WatchSettings(quiet=0.05, min_interval=0.05, resync=10 * LONG)
     watcher = InventoryWatcher(discover, lambda discovery: None, source=source, settings=settings)
-    thread = threading.Thread(target=watcher.run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(watcher.run):
         assert looks.acquire(timeout=LONG), "the first look"
         device.write_text("change")
         assert looks.acquire(timeout=LONG), "the look after the event"
         watcher.rescan()
         assert looks.acquire(timeout=LONG), "the look after the rescan"
-    finally:
-        stop.set()
-        thread.join(LONG)
-    assert not thread.is_alive()

@@ -19,6 +19,7 @@ from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Conflict, NotFound, Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
+from tests.support.waiting import in_threads
 
 Object = dict[str, Any]
 KIND = "VirtualMachineMigration"
@@ -42,26 +43,18 @@ def rounds(store: Store, count: int = 3) -> None:
 @contextmanager
 def controller_at_work(path: Path, nodes: Callable[[Store], None] | None = None) -> Iterator[None]:
     """A controller of an embedded store, and what the plugins of nodes do beside it, again and again."""
-    stop = threading.Event()
 
-    def act() -> None:
+    def act(stop: threading.Event) -> None:
         with closing(SQLiteStore(path)) as store:
             while nodes is not None and not stop.wait(0.05):
                 nodes(store)
 
-    def allocate() -> None:
+    def allocate(stop: threading.Event) -> None:
         with closing(SQLiteStore(path)) as store:
             DeviceClaimAllocator(store, solve=solve_manifests, settings=AllocatorSettings(batch=0.0)).run(stop)
 
-    threads = [threading.Thread(target=work) for work in (act, allocate)]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(act, allocate):
         yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def is_cordoned(store: Store, node: str = "node-a") -> bool:

@@ -6,13 +6,14 @@ import http.client
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from devalloc.controller.authorization import Authorizer
 from devalloc.controller.http_endpoints import HttpSite
 from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
 from devalloc.store import Event, Listing, Object, Store
+from tests.support.waiting import in_threads
 
 TOKEN = "a-token.of_the-page"
 
@@ -39,7 +40,7 @@ def served(
     remarks: Callable[[], str] = lambda: "",
 ) -> Iterator[str]:
     """The address of the page."""
-    stop, ready, at = threading.Event(), threading.Event(), []
+    ready, at = threading.Event(), []
 
     def on_ready(address: tuple[str, int]) -> None:
         at.append(address)
@@ -48,15 +49,9 @@ def served(
     fixed = store if isinstance(store, FixedStore) else None
     pages = FleetPage(store, access or SingleTokenAuthorizer(TOKEN), optional_store=fixed, remarks=remarks)  # type: ignore[arg-type]  a page only lists
     site = HttpSite(pages.mounted(), None, port=0, tls=tls, on_ready=on_ready)
-    thread = threading.Thread(target=site.run, args=(stop,))
-    thread.start()
-    try:
+    with closing(pages), in_threads(site.run):
         assert ready.wait(60)
         yield f"{'http' if tls is None else 'https'}://{at[0][0]}:{at[0][1]}/devalloc/"
-    finally:
-        stop.set()
-        thread.join()
-        pages.close()
 
 
 def ask(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 LONG = 120.0
@@ -59,3 +61,20 @@ async def until_async(
             more = "" if context is None else f"\n{context()}"
             raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
         await asyncio.sleep(_LONGEST_PAUSE)
+
+
+@contextmanager
+def in_threads(*loops: Callable[[threading.Event], object]) -> Iterator[threading.Event]:
+    """Run loops, each in a thread of its own, until the end of the block; the event that they are given is set then.
+    AssertionError if one goes on."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=loop, args=(stop,), daemon=True) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(LONG)
+    assert not any(thread.is_alive() for thread in threads), "it ends when it is stopped"

@@ -21,7 +21,7 @@ from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from tests.support.cli_shell import Shell, text
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 HOUR = 3600.0
 
@@ -53,22 +53,15 @@ class Node:
 
 @contextmanager
 def running_node(devalloc: Shell, folder: Path) -> Iterator[Node]:
-    machines, notifier, stop = ToyMachines(), ChangeNotifier(), threading.Event()
+    machines, notifier = ToyMachines(), ChangeNotifier()
     bench = toy_bench(folder, machines)
     bench.start()
     with closing(SQLiteStore(devalloc.store)) as store:
         settings = LoopSettings(resync=HOUR, retry=HOUR, most=HOUR)
         loop = VirtualMachineLoop(store, platform_of(bench, machines, notifier), notifier, settings=settings)
         sets = ReplicaSets(store, collects=True)
-        threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, sets.run)]
-        for thread in threads:
-            thread.start()
-        try:
+        with in_threads(loop.run, sets.run):
             yield Node(devalloc, store, machines, notifier)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from devalloc.controller.authorization import ACCESS_REVIEWS, AUDIENCE, TOKEN_RE
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.net.http_server import HttpResponse
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 
 class Cluster:
@@ -65,21 +65,16 @@ PAGES = {"/healthz": SitePage(shown, is_open=True), "/metrics": SitePage(shown),
 def served(
     access: ClusterAuthorizer | None, tls: ssl.SSLContext | None = None, certificate: tuple[str, str] | None = None
 ) -> Iterator[str]:
-    stop, ready, at = threading.Event(), threading.Event(), []
+    ready, at = threading.Event(), []
 
     def on_ready(address: tuple[str, int]) -> None:
         at.append(address)
         ready.set()
 
     made = HttpSite(PAGES, access, port=0, tls=tls, certificate=certificate, on_ready=on_ready)
-    thread = threading.Thread(target=made.run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(made.run):
         assert ready.wait(60)
         yield f"{'http' if tls is None else 'https'}://{at[0][0]}:{at[0][1]}"
-    finally:
-        stop.set()
-        thread.join()
 
 
 def ask(url: str, token: str | None = None, method: str = "GET") -> tuple[int, bytes, Mapping[str, str]]:

@@ -4,7 +4,6 @@ wanted."""
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +22,7 @@ from devalloc.controller.replica_sets import KIND, MACHINE, ReplicaSets, plan
 from devalloc.store import Forbidden, NotFound, Object, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.refusing_store import DENIED, RefusingStore
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 SPEC = {
     "cpu": {"min": 1, "max": 1},
@@ -547,10 +546,7 @@ def test_names_and_labels_that_machines_could_not_have_are_refused() -> None:
 
 
 def test_the_loop_sees_changes_and_ends_when_it_is_stopped(world: World) -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=ReplicaSets(world.store, collects=True).run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(ReplicaSets(world.store, collects=True).run):
         world.apply(replica_set(2))
         until(lambda: len(world.machines()) == 2, "two machines")
         world.store.delete(MACHINE, "team", "web-1")
@@ -559,7 +555,3 @@ def test_the_loop_sees_changes_and_ends_when_it_is_stopped(world: World) -> None
         until(lambda: list(world.machines()) == ["web-1"] or list(world.machines()) == ["web-2"], "one is left")
         world.store.delete(KIND, "team", "web")
         until(lambda: not world.machines(), "all went with the set")
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive()

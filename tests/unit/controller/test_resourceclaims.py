@@ -36,7 +36,7 @@ from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dialects.resource_k8s import selectors
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 Object = dict[str, Any]
 
@@ -681,30 +681,21 @@ def test_many_that_cannot_all_have_devices_are_decided_together() -> None:
 
 
 def test_it_says_what_it_does_and_how_things_stand() -> None:
-    client, stop, metrics = (
-        FakeClient(FakeKube()),
-        threading.Event(),
-        ControllerMetrics(lambda: True, Mock(written=0, dropped=0), dict),
-    )
+    client, metrics = FakeClient(FakeKube()), ControllerMetrics(lambda: True, Mock(written=0, dropped=0), dict)
     pods = (pod(f"p{name}", name, spec={"nodeName": ""}) for name in ("x", "y"))
     for each in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods):
         create(client, each)
     allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", progress=metrics.count_resources)
-    thread = threading.Thread(target=allocator.run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(allocator.run):
         states = ('{state="allocated"} 1.0', '{state="waiting"} 1.0')
         until(lambda: all(f"devalloc_resource_claims{each}" in metrics.text().decode() for each in states))
-    finally:
-        stop.set()
-        thread.join(60)
     text = metrics.text().decode()
     assert 'devalloc_granted_total{kind="ResourceClaim"} 1.0' in text
     assert "devalloc_resource_claim_solve_seconds_count" in text
 
 
 def test_an_event_names_no_claims_of_other_namespaces() -> None:
-    client, stop, events = FakeClient(FakeKube()), threading.Event(), list[ObjectEvent]()
+    client, events = FakeClient(FakeKube()), list[ObjectEvent]()
 
     def wanted(space: str, name: str) -> None:
         create(client, claim(name, namespace=space))
@@ -713,16 +704,11 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
     for each in (node("n"), a_slice("s", pool="n.devalloc"), ANY):
         create(client, each)
     allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", record=events.extend)
-    thread = threading.Thread(target=allocator.run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(allocator.run):
         wanted("team-b", "secret")
         until(lambda: any(each.reason == "Allocated" for each in events))
         wanted("team-a", "waits")
         notes = until(lambda: [each.note for each in events if each.reason == "DevicesInUse"])
-    finally:
-        stop.set()
-        thread.join(60)
     assert all("used by a claim of another namespace" in note for note in notes), notes
     assert not any("secret" in note for note in notes), notes
 
@@ -829,7 +815,7 @@ def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.Monk
         for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
             monkeypatch.setattr(module, name, 10**15)
         monkeypatch.setattr(searches, "MAX_EVALUATION_ROUNDS", 3)
-    client, stop = FakeClient(FakeKube()), threading.Event()
+    client = FakeClient(FakeKube())
     events: list[ObjectEvent] = []
     root = "/apis/resource.k8s.io/v1"
     evil = costly("evil")
@@ -848,18 +834,13 @@ def test_an_expensive_claim_delays_no_other(bound: str, monkeypatch: pytest.Monk
     settings = AllocatorSettings(deadline=600.0 if bound == "steps" else 1.0, batch=0.0)
     allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", settings=settings, record=events.extend)
     counting = Counting(monkeypatch)
-    thread = threading.Thread(target=allocator.run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(allocator.run):
         until(lambda: any(each.regarding["name"] == "evil" for each in events))
         assert (TOO_EXPENSIVE_ONCE if bound == "steps" else OUT_OF_TIME) in events[0].note
         before = counting.count
         wanted(claim("plain"))
         until(lambda: client.get(f"{root}/namespaces/a/resourceclaims/plain").get("status", {}).get("allocation"))
         assert counting.count - before < 100, "the expensive one was not asked for again"
-    finally:
-        stop.set()
-        thread.join(60)
 
 
 class TestCommit:

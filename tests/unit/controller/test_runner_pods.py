@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,7 @@ from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 Object = dict[str, Any]
 AMOUNTS = {"cpus": {"min": 1, "max": 4, "use": 1}, "memorySlots": {"min": 1, "max": 4, "use": 1}}
@@ -147,17 +146,10 @@ def test_nothing_is_written_that_is_so_already(world: World) -> None:
 def test_a_process_that_begins_reads_what_is_there_and_follows_it(world: World) -> None:
     world.store.create(machine("web"))
     world.store.create(pod("web-a"))
-    stop = threading.Event()
-    thread = threading.Thread(target=RunnerPods(world.store).run, args=(stop,))
-    thread.start()
-    try:
+    with in_threads(RunnerPods(world.store).run):
         until(lambda: world.named() == "web-a", "the pod is named")
         world.store.delete("Pod", "default", "web-a")
         until(lambda: world.named() is None, "it is gone")
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not thread.is_alive()
 
 
 def test_a_machine_that_the_store_refuses_does_not_block_the_others(

@@ -21,7 +21,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.vms import guest_reports
 from devalloc_node.vms.guest_reports import GuestReports, ReportPort, ReportPorts
 from tests.support.toy_machines import machine_of, vm
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 KEY, RUN = "default/web", "run-1"
 
@@ -377,16 +377,11 @@ def test_a_journal_that_fails_for_a_moment_costs_nothing(world: World) -> None:
 
 def test_it_runs_in_a_thread_until_it_is_stopped(world: World) -> None:
     reader = GuestReports(world.ports, world.finish, world.changed.append)
-    world.reader, stop = reader, threading.Event()
-    thread = threading.Thread(target=reader.run, args=(stop,))
-    thread.start()
-    try:
+    world.reader = reader
+    with in_threads(reader.run):
         world.accept(world.port()).sendall(line(status="ready"))
         until(lambda: world.status() == "ready", "the report arrives")
         until(lambda: world.changed == [KEY], "others hear of it")
-    finally:
-        stop.set()
-        thread.join()
 
 
 class ToyRecords:

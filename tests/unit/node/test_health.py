@@ -36,6 +36,7 @@ from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.virtual_time import Clock
+from tests.support.waiting import in_threads
 
 REF = ClaimRef("default", "a", "uid")
 WELL = HealthState("healthy")
@@ -138,19 +139,13 @@ class TestWatching:
         def fail_always(changed: object) -> None:
             raise RuntimeError("no listener")
 
-        watch, stop = HealthWatch(look_at_all, interval=1000, on_change=fail_always), threading.Event()
-        thread = threading.Thread(target=watch.run, args=(stop,))
-        thread.start()
-        try:
+        watch = HealthWatch(look_at_all, interval=1000, on_change=fail_always)
+        with in_threads(watch.run):
             assert looks.acquire(timeout=30)
             fail.set()
             for _ in range(2):
                 watch.poke()
                 assert looks.acquire(timeout=30)
-        finally:
-            stop.set()
-            thread.join(60)
-        assert not thread.is_alive()
         assert [each.health for each in watch.snapshot().devices] == [WELL]
 
 

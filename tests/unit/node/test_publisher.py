@@ -19,7 +19,7 @@ from devalloc_node.kube.publisher import SLICES, SlicePublisher
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 NODE = "/api/v1/nodes/node-a"
 Object = dict[str, Any]
@@ -122,16 +122,8 @@ def pools(tmp_path: Path) -> list[DevicePool]:
 
 @contextmanager
 def started(one: SlicePublisher) -> Iterator[None]:
-    stop = threading.Event()
-    threads = [threading.Thread(target=loop, args=(stop,)) for loop in one.loops]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(*one.loops):
         yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def test_features_that_are_switched_on_later_are_used(

@@ -6,32 +6,20 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devalloc_node.errors import Failed
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.vms.guest_reports import ReportPort, ReportPorts
 from devalloc_node.vms.qemu_events import QemuEvents
 from tests.support.toy_machines import vm
 from tests.support.waiting import until
+from tests.unit.node.test_guest_reports import ToyPorts
 
 STOP = b'{"timestamp": {"seconds": 1}, "event": "STOP"}\r\n'
 OTHER = b'{"event": "RTC_CHANGE", "data": {"offset": 1}}\r\n'
-
-
-@dataclass
-class ToyPorts(ReportPorts):
-    ports: dict[str, ReportPort] = field(default_factory=dict)
-    fails: bool = False
-
-    def all(self) -> dict[str, ReportPort]:
-        if self.fails:
-            raise Failed("JournalUnavailable", "the disk is gone")
-        return dict(self.ports)
 
 
 class World:

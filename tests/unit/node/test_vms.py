@@ -44,7 +44,7 @@ from tests.support.node_errors import raises
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 NODE = "node-a"
 
@@ -83,7 +83,7 @@ class World:
     def running(self, labels: Store | None = None) -> Iterator[None]:
         """Inside, loop and allocator run by themselves, and look at nothing again before an hour is over. ``labels``: a
         cluster's store, on which the allocator also writes the nodes' labels."""
-        hour, stop = 3600.0, threading.Event()
+        hour = 3600.0
         loop = VirtualMachineLoop(
             self.store,
             platform_of(self.bench, self.machines),
@@ -92,15 +92,8 @@ class World:
         )
         settings = AllocatorSettings(resync=hour, labels_nodes=labels is not None)
         allocator = DeviceClaimAllocator(labels or self.store, solve=solve_manifests, settings=settings)
-        threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, allocator.run)]
-        for thread in threads:
-            thread.start()
-        try:
+        with in_threads(loop.run, allocator.run):
             yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
 
     def round(self, *, times: int = 1, pause: float = 400.0) -> None:
         for _ in range(times):

@@ -38,7 +38,7 @@ from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
 from tests.support.host_pools import host
 from tests.support.permit_bench import amounts, machine, permit_of, running
 from tests.support.permit_storm_cluster import counts_for
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 Object = dict[str, Any]
 NAMESPACE = "devalloc-system"
@@ -94,18 +94,11 @@ class Leading:
 def leading(
     kube: FakeKube, name: str, *, neon: bool = False, webhook: Callable[[], None] = lambda: None
 ) -> Iterator[Leading]:
-    process, stop = Leading(kube, name, neon=neon), threading.Event()
+    process = Leading(kube, name, neon=neon)
     process.webhook = webhook
-    thread = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
+    with closing(process.store), in_threads(process.permits.run):
         until(lambda: process.urls, "it serves, and says where")
         yield process
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
-        process.store.close()
 
 
 def server_of(kube: FakeKube, token: str) -> ClusterEndpoint:
