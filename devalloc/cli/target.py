@@ -265,6 +265,16 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
     return "; ".join(filter(None, map(served.why_unserved, wanted)))
 
 
+def unanswered_note(store: Store) -> str:
+    """A sentence if the store is an embedded one that no controller answers now; "" otherwise."""
+    from devalloc.cli.served_store import ServedStore
+    from devalloc.store.serving import is_answered
+
+    if not isinstance(store, ServedStore) or is_answered(store.path):
+        return ""
+    return "no `devalloc up` runs on this store; start it, and repeat the command"
+
+
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
     be empty; both are if it is as it should be, or is to run no more."""

@@ -14,7 +14,15 @@ from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options, unserved_note
+from devalloc.cli.target import (
+    StoreTarget,
+    explain_waiting,
+    missing_controller_note,
+    open_target,
+    target_options,
+    unanswered_note,
+    unserved_note,
+)
 from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
@@ -59,12 +67,16 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
     from devalloc.store.errors import Key
 
     with open_target(place.within(namespace)) as store:
+        explain_waiting(store)
         (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
         if machine.kind != "VirtualMachine":
             raise BadInput(f"`devalloc migrate` moves machines, not a {machine.kind}: devalloc migrate vm/NAME")
         view = MachineView(fetch_object(store, machine))
         _check_target(store, view, target)
-        if silence := unserved_note(store, view.holder or view.node, target):
+        silence = unserved_note(store, view.holder or view.node, target)
+        if not no_wait:
+            silence = silence or _unserved_reason(view) or unanswered_note(store)
+        if silence:
             raise CommandFailed(f"virtualmachine {'/'.join(view.key)} cannot move: {silence}")
         if no_wait:
             created = begin_migration(store, (namespace, machine.name), target)
@@ -95,6 +107,14 @@ def _check_target(store: Store, machine: MachineView, target: str | None) -> Non
     with suppress(Forbidden):  # users of a cluster may have no right to read pools
         if target is not None and not pools_of(store, target):
             raise NoSuchObject(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
+
+
+def _unserved_reason(machine: MachineView) -> str:
+    """That no plugin has taken the machine, if it says so itself; else ""."""
+    from devalloc.api.reasons import Reason
+
+    status = machine.status
+    return str(status.get("message") or "") if status.get("reason") == Reason.NODE_NOT_SERVED else ""
 
 
 class Follower:
@@ -203,7 +223,9 @@ class Follower:
     def _where(self) -> str:
         machine = self._stored_machine()
         node = None if machine is None else MachineView(machine).node
-        return "the machine is gone" if machine is None else f"the machine is on node {node}"
+        if machine is None:
+            return "the machine is gone"
+        return f"the machine is on node {node}" if node else "the machine is on no node yet"
 
     def _stored_machine(self) -> Object | None:
         from devalloc.store.errors import NotFound

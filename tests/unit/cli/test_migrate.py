@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from threading import Event
@@ -21,6 +21,7 @@ from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.migrations import begin_migration
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import withdrawal_change
 from devalloc.store import Conflict, Key, NotFound, Store
+from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
 from tests.support.host_pools import host, machine
@@ -36,14 +37,15 @@ def working(shell: Shell, nodes: Callable[[Store], None] = play) -> AbstractCont
 
 
 @pytest.fixture
-def fleet(devalloc: Shell) -> Shell:
-    """The machine web, which runs on node-a; node-b has room."""
+def fleet(devalloc: Shell) -> Iterator[Shell]:
+    """The machine web, which runs on node-a; node-b has room. A controller runs, if not one that does anything."""
     devalloc("apply", "-f", "-", stdin=text(host("node-a", cpus=4), machine("web", "1", "1Gi")))
     devalloc.allocate()
     with closing(SQLiteStore(devalloc.store)) as store:
         ScriptedNodes(store).take("node-a")
     devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4)))
-    return devalloc
+    with hold_store(devalloc.store):
+        yield devalloc
 
 
 def stored(shell: Shell, kind: str = "VirtualMachine") -> Object:

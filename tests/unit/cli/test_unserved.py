@@ -75,8 +75,15 @@ def test_a_machine_that_waits_on_a_node_without_a_plugin_says_so(devalloc: Shell
     message = devalloc("get", "vm/web", "-o", "jsonpath={.status.message}").out
     assert "no node plugin runs on node a: run `devalloc up` there as root" in message
     assert not stored(devalloc).get("status"), "nothing of it is written"
+    moved = devalloc("migrate", "vm/web")
+    assert (moved.code, moved.out) == (1, "")
+    assert moved.err.startswith("error: virtualmachine default/web cannot move: no node plugin runs on node a: run ")
     with closing(PublishLock(devalloc.store, "a", is_plugin=True)):
         assert "NodeNotServed" not in devalloc("get", "vms").out
+        moved = devalloc("migrate", "vm/web")
+        words = "no `devalloc up` runs on this store; start it, and repeat the command"
+        assert moved.err == f"error: virtualmachine default/web cannot move: {words}\n"
+    assert devalloc("get", "migrations", "-o", "name").out == "", "neither has written anything"
 
 
 def test_a_node_that_never_had_a_plugin_is_not_called_silent(shell: Shell) -> None:
