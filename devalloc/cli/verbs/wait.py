@@ -329,11 +329,11 @@ def _is_refused_for_good(machine: dict[str, Any]) -> bool:
     """Whether the controller or its node refuses the machine by its present spec, and waiting does not help."""
     from devalloc.api.machine_reservation import start_refusal
     from devalloc.api.views import MachineView
-    from devalloc_node.errors import TRANSIENT
+    from devalloc_node.vms.start_refusals import lasts
 
     view = MachineView(machine)
     if refusal := start_refusal(machine):
-        return refusal.get("reason") not in TRANSIENT
+        return lasts(str(refusal.get("reason")))
     placed = view.condition("Placed")
     is_current = placed.get("observedGeneration") in (None, machine["metadata"].get("generation"))
     return is_current and placed.get("status") == "False" and placed.get("reason") in _PERMANENT

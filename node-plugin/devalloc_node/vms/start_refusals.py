@@ -17,7 +17,7 @@ from typing import Any
 
 from devalloc.api.machine_reservation import STARTABLE
 from devalloc.api.meta import parse_time
-from devalloc_node.errors import NodeError, Unknown
+from devalloc_node.errors import TRANSIENT, NodeError, Unknown
 
 FAILURES = 5
 """So many tries in a row that fail, for any reason, give the room back."""
@@ -56,6 +56,13 @@ _MAY_PASS = frozenset({"DiskInUse", "InUseUnknown", "TapInUse"})
 _RUNS = frozenset({"MachineExists", "MachineRuns"})
 """Those of a start that something else which runs is in the way of: nothing is given back."""
 _MAX_MESSAGE = 4096
+
+
+def lasts(code: str, *, retryable: bool | None = None) -> bool:
+    """Whether what a start was refused with stays so until the machine or its host is changed. ``retryable``: of the
+    error, if that is known."""
+    may_pass = code in TRANSIENT if retryable is None else retryable
+    return code not in _MAY_PASS and (code in HOST_FILES or not may_pass)
 
 
 GIVEN_BACK = "nothing is reserved for it until something of it or of its host changes, or until the next try"
@@ -104,7 +111,7 @@ class StartRefusals:
             if before is None or before.generation != generation:
                 before = self._failures[key] = _Failures(generation)
             before.count, before.host = before.count + 1, host
-            before.may_pass = error.code in _MAY_PASS or (error.retryable and error.code not in HOST_FILES)
+            before.may_pass = not lasts(error.code, retryable=error.retryable)
             return not before.may_pass or before.count >= FAILURES
 
     def forget(self, key: str) -> None:

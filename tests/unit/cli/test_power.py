@@ -216,6 +216,7 @@ class TestWait:
         [
             {"type": "Startable", "reason": "PathNotAllowed"},
             {"type": "Startable", "reason": "DiskFormat"},
+            {"type": "Startable", "reason": "PathMissing"},
             {"type": "Placed", "reason": "NodesTooSmall"},
         ],
         ids=lambda each: each["reason"],
