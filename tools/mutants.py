@@ -216,14 +216,16 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_rough(node: ast.AST) -> bool:
-    """Whether it is a constant of waiting, a large bound, or a pause with some chance in it; or flushes the output of
-    errors, which has no buffer."""
+    """Whether it is a constant of waiting, a large bound, a pause with some chance in it, or the size of a cache; or
+    flushes the output of errors, which has no buffer."""
     match node:
         case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), _, value) if value is not None:
             return bool(_WAIT.fullmatch(name) or (_BOUND.fullmatch(name) and _is_large(value)))
         case ast.BinOp():
             return any(isinstance(part, ast.Attribute) and part.attr == "uniform" for part in ast.walk(node))
-        case ast.Call(ast.Attribute(ast.Name("time" | "random"), "sleep" | "uniform")):
+        case ast.Call(ast.Attribute(ast.Name("time" | "random"), "sleep" | "uniform")) | ast.Call(
+            ast.Name("lru_cache")
+        ):
             return True
         case ast.Expr(value):
             return ast.unparse(value) in ("sys.stderr.flush()", "time.sleep(0)")

@@ -90,6 +90,7 @@ devalloc/math/sums.py:14: return one > 1 -> return one > 0
         ("PORT = 10301", ["PORT = 10302"]),
         ("x = wait(s * 2 / 15 * random.uniform(0, 1))", []),
         ("time.sleep(0)", []),
+        ("@lru_cache(maxsize=64)\ndef f(): ...", []),
         ("sys.stderr.flush()", []),
         ("sys.stdout.flush()", ["pass"]),
         ("x = zip(a, strict=True)", []),

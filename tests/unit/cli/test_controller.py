@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from devalloc.cli.command import CommandFailed
 from devalloc.cli.verbs.controller import ControllerOptions, _certificate_problem, _permits, controller
+from devalloc.cli.verbs.permit_proxy import permit_proxy
 from devalloc.controller.permits.settings import PlainListener
 from devalloc.scaling.permits.arithmetic import PermitArithmetic
 from devalloc.scaling.resources import Resources
@@ -116,3 +119,13 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
         memory_slot=512 << 20,
     )
     assert at.plain == PlainListener("127.0.0.1", 10297, (ip_network("10.0.0.0/8"), ip_network("fd00::/8")))
+
+
+def test_a_proxy_of_permits_names_the_address_that_is_taken(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devalloc.cli.target.connect_cluster", lambda *_: None)
+    monkeypatch.setattr("devalloc.cli.permit_endpoint.published_endpoint", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = ["--kubeconfig", str(kubeconfig), "--agents", "10.0.0.0/8", "--listen", at]
+        with pytest.raises(CommandFailed, match=f"cannot listen at {at}: Address already in use"):
+            CliRunner().invoke(permit_proxy, options, catch_exceptions=False, standalone_mode=False)

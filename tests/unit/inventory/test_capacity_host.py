@@ -304,3 +304,8 @@ def test_default_rates_are_parts_of_what_there_is_and_not_of_what_may_be_promise
 def test_a_host_whose_cpus_are_not_known_has_no_default_rates(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     assert default_rates(read_capacity(tmp_path, CapacityConfig(network=10**9)), 1000) == DefaultRates(0, 0)
+
+
+def test_lists_of_cpus_are_in_the_order_of_their_numbers() -> None:
+    assert format_cpu_list(frozenset({64, 8, 1, 9, 0, 33})) == "0-1,8-9,33,64"
+    assert format_cpu_list(frozenset()) == ""

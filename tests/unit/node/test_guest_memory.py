@@ -88,6 +88,13 @@ def test_a_downscale_is_agreed_to_where_a_hundred_mebibytes_are_left_below_the_n
     assert guest.guard.threshold == threshold(edge)
 
 
+def test_a_downscale_to_exactly_that_threshold_is_agreed_to() -> None:
+    for more, is_agreed in ((0, True), (MIB, False)):
+        guest = Guest(used=threshold(2 * GIB) - 100 * MIB + more)
+        guest.sample()
+        assert guest.shrink(2 * GIB).ok is is_agreed
+
+
 def test_a_denial_says_what_is_in_use_and_what_would_be_needed() -> None:
     guest = Guest(used=1000 * MIB)
     guest.sample()

@@ -503,3 +503,8 @@ def test_what_cannot_be_measured_names_the_option(tmp_path: Path) -> None:
     for what in ("foo", "cgroup:nope"):
         with pytest.raises(ValueError, match=r"^--measure: "):
             GuestMonitor(settings_from({"measure": what, "root": str(tmp_path)}))
+
+
+def test_each_wrong_setting_is_a_problem_and_no_other_follows_from_it() -> None:
+    with pytest.raises(ValueError, match=r"\A--listen: [^\n]*\n--cache-where: [^\n]*\Z"):
+        settings_from({"listen": "nowhere", "cache_where": "tape", "informant": "0.0.0.0:10301"})

@@ -23,6 +23,7 @@ from devalloc.store import Unavailable, Unusable
 from devalloc_node.claims.journal_content import grant_content, grant_of, prepared_content, prepared_of
 from devalloc_node.errors import Failed
 from devalloc_node.journal import USE, ClaimState, HeldByOther, SQLiteJournal, open_journal
+from devalloc_node.journal.protocol import HeldKey
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.journal.state_folder import _has_tables, damaged_journals, move_aside
@@ -530,3 +531,14 @@ def test_a_disk_that_does_not_answer_is_an_error_of_the_plugins(
             journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
     assert (failed.value.code, failed.value.retryable) == ("JournalUnavailable", True)
     assert not journal.claims()
+
+
+@pytest.mark.parametrize(
+    ("uid", "message"),
+    [
+        ("u1", "pci/x is held by claim u1 (device p/d); unprepare that claim first"),
+        ("", "pci/x is held by no claim: it is withheld until it is reset (device p/d); see its entry in `withheld`"),
+    ],
+)
+def test_who_holds_something_and_what_to_do_about_it(uid: str, message: str) -> None:
+    assert HeldByOther(HeldKey("pci/x", uid, "p/d")).message == message

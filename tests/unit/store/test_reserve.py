@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from devalloc.store import Change, SkippedForSpace, Unavailable, database
-from devalloc.store.errors import Key, is_disk_full
+from devalloc.store.errors import Key, NoSpace, is_disk_full
 from devalloc.store.paths import wal_path
 from devalloc.store.sql_statements import SqlStatements
 from devalloc.store.sqlite import SQLiteStore
@@ -119,6 +119,26 @@ def test_in_a_batch_what_takes_back_is_written_though_what_gives_is_left_out(
     assert ["status" in store.get("DeviceClaim", "default", name) for name in ("new", "old")] == [False, False]
 
 
+@pytest.mark.parametrize("failures", [1, 2, 3, 17, 18])
+def test_the_reserve_is_released_piece_by_piece_until_the_change_fits(store: SQLiteStore, failures: int) -> None:
+    """After a first try without: SQLite may only have to start its log again."""
+    tries = []
+
+    def change() -> str:
+        tries.append(reserve.stat().st_size)
+        if len(tries) <= failures:
+            raise NoSpace("full")
+        return "done"
+
+    reserve, piece = database.reserve_path(store.path), database.RESERVE_BYTES // 16
+    if failures <= 17:
+        assert database.run_with_reserve(store.path, change) == "done"
+    else:
+        with pytest.raises(NoSpace, match="is used up"):
+            database.run_with_reserve(store.path, change)
+    assert tries == [database.RESERVE_BYTES - piece * max(0, number - 1) for number in range(min(failures, 17) + 1)]
+
+
 def test_an_error_that_ends_the_transaction_within_a_statement_is_the_one_that_is_raised() -> None:
     """SQLite does so if a page does not fit on the disk before the commit; the savepoint is gone with the rest."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -130,3 +150,16 @@ def test_an_error_that_ends_the_transaction_within_a_statement_is_the_one_that_i
 
     with pytest.raises(sqlite3.OperationalError, match="disk is full"):
         SqlStatements(connection).unless_it_grows(write)
+
+
+def test_without_a_reserve_a_change_that_does_not_fit_is_tried_once_more(store: SQLiteStore) -> None:
+    database.reserve_path(store.path).unlink()
+    tries = []
+
+    def change() -> None:
+        tries.append(1)
+        raise NoSpace("full")
+
+    with pytest.raises(NoSpace, match="is used up"):
+        database.run_with_reserve(store.path, change)
+    assert len(tries) == 2

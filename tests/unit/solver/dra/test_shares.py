@@ -56,6 +56,10 @@ def test_valid_values_round_up_to_the_next_of_them(requested: str | None, expect
     assert take(capacity, requested) == expected
 
 
+def test_a_range_reaches_to_the_largest_amount_of_64_bits() -> None:
+    assert take(ranged("1", None, "2", value=MAX), str(MAX_INT64 - 1), fractional=False) == MAX
+
+
 def test_the_default_passes_whatever_the_policy_says() -> None:
     assert take(ranged("2", "4", "2", default="5"), None) == "5"
     assert take({"value": "3", "requestPolicy": {"default": "5"}}, None) is None
