@@ -18,10 +18,13 @@ from devalloc.api.adopted_pools import POLICY
 from devalloc.api.yaml_reader import dump_yaml
 from devalloc.install.manifests import (
     FENCING,
+    IMAGE_PREFIX,
+    IMAGE_PREFIX_WORDS,
     IN_EDIT,
     MACHINES,
     NAMESPACE,
     PARTS,
+    PATH_END,
     PERMITS,
     PUBLISH,
     WORKER,
@@ -46,8 +49,18 @@ _HAS_FENCING: Final = "(.Values.fencing).secret"
 _NO_PREFIX: Final = (
     "set image.prefix: where you pushed the images, such as registry.example.com/team/ (docs/install.md)"
 )
+_HELPERS: Final = f"""\
+{{{{- define "devalloc.imagePrefix" -}}}}
+{{{{- $prefix := required "{_NO_PREFIX}" .Values.image.prefix -}}}}
+{{{{- if not (regexMatch "^({IMAGE_PREFIX})$" $prefix) -}}}}
+{{{{- fail (printf "image.prefix %q must be {IMAGE_PREFIX_WORDS}" $prefix) -}}}}
+{{{{- end -}}}}
+{{{{- $prefix -}}}}{{{{- if regexMatch "{PATH_END}" $prefix -}}}}/{{{{- end -}}}}
+{{{{- end -}}}}
+"""
+"""The image prefix as in ``InstallOptions.full_prefix``."""
 _VALUES: Final = {
-    _PREFIX: f'{{{{ required "{_NO_PREFIX}" .Values.image.prefix }}}}',
+    _PREFIX: '{{ include "devalloc.imagePrefix" . }}',
     _TAG: "{{ .Values.image.tag | default .Chart.AppVersion }}",
     _KUBELET: "{{ .Values.node.kubeletDir }}",
     _FENCING: f"{{{{ {_HAS_FENCING} }}}}",
@@ -71,6 +84,7 @@ def chart(version: str) -> dict[str, str]:
         "values.yaml": _values(plain["both"]),
         "values.schema.json": json.dumps(_schema(), indent=2) + "\n",
         "templates/NOTES.txt": _NOTES,
+        "templates/_helpers.tpl": _HEADER + _HELPERS,
         **{f"templates/{part}.yaml": text for part, text in _templates().items()},
     }
 

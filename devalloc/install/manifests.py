@@ -159,7 +159,7 @@ class InstallOptions:
     publish: Publish = "both"
     """How nodes publish their devices: as ResourceSlices, DevicePools, or by their label ``devalloc.io/publish``."""
     image_prefix: str = ""
-    """Prefix of image names, such as ``registry.example.com/devalloc/``. Empty: ``UNSET_PREFIX``."""
+    """Prefix of image names, such as ``registry.example.com/devalloc``. Empty: ``UNSET_PREFIX``."""
     version: str = ""
     """The tag of images. Empty: that of this version."""
     namespace: str = NAMESPACE
@@ -190,6 +190,12 @@ class InstallOptions:
     @property
     def tag(self) -> str:
         return self.version or VERSION.replace("+", "_")
+
+    @property
+    def full_prefix(self) -> str:
+        """What stands before an image's name: ``image_prefix``, after a path with a slash."""
+        slash = "/" if re.search(PATH_END, self.image_prefix) else ""
+        return f"{self.image_prefix}{slash}" or UNSET_PREFIX
 
     def linked_runbook(self, text: str) -> str:
         """A text of an alert, with the link to its section made absolute."""
@@ -326,10 +332,16 @@ def object_title(one: Object) -> str:
     return f"{kind}/{one['metadata']['name']}"
 
 
+IMAGE_PREFIX: Final = "[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*/?"
+"""Pattern of an image prefix: a registry and the beginning of a path. Helm matches it, too."""
+IMAGE_PREFIX_WORDS: Final = "a registry and a path without http://, such as registry.example.com/team/"
+PATH_END: Final = "[A-Za-z0-9]$"
+"""Pattern of the end of a prefix that needs a slash: after any other character the image's name continues the text."""
+
 _PATTERNS: Final = {
     "publish": ("|".join(PUBLISH), "slices, pools or both"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
-    "image_prefix": (r"[a-zA-Z0-9._:/-]*", "a prefix of an image's name, such as registry.example.com/team/"),
+    "image_prefix": (f"({IMAGE_PREFIX})?", IMAGE_PREFIX_WORDS),
     "tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag"),
     "neon_agents": (r"([0-9A-Za-z.:/]+( [0-9A-Za-z.:/]+)*)?", "networks such as 10.1.0.0/16, separated by blanks"),
     "neon_scheduler": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
@@ -382,7 +394,7 @@ def _apply_options(one: Object, options: InstallOptions) -> Object:
     pod = one["spec"]["template"]["spec"]
     for container in pod["containers"]:
         name = container["image"].rpartition("/")[2].partition(":")[0]
-        container["image"] = f"{options.image_prefix or UNSET_PREFIX}{name}:{options.tag}"
+        container["image"] = f"{options.full_prefix}{name}:{options.tag}"
     if options.kubelet_dir != KUBELET:
         folder = options.kubelet_dir.rstrip("/")
         one["spec"]["template"]["spec"] = _change_texts(pod, lambda text: text.replace(KUBELET, folder))

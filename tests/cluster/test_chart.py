@@ -108,6 +108,18 @@ def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: I
     assert rendered(helm, *settings) == expected(options)
 
 
+@pytest.mark.parametrize("prefix", ["registry.example.com/team", "registry.example.com:5000", "localhost/team-"])
+def test_helm_completes_a_prefix_as_the_command_does(helm: Helm, prefix: str) -> None:
+    assert rendered(helm, f"image.prefix={prefix}") == expected(InstallOptions(image_prefix=prefix))
+
+
+@pytest.mark.parametrize("prefix", ["http://localhost/", "a b/", "localhost//", "localhost/team:1"])
+def test_helm_refuses_what_is_no_prefix_of_an_image(helm: Helm, prefix: str) -> None:
+    done = helm("template", "devalloc", str(CHART), "--set", f"image.prefix={prefix}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f'image.prefix "{prefix}" must be a registry and a path without http://' in done.stderr
+
+
 def test_adoption_is_left_out_of_a_cluster_without_taint_rules(helm: Helm) -> None:
     """A policy whose parameters are of a kind that the API server does not know refuses all that it is about."""
     chosen = (f"--set=image.prefix={PREFIX}", "--set=resourceClaims=true", "--set=adoption=true")

@@ -319,8 +319,8 @@ def install(
     except apply.NotInstalled as error:
         raise CommandFailed(str(error)) from error
     if not (only or dry_run):
-        prefix = (previous | given).get("image_prefix")
-        source = f"; images come from {prefix}" if prefix else ""
+        options = _options(previous | given, namespace)
+        source = f"; images come from {options.full_prefix}" if options.image_prefix else ""
         print_note(f"next: kubectl -n {namespace} get pods{source}")
     return 0
 

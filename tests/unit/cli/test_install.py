@@ -357,6 +357,19 @@ def test_it_says_where_images_come_from(devalloc: Shell, kube: FakeKube) -> None
     assert "next: kubectl -n devalloc-system get pods; images come from localhost/" in output.err
 
 
+def test_an_address_is_no_prefix_of_images(devalloc: Shell, kube: FakeKube) -> None:
+    before = dict(kube.objects)
+    output = devalloc("install", "--image-prefix=http://localhost/")
+    assert (output.code, output.out) == (2, "")
+    assert "must be a registry and a path without http://, such as registry.example.com/team/" in output.err
+    assert kube.objects == before
+
+
+def test_it_says_where_images_come_from_with_the_slash_that_was_left_out(devalloc: Shell, kube: FakeKube) -> None:
+    output = devalloc("install", "--image-prefix=registry.example.com/team")
+    assert "images come from registry.example.com/team/\n" in output.err
+
+
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 def test_nothing_is_installed_without_a_prefix_and_a_stored_one_suffices(
     devalloc: Shell, kube: FakeKube, monkeypatch: pytest.MonkeyPatch, dry_run: list[str]

@@ -134,6 +134,22 @@ def test_images_have_prefix_and_tag() -> None:
     assert images == {f"{prefix}-controller:1.2.3", f"{prefix}-node:1.2.3"}
 
 
+@pytest.mark.parametrize(
+    ("prefix", "full"),
+    [
+        ("registry.example.com/team", "registry.example.com/team/"),
+        ("registry.example.com:5000", "registry.example.com:5000/"),
+        ("localhost", "localhost/"),
+        ("localhost/", "localhost/"),
+        ("registry.example.com/team-", "registry.example.com/team-"),  # no path ends so
+    ],
+)
+def test_a_prefix_that_is_a_path_ends_with_a_slash(prefix: str, full: str) -> None:
+    """As in `make oci-images ARGS='--prefix registry.example.com/team'`."""
+    images = {pod["containers"][0]["image"] for pod in pods(InstallOptions(image_prefix=prefix, version="1")).values()}
+    assert images == {f"{full}devalloc-controller:1", f"{full}devalloc-node:1"}
+
+
 def test_the_tag_is_the_version_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VERSION", "1.0.0+local.1")
     assert pods(InstallOptions())["devalloc-node"]["containers"][0]["image"].endswith("/devalloc-node:1.0.0_local.1")
@@ -188,6 +204,11 @@ def test_a_fencing_program_comes_with_its_secret_and_its_right_and_with_nothing_
         (InstallOptions(namespace='x" || true || "'), "namespace"),
         (InstallOptions(namespace="Upper"), "namespace"),
         (InstallOptions(image_prefix="a b/"), "image prefix"),
+        (InstallOptions(image_prefix="http://localhost/"), "image prefix"),
+        (InstallOptions(image_prefix="localhost//"), "image prefix"),
+        (InstallOptions(image_prefix="/team/"), "image prefix"),
+        (InstallOptions(image_prefix="localhost/team:1"), "image prefix"),
+        (InstallOptions(image_prefix="localhost/Team"), "image prefix"),
         (InstallOptions(version="a/b"), "tag"),
         (InstallOptions(fencing_secret="../x"), "fencing secret"),
         (InstallOptions(kubelet_dir="var/lib"), "kubelet dir"),
