@@ -245,8 +245,8 @@ class Reason(StrEnum):
         "NodeNotServed",
         (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
-        "No plugin runs machines on its node: the node publishes slices, or nothing; or its plugin has ended.",
-        "On a store, start its plugin again. On a cluster, label the node `devalloc.io/publish=host` and run the "
+        "No plugin runs machines there: the node publishes slices, or nothing; or its plugin has ended, or never ran.",
+        "On a store, start its plugin. On a cluster, label the node `devalloc.io/publish=host` and run the "
         "plugin as a service of that host, or name another node.",
     )
     NODE_NOT_FOUND = (

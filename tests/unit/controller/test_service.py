@@ -50,6 +50,12 @@ def held(store: SQLiteStore, **fields: Any) -> None:
         ),
         ([node("n", "slices")], "NodeNotServed", "node n is labelled devalloc.io/publish=slices"),
         ([node("n", "none"), gpu_pool()], "NodeNotServed", "node n is labelled devalloc.io/publish=none"),
+        (
+            [node("n", "host")],
+            "NodeNotServed",
+            "no node plugin serves node n, which publishes no DevicePools: start devalloc-node.service there",
+        ),
+        ([node("n", "pools")], "NodeNotServed", "no node plugin serves node n, which publishes no DevicePools: check"),
         ([node("m")], "NodeNotFound", "there is no Node n in this cluster"),
     ],
 )
@@ -84,18 +90,34 @@ def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store:
     assert store.get("VirtualMachine", "default", "web") == before
 
 
-@pytest.mark.parametrize("there", [[node("n", "pools")], [node("n", "host")], [node("n"), gpu_pool()], []])
+@pytest.mark.parametrize("there", [[node("n", "host"), gpu_pool()], [node("n"), gpu_pool()], []])
 def test_a_node_that_has_or_may_have_a_plugin_is_left_to_say_so_itself(store: SQLiteStore, there: list[Object]) -> None:
     fill(store, *there, machine("web", nodeName="n"))
     DeviceClaimAllocator(store).round()
     assert status(store, "web") == {}
 
 
+def test_a_plugin_that_publishes_nothing_serves_what_it_has_taken(store: SQLiteStore) -> None:
+    fill(store, node("n", "host"), machine("web", nodeName="n"))
+    allocator = DeviceClaimAllocator(store)
+    allocator.round()
+    assert condition(store)["status"] == "False"
+    held(store, phase="Pending", reason="QemuMissing", message="there is no QEMU")
+    allocator.round()
+    assert (status(store, "web")["reason"], condition(store)) == ("QemuMissing", {})
+
+
+def test_a_stopped_machine_does_not_ask_whether_its_node_has_a_plugin(store: SQLiteStore) -> None:
+    fill(store, node("n", "host"), machine("web", nodeName="n", running=False))
+    DeviceClaimAllocator(store).round()
+    assert condition(store) == {}
+
+
 def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> None:
     fill(store, node("n"), machine("web", nodeName="n"))
     allocator = DeviceClaimAllocator(store)
     allocator.round()
-    label(store, "host")
+    fill(store, gpu_pool())
     allocator.round()
     now = status(store, "web")
     (ready,) = now.pop("conditions")

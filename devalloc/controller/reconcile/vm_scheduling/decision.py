@@ -25,8 +25,8 @@ SERVED = "Served"
 _NOT_STARTED = "NotStarted"
 STOPPED_ON_REQUEST = "StoppedOnRequest"
 _LABEL = "devalloc.io/publish"
-_PUBLISH_VALUES = ("pools", "host")
-"""Values of the label with which a node has a plugin that runs machines."""
+_PLUGIN_STARTS = {"pools": "check its pod of devalloc-node", "host": "start devalloc-node.service there"}
+"""How to start the plugin of a node, by values of the label with which it has one that runs machines."""
 _ADVICE = "label it devalloc.io/publish=host, and run the plugin as a service of that host"
 _HELD_ADVICE = (
     "; its status dates from when the node was served. To remove it: serve the node again, or, only if nothing of "
@@ -112,12 +112,13 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
         if Key.of(machine) in taken:
             continue
         named = machines.running_node(machine)
-        why = _not_served_reason(named, nodes, publishing) if named else None
-        before = MachineView(machine).condition(SERVED)
+        view = MachineView(machine)
+        holder, before = view.holder, view.condition(SERVED)
+        asks = holder is None and view.spec.get("running") is not False and not view.is_deleting
+        why = _not_served_reason(named, nodes, publishing, asks=asks) if named else None
         if why is not None:
             reason, message = why
-            holder = MachineView(machine).holder
-            speaks = holder is None and MachineView(machine).condition(PLACED).get("status") != "False"
+            speaks = holder is None and view.condition(PLACED).get("status") != "False"
             units += condition_units(
                 machine, reason, message + (_HELD_ADVICE if holder else ""), now, SERVED, speaks=speaks
             )
@@ -141,11 +142,20 @@ def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str)
     return units
 
 
-def _not_served_reason(name: str, nodes: Mapping[str, Any], publishing: Iterable[str | None]) -> tuple[str, str] | None:
+def _not_served_reason(
+    name: str, nodes: Mapping[str, Any], publishing: Collection[str | None], *, asks: bool
+) -> tuple[str, str] | None:
+    """``asks``: the machine waits for a plugin to take it. A plugin that publishes nothing shows that it runs only by
+    taking machines."""
     if name not in nodes:
         return Reason.NODE_NOT_FOUND.value, f"there is no Node {name} in this cluster"
     label = (nodes[name]["metadata"].get("labels") or {}).get(_LABEL)
-    if label == "none" or (label not in _PUBLISH_VALUES and name not in publishing):
+    if start := _PLUGIN_STARTS.get(str(label)):
+        if name in publishing or not asks:
+            return None
+        problem = f"no node plugin serves node {name}, which publishes no DevicePools: {start}"
+        return Reason.NODE_NOT_SERVED.value, problem
+    if label == "none" or name not in publishing:
         problem = f"is labelled {_LABEL}={label}" if label else "publishes no DevicePools"
         return (
             Reason.NODE_NOT_SERVED.value,
