@@ -1,9 +1,12 @@
-"""What the guides show is true: Python snippets run, in order, with the output shown; manifests are valid."""
+"""What the guides show is true: Python snippets run, in order, with the output shown, and so do the files of the
+library guide; manifests are valid."""
 
 from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.support.cli_shell import Shell
 from tests.support.repository import REPO
 
 _SNIPPET = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GUIDES = [path for path in sorted((REPO / "docs").glob("*.md")) if _SNIPPET.search(path.read_text())]
 
 
@@ -34,6 +38,23 @@ def test_the_snippets_of_a_guide_run_in_order_and_show_what_they_say(guide: Path
 
 def test_the_library_guide_is_among_them() -> None:
     assert "library.md" in {guide.name for guide in GUIDES}
+
+
+def test_the_files_of_the_library_guide_run_as_they_are(tmp_path: Path) -> None:
+    """Each in a fresh interpreter; the tests with the conftest that the guide shows."""
+    blocks = _FILE.findall((REPO / "docs/library.md").read_text())
+    names = [
+        "conftest.py" if "pytest_plugins" in block else f"{'test' if 'def test_' in block else 'program'}_{number}.py"
+        for number, block in enumerate(blocks)
+    ]
+    assert {name.partition("_")[0] for name in names} == {"program", "conftest.py", "test"}
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    for name, block in zip(names, blocks, strict=True):
+        (tmp_path / name).write_text(block)
+    programs = [[name] for name in names if name.startswith("program")]
+    for arguments in [*programs, ["-m", "pytest", "-q"]]:
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 OURS = ("devmgmtproto.k8s.io/", "devalloc.io/", "resource.k8s.io/")

@@ -186,7 +186,8 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, word
         return own
     if form is not None:
         fields = _shown_fields(child_schema(parent, loc[-1])) if form == "map" and loc else ""
-        return f"must be {wording.wanted[form]}{fields}, not {wording.describe(form, value)}"
+        hint = _LIST_HINTS.get(str(loc[-1]), "") if form == "str" and isinstance(value, list) and loc else ""
+        return f"must be {wording.wanted[form]}{fields}, not {wording.describe(form, value)}{hint}"
     match error["type"]:
         case "missing":
             return "is required"
@@ -215,6 +216,8 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, word
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {_describe(value)}"
 
 
+_LIST_HINTS = {"constraints": "; join its expressions with &&"}
+"""What to do about a list where one string is expected, by field."""
 _FIELDS_SHOWN = 4
 
 

@@ -205,45 +205,71 @@ def entry(pool_name: str, device_name: str, **amounts: Amount) -> Manifest:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def check_manifests(*manifests: Manifest) -> None:
-    """Check that manifests are valid. Raises ValueError with all problems: a test with a typo should not pass."""
-    problems = [str(problem) for manifest in manifests for problem in decode(manifest).problems]
+def check_manifests(*manifests: Manifest | Sequence[Manifest]) -> None:
+    """Check that manifests, or lists of them, are valid. Raises ValueError with all problems: a test with a typo should
+    not pass."""
+    __tracebackhide__ = True
+    problems = [str(problem) for manifest in flatten(manifests) for problem in decode(manifest).problems]
     if problems:
         raise ValueError("\n".join(problems))
 
 
+def flatten(manifests: Sequence[Manifest | Sequence[Manifest]]) -> list[Manifest]:
+    """The manifests, with those of lists among them."""
+    flat: list[Manifest] = []
+    for each in manifests:
+        flat += each if isinstance(each, list | tuple) else [cast(Manifest, each)]
+    return flat
+
+
 def answer_of(solution: SolutionDict, name: str, namespace: str = "default") -> ClaimAnswerDict:
-    """The answer to one claim. Raises KeyError if there is none."""
+    """The answer to one claim. Raises KeyError with the names of the others if there is none."""
+    __tracebackhide__ = True
     for each in solution["claims"]:
         if (each["namespace"], each["name"]) == (namespace, name):
             return each
-    raise KeyError(f"no claim {namespace}/{name} in the answer")
+    names = [f"{each['namespace']}/{each['name']}" for each in solution["claims"]]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    others = f"it has {', '.join(names[:_NAMES_SHOWN])}{more}" if names else "it has no claims"
+    raise KeyError(f"no claim {namespace}/{name} in the answer; {others}")
 
 
 def devices_of(solution: SolutionDict, name: str, namespace: str = "default") -> list[str]:
     """The devices of a claim as POOL/DEVICE. Raises AssertionError with the reason if it has none, KeyError if there is
     no such claim."""
+    __tracebackhide__ = True
     answer = answer_of(solution, name, namespace)
     if not answer["allocated"]:
-        raise AssertionError(f"{namespace}/{name} is not allocated: {answer['reason']}: {answer['message']}")
-    return [f"{each['devicePoolName']}/{each['deviceName']}" for each in answer["allocations"]]
+        raise AssertionError(_refusal_text(answer))
+    return _devices(answer)
 
 
 def assert_allocated(answer: ClaimAnswerDict | SolutionDict) -> list[str]:
-    """The devices as POOL/DEVICE. Raises AssertionError with the reason of each claim that has none.
+    """The devices as POOL/DEVICE. Raises AssertionError with the reason of each claim that has none, and for an answer
+    without claims.
 
     Args:
         answer: to one claim, as of ``Fleet.allocate``, or to several, as of ``solve_manifests``.
     """
+    __tracebackhide__ = True
     answers = [cast(ClaimAnswerDict, answer)] if "allocated" in answer else answer["claims"]
-    refused = [
-        f"{each['namespace']}/{each['name']} is not allocated: {each['reason']}: {each['message']}"
-        for each in answers
-        if not each["allocated"]
-    ]
+    if not answers:
+        raise AssertionError("no claims in the answer; add a claim to the manifests")
+    refused = [_refusal_text(each) for each in answers if not each["allocated"]]
     if refused:
         raise AssertionError("\n".join(refused))
-    return [f"{one['devicePoolName']}/{one['deviceName']}" for each in answers for one in each["allocations"]]
+    return [device for each in answers for device in _devices(each)]
+
+
+_NAMES_SHOWN = 5
+
+
+def _refusal_text(answer: ClaimAnswerDict) -> str:
+    return f"{answer['namespace']}/{answer['name']} is not allocated: {answer['reason']}: {answer['message']}"
+
+
+def _devices(answer: ClaimAnswerDict) -> list[str]:
+    return [f"{one['devicePoolName']}/{one['deviceName']}" for one in answer["allocations"]]
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -5,21 +5,22 @@ They are not loaded by themselves, because every run of pytest where devalloc is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from devalloc_solver.fleet.fleet import Fleet
-from devalloc_solver.testing import Manifest, check_manifests
+from devalloc_solver.testing import Manifest, check_manifests, flatten
 
 
 @pytest.fixture
 def devalloc_fleet() -> Callable[..., Fleet]:
-    """Makes a Fleet of manifests. Raises ValueError if one of them is invalid, or cannot be used."""
+    """Makes a Fleet of manifests, or of lists of them. Raises ValueError if one is invalid, or cannot be used."""
 
-    def make(*manifests: Manifest, placement: str = "pack") -> Fleet:
+    def make(*manifests: Manifest | Sequence[Manifest], placement: str = "pack") -> Fleet:
+        __tracebackhide__ = True
         check_manifests(*manifests)
-        fleet = Fleet.from_manifests(manifests, placement=placement)
+        fleet = Fleet.from_manifests(flatten(manifests), placement=placement)
         if fleet.problems:
             raise ValueError("\n".join(problem["message"] for problem in fleet.problems))
         return fleet

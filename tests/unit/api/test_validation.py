@@ -59,6 +59,7 @@ CLASS: list[tuple[str, Any, str, str]] = [
     ("spec.configs.0.namespace", None, "spec.configs[0].namespace", "required"),
     ("spec.configs.0.name", "A", "spec.configs[0].name", "DNS name"),
     ("spec.contstraints", "true", "spec.contstraints", "did you mean `constraints`?"),
+    ("spec.constraints", ["a", "b"], "spec.constraints", "must be a string, not a list; join its expressions with &&"),
     ("spec.constraints", "x" * 10241, "spec.constraints", "at most 10240 characters"),
 ]
 CLAIM: list[tuple[str, Any, str, str]] = [
@@ -73,6 +74,7 @@ CLAIM: list[tuple[str, Any, str, str]] = [
     ("spec.claims.1.oneOf.0.limits", {"count": 0}, "spec.claims[1].oneOf[0].limits[count]", "at least 1"),
     ("spec.claims.0.requests", ["count"], "spec.claims[0].requests", "map"),
     ("spec.claims.1.deviceClass", "gpu", "spec.claims[1].oneOf", "move those"),
+    ("spec.claims.0.constraints", ["a"], "spec.claims[0].constraints", "join its expressions with &&"),
     ("spec.claims.0.count", 4, "spec.claims[0].count", "requests.count"),
     ("spec.claims.1.oneOf.1.count", 4, "spec.claims[1].oneOf[1].count", "requests.count"),
     ("spec.deviceClass", "gpu", "spec.deviceClass", "entry of spec.claims"),

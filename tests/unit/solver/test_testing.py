@@ -30,7 +30,7 @@ from devalloc_solver.testing import (
     request,
 )
 
-pytest_plugins = ["devalloc_solver.testing.fixtures"]
+pytest_plugins = ["devalloc_solver.testing.fixtures", "pytester"]
 
 CARD = device(
     "a",
@@ -123,13 +123,28 @@ def test_devices_of_a_claim_or_the_reason() -> None:
     assert answer_of(answer, "many")["reason"] == "NotEnoughDevices"
     with pytest.raises(AssertionError, match="default/many is not allocated: NotEnoughDevices: impossible"):
         devices_of(answer, "many")
-    with pytest.raises(KeyError, match="no claim other/one"):
+    with pytest.raises(KeyError, match="no claim other/one in the answer; it has default/many, default/one"):
         devices_of(answer, "one", "other")
+
+
+def test_a_claim_that_the_answer_lacks_is_answered_with_the_first_names_that_it_has() -> None:
+    answer = solve_manifests([*FLEET, *(claim(f"c{number}", request("gpu")) for number in range(7))])
+    with pytest.raises(KeyError, match=r"it has default/c0, .*, default/c4 and 2 more"):
+        devices_of(answer, "train")
+    with pytest.raises(KeyError, match="no claim default/train in the answer; it has no claims"):
+        devices_of(solve_manifests(FLEET), "train")
 
 
 def test_the_fixture_makes_a_fleet(devalloc_fleet: Callable[..., Fleet]) -> None:
     fleet = devalloc_fleet(*FLEET)
     assert fleet.allocate(claim("c", request("gpu")))["allocated"]
+
+
+def test_the_fixture_takes_lists_of_manifests(devalloc_fleet: Callable[..., Fleet]) -> None:
+    fleet = devalloc_fleet(FLEET, pool("more", "node-b", devices=[device("c")]))
+    assert len(assert_allocated(fleet.allocate(claim("c", request("gpu", 1))))) == 1
+    with pytest.raises(ValueError, match="nodeNam"):
+        devalloc_fleet([FLEET[0], {**FLEET[1], "spec": {"driver": "d", "nodeNam": "n"}}])
 
 
 def test_the_fixture_refuses_what_the_fleet_would_leave_out(devalloc_fleet: Callable[..., Fleet]) -> None:
@@ -163,3 +178,33 @@ def test_an_assertion_has_the_reason_in_it() -> None:
     for answer in (fleet.allocate(refused), solve_manifests([*FLEET, refused])):
         with pytest.raises(AssertionError, match="default/many is not allocated: NotEnoughDevices: "):
             assert_allocated(answer)
+
+
+def test_an_answer_without_claims_is_not_allocated() -> None:
+    with pytest.raises(AssertionError, match="no claims in the answer; add a claim"):
+        assert_allocated(solve_manifests(FLEET))
+
+
+def test_a_failure_is_shown_at_the_line_of_the_test(pytester: pytest.Pytester) -> None:
+    """Not at the line of the helper that raises it."""
+    pytester.makepyfile("""
+        from devalloc_solver import solve_manifests
+        from devalloc_solver.testing import assert_allocated, check_manifests, claim, device_class, devices_of, request
+
+        ANSWER = solve_manifests([device_class("gpu"), claim("train", request("gpu"))])
+
+        def test_assert_allocated():
+            assert_allocated(ANSWER)
+
+        def test_devices_of():
+            devices_of(ANSWER, "train")
+
+        def test_devices_of_another():
+            devices_of(ANSWER, "other")
+
+        def test_check_manifests():
+            check_manifests(claim("train", {}))
+        """)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=4)
+    result.stdout.no_fnmatch_line("*testing/__init__.py:*")
