@@ -135,6 +135,8 @@ def test_several_kubeconfigs_are_merged_as_kubectl_does(several: str, devalloc: 
     assert "http://127.0.0.1:1" in _as_plugin("get", "claims").stderr
     for words in (("get", "claims", "--kubeconfig", several), ("--kubeconfig", several, "get", "claims")):
         assert "http://127.0.0.1:1" in devalloc(*words).err
+    for one in (f":{several.partition(':')[0]}", f"{several.partition(':')[0]}:"):
+        assert "http://127.0.0.1:1" in devalloc("get", "claims", "--kubeconfig", one).err, "empty parts do not count"
     chosen = devalloc("--context", "b", "get", "claims", "--kubeconfig", several)
     assert "http://127.0.0.1:2" in chosen.err, "--context can precede the verb"
     assert "does not exist" in devalloc("get", "claims", "--kubeconfig", "/missing:/gone").err

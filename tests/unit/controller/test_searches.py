@@ -386,6 +386,15 @@ def test_claims_whose_expressions_take_long_have_rounds_one_by_one_and_each_seco
     assert outcome_by_name(answer) == {"s0": None, **dict.fromkeys(("e", "s1", "s2"), STILL_SEARCHING)}
 
 
+def test_who_has_waited_for_the_end_of_long_expressions_is_answered_at_once(searches: BackgroundSearches) -> None:
+    fleet, slow = SlowFleet(), claim("s", {}, namespace="slow")
+    searches.solve(fleet, [], [slow], 10.0)
+    for _ in range(4):
+        answer = searches.solve(fleet, [], [slow, EASY], 10.0)
+    assert outcome_by_name(answer) == {"s": None, "e": STILL_SEARCHING}
+    assert answer["again"]
+
+
 def test_of_claims_whose_expressions_take_long_the_next_is_of_the_namespace_that_used_least(
     background: BackgroundSearch,
 ) -> None:

@@ -168,6 +168,23 @@ def test_a_plugin_that_writes_without_a_lease_is_not_written_against(world: Worl
     assert world.status()["phase"] == "Running"
 
 
+def test_a_node_that_was_gone_is_given_time_again_when_it_is_back(world: World) -> None:
+    world.add("web")
+    world.lease(age=LONG_AGO)
+    world.look()
+    (lease,) = world.kube.list(LEASES, {})["items"]
+    gone = {f"{LEASES}/{lease['metadata']['name']}": lease, "/api/v1/nodes/a": world.kube.get("/api/v1/nodes/a")}
+    for path, one in gone.items():
+        world.kube.delete(path, one["metadata"]["uid"], "")
+    world.look()
+    for path, one in gone.items():
+        world.kube.create(path.rpartition("/")[0], {**one, "metadata": {**one["metadata"], "resourceVersion": ""}})
+    world.seconds += CONFIRM_SECONDS
+    assert world.look() == (0, False), "it may be about to renew"
+    world.seconds += CONFIRM_SECONDS
+    assert world.look() == (1, False)
+
+
 def test_a_node_of_many_machines_is_written_in_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unserved_machines, "BURST", 4)
     for number in range(10):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.decode import decode
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.machines import MachineUsage, machine_usage
+from devalloc.inventory.capacity.machines import MachineUsage, booking_usage, machine_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
 from tests.support.capacity_fakes import host, machine
@@ -269,6 +269,18 @@ def virtual_machine(reserve_max: bool, **status: object) -> VirtualMachine:
     decoded = decode(content)
     assert isinstance(decoded.object, VirtualMachine), decoded.problems
     return decoded.object
+
+
+def test_a_machine_that_is_to_come_counts_with_what_its_migration_reserves() -> None:
+    amounts = {"cpu": "2500m", "memory": "3Gi", "disk": "5", "network": "7", "diskIO": "11"}
+    allocations = [{"name": name, "allocation": amount} for name, amount in amounts.items()]
+    entry = {"devicePoolName": "b", "deviceName": "numa0", "allocations": allocations}
+    state = {"migrationName": "move", "migrationUID": "u", "sourceNode": "a", "targetNode": "b"}
+    use = booking_usage(virtual_machine(False, migrationState={**state, "allocations": [entry]}))
+    assert use is not None
+    assert (use.id, use.is_active) == ("team-a/db", True)
+    assert (use.cpu, use.memory, use.overlay, use.download, use.upload, use.disk_io) == (2500, 3 * GIB, 5, 7, 7, 11)
+    assert booking_usage(virtual_machine(False, phase="Running")) is None
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,14 @@ class TestSocketDirect:
         assert first == "in use: its interface is in another network namespace"
         assert second == f"reserved: the interface of {self.FIRST} uses it, too, and is in another network namespace"
 
+    def test_of_several_that_need_it_the_first_by_address_is_named(self, tmp_path: Path) -> None:
+        host = self.host(tmp_path)
+        for bus in range(0x0A, 0x20):
+            host.add(pci_cards.connectx(f"0000:{bus:02x}:00.0", netdev=f"eth{bus}", infiniband=None, sriov=None))
+            host.remove(host.path(f"0000:{bus:02x}:00.0", f"net/eth{bus}"))
+        _, second = self.reasons(host)
+        assert second == "reserved: the interface of 0000:0a:00.0 uses it, too, and is in another network namespace"
+
     @pytest.mark.parametrize("debugfs", [True, False])
     def test_a_function_of_another_card_is_not_needed(self, tmp_path: Path, debugfs: bool) -> None:
         host = self.host(tmp_path, ("MT2314X00001", "MT2314X00002"))

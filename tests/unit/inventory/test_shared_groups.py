@@ -107,6 +107,15 @@ def test_a_device_that_may_not_be_taken_keeps_all_with_its_driver(host: FakeHost
     assert host.driver_of("0000:19:00.0") == peer.native
 
 
+def test_a_nic_whose_card_has_a_drive_as_well_keeps_all_with_its_driver(host: FakeHost) -> None:
+    """Such as a DPU that emulates an NVMe drive: no one erases that for a claim that did not ask for it."""
+    host.add(pci_cards.plain_nic("0000:19:00.0", iommu_group=30))
+    host.add(pci_cards.nvme("0000:19:00.1", iommu_group=30))
+    first, second = reasons(host, allowed=frozenset({"gpu", "nic", "storage"}))
+    assert first == second
+    assert "0000:19:00.0 of its IOMMU group 30 has the driver" in str(first)
+
+
 def test_a_kind_that_the_node_does_not_allow_is_not_taken_along(host: FakeHost) -> None:
     host.add(pci_cards.plain_nic("0000:19:00.0", iommu_group=30))
     assert reasons(host, allowed=frozenset({"gpu"}))[0] is not None

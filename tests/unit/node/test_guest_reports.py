@@ -176,6 +176,7 @@ def test_a_flood_is_read_at_its_bound_and_delays_no_other_guest(world: World) ->
         world.turn(0.01, times=20)
     assert world.reader._lines["default/loud"].bytes_left == 0, "0.2 s have passed, and no more is read"
     assert world.reader._lines["default/loud"].is_watched is False, "nor does it wake the thread"
+    assert world.reader._next_at() > world.now, "nor does it keep the thread awake"
     quiet.sendall(line(status="ready"))
     world.turn()
     assert world.status("default/quiet") == "ready"

@@ -54,6 +54,12 @@ def test_one_that_ends_is_waited_for(tmp_path: Path) -> None:
     assert f"waiting {lock_folder.WAIT_SECONDS:.0f} s" in messages[0]
 
 
+def test_the_folder_of_the_locks_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "locks"
+    with exclusive_host(folder, "pools", print):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     (tmp_path / "serving-pools.lock").symlink_to(tmp_path / "other")

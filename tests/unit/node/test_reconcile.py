@@ -325,6 +325,15 @@ class TestDoubts:
         bench.reconciler.reconcile()
         assert bench.is_initial()
 
+    def test_a_claim_of_a_kind_that_is_not_served_any_more_stays_and_is_reported(self, bench: EngineBench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        bench.claims.grants = {"ResourceClaim": bench.grants}
+        assert bench.reconciler.reconcile().stuck == [
+            f"claim {ref}: it is still prepared as a DeviceClaim, but this node now serves ResourceClaims; unprepare it"
+        ]
+        assert [prepared.ref for prepared in bench.claims.prepared()] == [ref]
+
     def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: EngineBench) -> None:
         def fail(held: frozenset[str]) -> list[str]:
             raise Failed("HostUnreadable", "no /sys")

@@ -727,6 +727,15 @@ def test_a_bridge_takes_nothing_that_others_have(
         bridge._make_bridge(HostBridge(BridgeNetwork(subnet=subnet, **network), tmp_path))
 
 
+def test_a_bridge_of_which_the_record_cannot_be_read_is_left_to_the_admin(tmp_path: Path) -> None:
+    record = tmp_path / "bridges" / "devalloc0.json"
+    record.parent.mkdir()
+    record.write_text("{")
+    with raises(Failed, "RecordsUnavailable", f"cannot read the record of a bridge, {record}; remove both by hand"):
+        bridge.remove_unused_bridges(tmp_path, "nft")
+    assert record.exists()
+
+
 def test_one_plugin_at_a_time_has_the_warm_setups_of_a_folder(tmp_path: Path) -> None:
     with opened(tmp_path, ToyPart()) as pool:
         with raises(Denied, "PoolInUse", f"serves the warm setups in {pool.config.run}", retryable=True):

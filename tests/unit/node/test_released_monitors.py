@@ -17,7 +17,7 @@ from devalloc.inventory.monitors import RELEASABLE
 from devalloc.inventory.pci import Address
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.persistence import persistence, set_persistence
 from tests.support import pci_cards
@@ -94,6 +94,21 @@ class TestHandOver:
         with pytest.raises(Denied) as caught:
             kind.apply(GPU, 1, Deadline.after(1))
         assert caught.value.code == "DeviceGone", "which counts as undone"
+
+    def test_a_daemon_that_cannot_be_asked_whether_it_holds_a_gpu_is_an_error(self, host: FakeHost) -> None:
+        """It would count as one that does not hold the GPU, and would not hold it afterwards."""
+        host.held_by_daemon.clear()
+        with raises(Failed, "HostRefused", match=f"nvidia-persistenced does not change its hold of {GPU}: No such dev"):
+            step_kinds(BindingRunner.on(host, **RELEASE).host)["persistence"].read(GPU)
+
+    def test_a_daemon_that_fails_to_hold_a_gpu_again_is_an_error(self, host: FakeHost) -> None:
+        """Else it would count as done, and the GPU would be held by no one."""
+        hand = BindingRunner.on(host, **RELEASE)
+        hand.prepare(DEVICE)
+        with raises(
+            Failed, "HostRefused", match=f"nvidia-persistenced does not change its hold of {GPU}: Input/output"
+        ):
+            step_kinds(hand.host)["persistence"].apply(GPU, 1, Deadline.after(1))
 
     def test_a_dry_run_asks_nothing_of_it(self, host: FakeHost) -> None:
         reported: list[str] = []

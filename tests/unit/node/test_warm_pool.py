@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.warm import builder
 from devalloc_node.warm.builder import SetupBuilder
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import SetupRecord, SetupRecords
@@ -62,6 +64,25 @@ def test_what_comes_back_comes_back_once(tmp_path: Path, toy: ToyPart) -> None:
         pool.fill(1)
         with pytest.raises(SetupNotTaken):
             pool.give_back(toy.there[0], soon())  # which is ready, and has no owner
+
+
+@pytest.mark.parametrize("is_unused", [True, False])
+def test_a_machine_in_a_setup_is_a_user_of_it_once_it_has_run(
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch, is_unused: bool
+) -> None:
+    monkeypatch.setattr(SetupBuilder, "process_of", lambda self, record: 4711)
+    monkeypatch.setattr(SetupBuilder, "is_unused", lambda self, record: is_unused)
+    monkeypatch.setattr(
+        builder, "occupants", lambda setups, own: {s.id: ("process 4711 (qemu)",) for s in setups if s.id not in own}
+    )
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a").setup.id
+        if is_unused:
+            pool.give_back(name, Deadline.after(0.0))
+        else:
+            with raises(Denied, "SetupInUse", retryable=True, match=f"{name} of a is still in use by process 4711"):
+                pool.give_back(name, Deadline.after(0.0))
+        assert [one.setup.id for one in pool.taken()] == ([] if is_unused else [name])
 
 
 def test_no_more_than_may_be(tmp_path: Path, toy: ToyPart) -> None:
