@@ -162,6 +162,11 @@ def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     return [*documents, *(one for one in others if one["kind"] == "Node")]
 
 
+def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Object]:
+    """What decides about a claim of a cluster. One that has devices may have any: all slices count for it."""
+    return _others(claim, objects) if _is_allocated(claim) else documents_about(claim, objects)
+
+
 def explain_lack(claim: Object, objects: Sequence[Object], reason: str, message: str) -> tuple[str, str]:
     """The reason and message of a claim that gets nothing, with the devices that match it and are not for devalloc."""
     from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc

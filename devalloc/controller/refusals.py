@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS, is_dedicated
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
@@ -88,9 +89,18 @@ def _supply_advice(answer: Answer) -> str:
 
 
 def _advice(code: str | None, blockers: Sequence[Answer], funnels: Sequence[Answer]) -> str:
-    is_tainted = any(step["what"] == _TAINTED for funnel in funnels for step in funnel["steps"])
-    sentences = [*([_TOLERATE] if is_tainted and not blockers else []), *_advice_of_reason(code, blockers)]
-    return " ".join(sentences)
+    steps = {step["what"]: step for funnel in reversed(funnels) for step in funnel["steps"]}
+    if (labelled := steps.get(FOR_LABELLED_CLAIMS)) is not None:
+        return " ".join([_label_advice(labelled), *(_advice_of_reason(code, blockers) if blockers else ())])
+    tolerate = [_TOLERATE] if _TAINTED in steps and not blockers else []
+    return " ".join([*tolerate, *_advice_of_reason(code, blockers)])
+
+
+def _label_advice(step: Answer) -> str:
+    """What to do where only devalloc's controller allocates devices that match."""
+    driver, _, rest = str(step["devices"][0]).partition("/")
+    why = "their nodes are set aside" if is_dedicated(rest.rpartition("/")[0]) else f"driver {driver} is adopted"
+    return f"Label the claim {ALLOCATOR_KEY}={DEVALLOC}, or its namespace: {why}."
 
 
 def _advice_of_reason(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
@@ -194,13 +204,13 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             kind, which = "match attribute", f"{blocker['attribute']} in {path}"
         case _:
             detail = next((blocker[field] for field in _CONTENT if field in blocker), "")
-            which = f"{path}: {detail}" if detail else path
+            which = ": ".join(filter(None, (path, detail)))
     if "didYouMean" in blocker:
         written = f" for {blocker['written']}" if "written" in blocker else ""
         which += f" (did you mean {blocker['didYouMean']}{written}?)"
     if "machine" in blocker:
         which = f"machine {blocker['machine']}: {which}"
-    return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
+    return kind, ": ".join(filter(None, (blocker.get("claim"), which)))
 
 
 _CONTENT = (

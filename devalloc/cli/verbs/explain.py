@@ -28,7 +28,7 @@ from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
 from devalloc.cli.resource_claims import (
     TEMPLATE,
     as_claim,
-    documents_about,
+    documents_to_explain,
     explain_lack,
     load_resource_objects,
     named_object,
@@ -318,7 +318,7 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
     claim = as_claim(content)
     with show_spinner("solving"):
         answer = solve_manifests(
-            [*documents_about(claim, objects), claim], placement=options.placement, deadline=options.deadline
+            [*documents_to_explain(claim, objects), claim], placement=options.placement, deadline=options.deadline
         )
     (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
     if not one["allocated"]:

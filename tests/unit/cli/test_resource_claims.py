@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
+from devalloc.api.dedicated_pools import TAINT
 from devalloc.cli import target
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
-from tests.support.dra_builders import ANY, devices, request, slice_
+from tests.support.dra_builders import ANY, devices, held, request, slice_
 from tests.support.dra_builders import claim as resource_claim
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -126,7 +128,10 @@ def cluster(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             space = one["metadata"].get("namespace")
             where = f"{group}/namespaces/{space}" if space else group
             plural = f"{one['kind'].lower()}{'es' if one['kind'].endswith('s') else 's'}"
-            kube.create(f"{where}/{plural}", one)
+            created = kube.create(f"{where}/{plural}", one)
+            if "status" in one:
+                path = f"{where}/{plural}/{one['metadata']['name']}/status"
+                kube.replace(path, {**created, "status": one["status"]})
         monkeypatch.setattr(target, "connect_cluster", lambda _: FakeClient(kube))
         config = tmp_path / "config"
         config.write_text("{}")
@@ -174,6 +179,47 @@ def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]
     something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, aside, labelled))
     assert (something.code, something.err) == (0, "")
     assert "p.devalloc/x" in something.out
+
+
+# -- of adopted drivers ------------------------------------------------------------------------------------------------
+
+LABEL = {"devalloc.io/allocator": "devalloc"}
+ADOPTED = rule_manifest("gpu.io")
+ADOPTED["metadata"]["annotations"] = {ADOPTED_AT: "2026-11-29T12:00:00Z"}
+
+
+def test_a_claim_of_kube_scheduler_for_an_adopted_driver_needs_the_label(cluster: Callable[..., Any]) -> None:
+    shown = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(*OBJECTS, ADOPTED))
+
+    assert shown.code == 3
+    assert "3 of 3 devices are only for claims with the label devalloc.io/allocator=devalloc" in shown.out
+    assert shown.out.endswith(
+        "What to do: Label the claim devalloc.io/allocator=devalloc, or its namespace: driver gpu.io is adopted.\n"
+    )
+    labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": LABEL}}
+    assert cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, labelled, ADOPTED)).code == 0
+
+
+def test_a_claim_of_kube_scheduler_for_nodes_that_are_set_aside_needs_the_label(devalloc: Shell) -> None:
+    aside = slice_("t", [{**one, "taints": [dict(TAINT)]} for one in devices("x", "y")], pool="p.devalloc")
+
+    shown = devalloc("explain", "pair", "-f", "-", stdin=text(ANY, aside, PAIR)).out
+
+    assert shown.endswith(
+        "What to do: Label the claim devalloc.io/allocator=devalloc, or its namespace: their nodes are set aside.\n"
+    )
+
+
+def test_a_labelled_claim_with_devices_of_any_driver_has_lost_none_of_them(cluster: Callable[..., Any]) -> None:
+    """kube-scheduler allocated it before it had the label, of a driver that is not adopted."""
+    labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": LABEL}}
+
+    shown = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, held(labelled, "a", "b")))
+
+    assert (shown.code, shown.out.splitlines()[0]) == (0, "default/pair is allocated: gpu.io/p/a, b")
+    assert "DeviceLost" not in shown.out + shown.err
+    gone = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, held(labelled, "a", "z")))
+    assert "DeviceLost: device gpu.io/p/z no longer exists" in gone.out
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

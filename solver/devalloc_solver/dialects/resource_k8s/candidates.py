@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS
 from devalloc.api.quantity import NANO
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
@@ -167,6 +168,9 @@ SELECTOR_FAILED = "cannot be judged by a selector"
 """The step that rejects devices that an expression fails on."""
 
 
+NOT_TOLERATED = "have a taint that is not tolerated"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceMismatch:
     """Why a device is not for a request: the step in the words of the funnel, and what there is to say of it."""
@@ -215,6 +219,11 @@ class RequestVerdict:
             accepted = dict.fromkeys(offered, class_name)
             self._candidates = Candidates(accepted, tuple(steps), frozenset(self.blocked), barred)
         return self._candidates
+
+    @property
+    def is_tainted(self) -> bool:
+        """Whether taints keep the requests from devices that they choose."""
+        return not self.rejected.keys().isdisjoint((NOT_TOLERATED, FOR_LABELLED_CLAIMS))
 
     def _barred(self) -> frozenset[str]:
         """Nodes where ``All`` cannot have all."""
@@ -445,8 +454,10 @@ class RequestJudge:
             and gate.DEVICE_TAINTS in self.gates
             and (taint := blocking_taint(device.taints, subrequest.tolerations)) is not None
         ):
+            if (taint.key, taint.value) == (ALLOCATOR_KEY, DEVALLOC):
+                return DeviceMismatch(FOR_LABELLED_CLAIMS)
             value = f"={taint.value}" if taint.value else ""
-            return DeviceMismatch("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
+            return DeviceMismatch(NOT_TOLERATED, f"{taint.key}{value}:{taint.effect}")
         return self._exhausted(verdict, subrequest, offer)
 
     def _draws(self, subrequest: SubRequest, offer: PublishedDevice) -> bool:

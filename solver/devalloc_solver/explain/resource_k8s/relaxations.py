@@ -85,7 +85,10 @@ class ResourceClaimRelaxations(UnitRelaxations):
         source: SourceRelaxations | None,
     ) -> Iterator[RelaxationTier]:
         is_unmatched, is_call = short is Reason.NO_MATCHING_DEVICES, source is not None
-        capacities, counts, selectors, classes = self.capacities(), self.counts(), self.selectors(), self.classes()
+        # Where taints keep a request from devices that it chooses, no rule by which it chooses is the cause.
+        rule_bound = [each for each in self.each_request() if is_call or not _is_barred_by_taints(each[1])]
+        capacities, counts = self.capacities(rule_bound), self.counts()
+        selectors, classes = self.selectors(rule_bound), self.classes(rule_bound)
         requests = self.requests()
         several = requests if len(requests) > 1 else []
         if source is None:
@@ -155,19 +158,19 @@ class ResourceClaimRelaxations(UnitRelaxations):
         words = f"with at most {count_devices(most)} for request {subrequest.name}"
         return self.edit_request(demand, request, {**entry, "most": str(most)}, words, partial(_with_count, count=most))
 
-    def selectors(self) -> list[Relaxation]:
+    def selectors(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """The selectors of a request."""
         edits = []
-        for demand, request in self.each_request():
+        for demand, request in requests:
             if selectors := request.spec.subrequest.selectors:
                 path = f"{request.spec.subrequest.path}.selectors"
                 entry = {"kind": "selector", "path": path, "expressions": [*selectors]}
                 edits.append(self.edit_request(demand, request, entry, f"without {path}", _without_selectors))
         return edits
 
-    def classes(self) -> list[Relaxation]:
+    def classes(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """The selectors of a class, for all requests that name it."""
-        names = dict.fromkeys(request.spec.subrequest.class_name for _, request in self.each_request())
+        names = dict.fromkeys(request.spec.subrequest.class_name for _, request in requests)
         return [self._class(name) for name in names]
 
     def _class(self, name: str) -> Relaxation:
@@ -181,10 +184,10 @@ class ResourceClaimRelaxations(UnitRelaxations):
             {"kind": "class", "deviceClassName": name}, words, lambda question: question.with_requests(changed)
         )
 
-    def capacities(self) -> list[Relaxation]:
+    def capacities(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """Requested capacities, one by one."""
         edits = []
-        for demand, request in self.each_request():
+        for demand, request in requests:
             for name, normal in request.spec.subrequest.capacity.items():
                 amount = _written_amount(demand, request, name) if self.quotes_claims else normal
                 path = f"{request.spec.subrequest.path}.capacity.requests[{name}]"
@@ -221,6 +224,11 @@ class ResourceClaimRelaxations(UnitRelaxations):
             return fewest_on_nodes(question, finder, without(question), _taints_of, nodes=0)
 
         return [Relaxation({"kind": "taint"}, "without the taints", without, narrow=narrow)]
+
+
+def _is_barred_by_taints(request: Request) -> bool:
+    """Whether a request can have no device, and taints keep it from some that it chooses."""
+    return not request.candidates.accepted and request.spec.verdict.is_tainted
 
 
 def _with_count(subrequest: SubRequest, count: int) -> SubRequest:

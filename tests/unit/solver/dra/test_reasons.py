@@ -364,6 +364,30 @@ def test_a_message_about_withheld_devices_has_an_example() -> None:
     assert "1 of 1 device has a taint that is not tolerated (maintenance:NoSchedule)" in answer["message"]
 
 
+def test_where_a_taint_keeps_the_devices_back_no_rule_that_chooses_them_is_blamed() -> None:
+    taint = {"key": "maintenance", "effect": "NoSchedule"}
+    tainted = device("a", {"kind": "gpu"}, taints=[taint])
+    fleet = pool("n1", [tainted, device("b", {"kind": "nic"})])
+    is_gpu = "device.attributes['gpu.io'].kind == 'gpu'"
+
+    by_class = solved(fleet, wants("x", request(class_name="gpu")))["x"]
+    by_selector = solved(fleet, wants("x", request("r", 1, is_gpu)))["x"]
+
+    for answer in (by_class, by_selector):
+        assert (answer["reason"], answer["blockers"]) == ("NoMatchingDevices", [])
+        assert "has a taint that is not tolerated (maintenance:NoSchedule)" in answer["message"]
+        assert "it fits without" not in answer["message"]
+
+
+def test_where_no_device_matches_beside_tainted_ones_the_rule_is_in_the_way() -> None:
+    taint = {"key": "maintenance", "effect": "NoSchedule"}
+    fleet = pool("n1", [device("a", {"kind": "nic"}, taints=[taint]), device("b", {"kind": "nic"})])
+
+    answer = solved(fleet, wants("x", request(class_name="gpu")))["x"]
+
+    assert answer["blockers"] == [{"kind": "class", "deviceClassName": "gpu"}]
+
+
 # -- slips ---------------------------------------------------------------------------------------------------------
 
 NO = "device.driver == 'no'"
