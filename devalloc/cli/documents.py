@@ -132,10 +132,17 @@ def quota_problems(document: Document, classes: ClassNames | None = None) -> Ite
         yield from (document.place(problem) for problem in quota.problems_of(document.content, names))
 
 
-def _class_names(documents: Iterable[Document]) -> ClassNames:
+def quota_warnings(documents: ManifestDocuments, stored: Iterable[Object]) -> Iterator[Problem]:
+    """What is wrong with quotas that only the classes beside them show: those of the manifests, and of the store."""
+    classes = _class_names(documents.good, stored)
+    for document in documents.good:
+        yield from (one for one in quota_problems(document, classes) if one not in documents.problems)
+
+
+def _class_names(documents: Iterable[Document], stored: Iterable[Object] = ()) -> ClassNames:
     from devalloc_solver.pipeline.quota import ClassNames
 
-    return ClassNames.among(document.content for document in documents)
+    return ClassNames.among([*(document.content for document in documents), *stored])
 
 
 def resource_problems(document: Document) -> Iterator[Problem]:
@@ -230,8 +237,8 @@ def read_manifests(
 
     With a namespace, objects of namespaced kinds that name none get that one. With ``verb`` (what will be done with the
     objects), these are errors, too: expressions that do not compile, invalid scaling annotations, invalid quota
-    amounts, and several objects of one name; and a warning names kinds that devalloc does not use. To validate, also
-    what is wrong with objects of resource.k8s.io; the solver reports that itself.
+    amounts, and several objects of one name; and a warning names kinds that devalloc does not use. To apply and to
+    validate, also what is wrong with objects of resource.k8s.io; the solver reports that itself.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
@@ -254,7 +261,7 @@ def read_manifests(
             valid = replace(document, content=decoded.object.to_manifest())
             wrong = [*expression_problems(valid), *annotation_problems(valid)] if verb else []
             wrong += quota_problems(valid, classes) if verb else []
-            wrong += resource_problems(valid) if verb == "validate" else []
+            wrong += resource_problems(valid) if verb in ("apply", "validate") else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from devalloc.cli.command import BadInput, NoSuchObject, verb
-from devalloc.cli.documents import ignored_warnings, read_manifests
+from devalloc.cli.documents import ignored_warnings, print_problems, quota_warnings, read_manifests
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint, objects_named
 from devalloc.cli.options.common import (
     LabelTest,
@@ -31,6 +31,7 @@ from devalloc.store.serving import is_answered
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
+    from devalloc.cli.documents import ManifestDocuments
     from devalloc.store.errors import Key
     from devalloc.store.protocol import Store
     from devalloc.store.sqlite import SQLiteStore
@@ -233,6 +234,8 @@ Object = dict[str, Any]
 
 CLAIM = "DeviceClaim"
 """Claims are applied last, so that the controller already sees the devices and classes of the same manifests."""
+_NAMING = ("DeviceClass", "DeviceClass.resource.k8s.io", CLAIM)
+"""Kinds whose objects in the store show what others mean."""
 ATTEMPTS = 5
 """How often a write is tried if others write the same object at the same time."""
 
@@ -255,14 +258,12 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
     code = documents.exit_code
     if dry_run and not store_path(store).exists():
-        for line in ignored_warnings(documents.good, "apply"):
-            print_note(line)
+        _print_warnings(documents, [])
         for document in good:
             print_line(f"{format_key(Key.of(document.content))} created (dry run)")
         return code
     with open_embedded_store(store, create=True) as objects:
-        for line in ignored_warnings(documents.good, "apply", objects.list(("DeviceClass", CLAIM)).objects):
-            print_note(line)
+        _print_warnings(documents, objects.list(_NAMING).objects)
 
         def apply_one(document: Document) -> Outcome:
             key = Key.of(document.content)
@@ -281,6 +282,13 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
         if not dry_run and kinds & _ANSWERED and sys.stderr.isatty() and not is_answered(objects.path):
             print_note("no `devalloc up` runs on this store: what you applied is answered when one does")
         return code
+
+
+def _print_warnings(documents: ManifestDocuments, stored: Sequence[Object]) -> None:
+    """Print what only the objects of the store beside the manifests show."""
+    print_problems(quota_warnings(documents, stored))
+    for line in ignored_warnings(documents.good, "apply", stored):
+        print_note(line)
 
 
 _ANSWERED = {CLAIM, "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachineMigration"}

@@ -233,24 +233,32 @@ def test_a_problem_of_our_own_class_names_our_file_where_both_have_the_name(deva
     assert [line for line in solved.err.splitlines() if "spec.constraints" in line and "ours.yaml" not in line] == []
 
 
-def test_validate_checks_fields_and_selectors_of_resource_claims(devalloc: Shell) -> None:
+@pytest.mark.parametrize("verb", ["validate", "apply"])
+def test_fields_and_selectors_of_resource_claims_are_checked(devalloc: Shell, verb: str) -> None:
     exactly: Object = {"deviceClassName": "gpu", "selector": []}
     misspelled = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
+    of_v1beta1 = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}}
     selectors = [{"cel": {"expression": "true"}}, {"cel": {"expression": "device.driver = 'a'"}}]
     exactly = {"deviceClassName": "gpu", "selectors": selectors}
     broken = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
     broken_class = {**FOREIGN_CLASS, "spec": {"selectors": selectors}}
 
-    assert devalloc("validate", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM)).out == "2 documents, all valid\n"
+    valid = devalloc(verb, "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM))
+    assert (valid.code, valid.err) == (0, "")
+    devalloc("delete", "--all", "resourceclaim")
+    devalloc("delete", "--all", "deviceclass.resource.k8s.io")
     for content, message in (
         (
             misspelled,
             "spec.devices.requests[0].exactly.selector: is not a known field of resource.k8s.io/v1: did you mean",
         ),
+        (of_v1beta1, "spec.devices.requests[0]: has deviceClassName: move these fields below `exactly`"),
         (broken, "spec.devices.requests[0].exactly.selectors[1].cel.expression: line 1, column 15: "),
         (broken_class, "spec.selectors[1].cel.expression: line 1, column 15: "),
     ):
-        refused = devalloc("validate", "-f", "-", stdin=text(content))
+        refused = devalloc(verb, "-f", "-", stdin=text(content))
         assert refused.code == 2
         assert message in refused.err
-        assert refused.out == "1 document, 1 with errors\n"
+        assert refused.err == devalloc("validate", "-f", "-", stdin=text(content)).err
+        assert refused.out == ("1 document, 1 with errors\n" if verb == "validate" else "")
+    assert not stored_names(devalloc, "ResourceClaim") + stored_names(devalloc, "DeviceClass.resource.k8s.io")

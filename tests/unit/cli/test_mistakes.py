@@ -378,7 +378,7 @@ def test_wait_does_not_wait_for_the_end_of_an_object_that_has_no_other_state(dev
     assert "devicepool/gpus: a DevicePool has no state to wait for, except --for=deleted" in result.err
 
 
-@pytest.mark.parametrize("verb", ["validate", "solve"])
+@pytest.mark.parametrize("verb", ["validate", "solve", "apply"])
 def test_a_quota_for_a_class_that_does_not_exist_is_a_warning(devalloc: Shell, verb: str) -> None:
     hard = {"gpuu.deviceclass.devmgmtproto.k8s.io/devices": "1"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
@@ -388,4 +388,13 @@ def test_a_quota_for_a_class_that_does_not_exist_is_a_warning(devalloc: Shell, v
     assert outcome.code == 0
     assert outcome.err.count("is for class gpuu, which does not exist; did you mean gpu?") == 1
     assert outcome.err.startswith("warning: ")
-    assert devalloc(verb, "-f", "-", stdin=text(quota)).err == ""
+    alone = devalloc(verb, "-f", "-", stdin=text(quota)).err
+    assert ("is for class gpuu" in alone) == (verb == "apply"), "the class is in the store now"
+
+
+def test_a_quota_for_a_class_of_the_store_is_no_mistake(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(device_class("gpu")))
+    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
+
+    assert devalloc("apply", "-f", "-", stdin=text(device_class("other"), quota)).err == ""
