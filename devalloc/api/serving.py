@@ -53,16 +53,27 @@ def node_lease(node: str, namespace: str, holder: str | None, now: datetime) -> 
 
 def silence(lease: Mapping[str, Any], now: datetime) -> str:
     """Why a plugin counts as ended; empty if it runs, or if that cannot be told."""
-    spec = as_mapping(lease.get("spec"))
-    renewed = str(spec.get("renewTime") or "")
-    try:
-        age = (now - parse_time(renewed)).total_seconds()
-    except ValueError:
+    if (age := _age(lease, now)) is None:
         return ""
-    when = f"{renewed[:19]}Z"
+    spec = as_mapping(lease.get("spec"))
+    when = f"{str(spec['renewTime'])[:19]}Z"
     if not spec.get("holderIdentity"):
         return f"it ended at {when}"
     return f"it has not reported since {when}" if age > SILENT_SECONDS else ""
+
+
+def is_ahead(lease: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a Lease was renewed so far in the future that its time tells nothing: a clock is wrong."""
+    age = _age(lease, now)
+    return age is not None and age < -SILENT_SECONDS
+
+
+def _age(lease: Mapping[str, Any], now: datetime) -> float | None:
+    """Seconds since it was renewed; None if it does not say when."""
+    try:
+        return (now - parse_time(str(as_mapping(lease.get("spec")).get("renewTime") or ""))).total_seconds()
+    except ValueError:
+        return None
 
 
 def unserved_text(node: str, why: str = "") -> str:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from devalloc.api import meta
+from devalloc.api.conditions import READY
 from devalloc.api.cordon import pool_node
 from devalloc.api.decode import decode
 from devalloc.api.fencing import without_holder
@@ -27,6 +28,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.moved_claims import claim_users
 from devalloc.api.reasons import Reason
+from devalloc.api.serving import is_of_unserved
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.migrations import has_purpose, new_migration, pending_migrations, withdraw_migration
@@ -279,7 +281,8 @@ class _Fleet:
             return why
         if MachineView(machine).spec.get("running") is False:
             return _TO_BE_STOPPED
-        if (phase := MachineView(machine).status.get("phase")) != "Running":
+        phase = MachineView(machine).status.get("phase")
+        if phase != "Running" and not is_of_unserved(MachineView(machine).condition(READY)):  # its plugin is back
             return f"it is {phase}"
         if MachineView(machine).holder != node:
             return "its node does not have it yet"

@@ -531,7 +531,7 @@ class ReplicaSets:
         """Whether all machines are there and ready, and why they cannot be, if so: ``problem``, a reason and a message.
         They change with the numbers of the status, so they cost no request of their own."""
         reason, message = problem[0], problem[1][:4096]
-        before, name = as_mapping(obj.get("status")).get("conditions"), obj["metadata"]["name"]
+        before, (namespace, name) = as_mapping(obj.get("status")).get("conditions"), ObjectView(obj).key
         wanted = as_mapping(obj.get("spec")).get("replicas", 1)
         text = f"{now.ready} of {wanted if isinstance(wanted, int) else '?'} machines are ready"
         if now.replicas == now.ready == wanted and not message:
@@ -541,7 +541,8 @@ class ReplicaSets:
         elif now.replicas > wanted:
             ready = ("False", "MachinesLeaving", f"{text}, and {now.replicas - wanted} more are to go")
         else:
-            ready = ("False", "MachinesNotReady", f"{text}: `devalloc explain vmrs/{name}` shows why")
+            shows = f"`devalloc explain vmrs/{name} -n {namespace}` shows why"
+            ready = ("False", "MachinesNotReady", f"{text}: {shows}")
         at, generation = self._now().strftime("%Y-%m-%dT%H:%M:%SZ"), obj["metadata"].get("generation", 1)
         conditions = with_condition(before, READY, ready, at, generation)
         if not message:

@@ -23,7 +23,7 @@ from devalloc.api.conditions import READY
 from devalloc.api.cordon import NODE_KIND
 from devalloc.api.fencing import is_lost
 from devalloc.api.reasons import Reason
-from devalloc.api.serving import is_of_unserved, served_conditions, unserved_status, unserved_text
+from devalloc.api.serving import SILENT_SECONDS, is_of_unserved, served_conditions, unserved_status, unserved_text
 from devalloc.api.views import MachineView
 from devalloc.store import OBJECT_FAILURES, Conflict, NotFound, Object, Store, StoreError
 from devalloc.store.kubernetes.node_leases import PluginLease
@@ -62,13 +62,14 @@ class UnservedMachines:
     def __init__(
         self,
         store: Store,
-        leases: Callable[[], Mapping[str, PluginLease]],
+        leases: Callable[[], Mapping[str, PluginLease] | None],
         *,
         reads_nodes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """``leases``: those of plugins, by node. ``reads_nodes``: this process may read Nodes."""
+        """``leases``: those of plugins, by node; None if they cannot be read. ``reads_nodes``: this process may read
+        Nodes."""
         self._store, self._leases, self._clock, self._now = store, leases, clock, now
         self._reads_nodes = reads_nodes
         self._nodes: dict[str, _Seen] = {}
@@ -90,7 +91,9 @@ class UnservedMachines:
 
     def look(self) -> bool:
         """Write what is due, as much as may be written at once; whether there is more. Raises StoreError."""
-        silent = self._silent(self._store.list(NODE_KIND).objects if self._reads_nodes else [])
+        if (leases := self._leases()) is None:
+            return False
+        silent = self._silent(leases, self._store.list(NODE_KIND).objects if self._reads_nodes else [])
         if not silent and not self._may_be_written:
             return False
         machines = self._store.list(KIND).objects
@@ -111,23 +114,24 @@ class UnservedMachines:
             noted[obj["metadata"]["uid"]] = obj["metadata"]["resourceVersion"]
         return len(due) > BURST
 
-    def _silent(self, nodes: Iterable[Object]) -> dict[str, str]:
+    def _silent(self, leases: Mapping[str, PluginLease], nodes: Iterable[Object]) -> dict[str, str]:
         """The nodes that no plugin serves, and that as a sentence."""
-        now, leases = self._clock(), self._leases()
-        whys = {
-            node: (lease.renewal, unserved_text(node, lease.why_ended) if lease.why_ended else "")
-            for node, lease in leases.items()
+        now, silent = self._clock(), {}
+        lost = {obj["metadata"]["name"]: is_lost(obj) for obj in nodes}
+        renewals = {node: "lost" if is_lost else "" for node, is_lost in lost.items()}
+        renewals |= {node: lease.renewal for node, lease in leases.items()}
+        self._nodes = {
+            node: seen if (seen := self._nodes.get(node)) and seen.renewal == renewal else _Seen(renewal, now)
+            for node, renewal in renewals.items()
         }
-        for obj in nodes:
-            if (name := obj["metadata"]["name"]) not in whys:
-                whys[name] = ("lost", _lost_text(name)) if is_lost(obj) else ("", "")
-        for node, (renewal, _) in whys.items():
-            if (seen := self._nodes.get(node)) is None or seen.renewal != renewal:
-                self._nodes[node] = _Seen(renewal, now)
-        self._nodes = {node: seen for node, seen in self._nodes.items() if node in whys}
-        return {
-            node: why for node, (_, why) in whys.items() if why and now - self._nodes[node].since >= CONFIRM_SECONDS
-        }
+        for node, seen in self._nodes.items():
+            lease, unchanged = leases.get(node), now - seen.since
+            why = "" if lease is None else lease.why_ended
+            if lease is not None and lease.is_ahead and unchanged >= SILENT_SECONDS:
+                why = "it does not renew its Lease, whose time is in the future: a clock is wrong"
+            if unchanged >= CONFIRM_SECONDS and (why or (lease is None and lost[node])):
+                silent[node] = _lost_text(node) if lost.get(node) else unserved_text(node, why)
+        return silent
 
     def _due(self, machines: Iterable[Object], silent: Mapping[str, str]) -> Iterator[tuple[Object, Object, str]]:
         """Machines that say what is not true, with what their status is to be and their node."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from devalloc.api.serving import node_of_lease, silence
+from devalloc.api.serving import is_ahead, node_of_lease, silence
 from devalloc.api.views import as_mapping
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client, path_segment
@@ -24,7 +24,9 @@ class PluginLease:
     renewal: str
     """Another text after each renewal."""
     why_ended: str
-    """Why the plugin counts as ended; empty if it runs."""
+    """Why the plugin counts as ended; empty if it runs, or if its time does not tell."""
+    is_ahead: bool = False
+    """Its time is in the future, because a clock is wrong: only a lack of renewals shows an end."""
 
 
 class NodeLeases:
@@ -37,31 +39,33 @@ class NodeLeases:
         self._seconds = seconds
         self._mutex = threading.Lock()
         self._until = 0.0
-        self._leases: Mapping[str, PluginLease] = {}
+        self._leases: Mapping[str, PluginLease] | None = {}
 
     def unserved(self) -> Mapping[str, str]:
         """Nodes whose plugin has run and does not run now, and why that is believed. Empty if it may not be read, or
         cannot be read now: nothing depends on it."""
-        return {node: lease.why_ended for node, lease in self.of_nodes().items() if lease.why_ended}
+        return {node: lease.why_ended for node, lease in (self.of_nodes() or {}).items() if lease.why_ended}
 
-    def of_nodes(self) -> Mapping[str, PluginLease]:
-        """By node, those that there are. Empty as ``unserved``."""
+    def of_nodes(self) -> Mapping[str, PluginLease] | None:
+        """By node, those that there are. None if they may not be read, or cannot be read now."""
         with self._mutex:
             if time.monotonic() >= self._until:
                 self._leases = self._read()
                 self._until = time.monotonic() + self._seconds
             return self._leases
 
-    def _read(self) -> Mapping[str, PluginLease]:
+    def _read(self) -> Mapping[str, PluginLease] | None:
         try:
             leases = [lease for page in self._client.list(self._folder) for lease in page["items"]]
         except ApiError as error:
             log.debug("cannot read which node plugins run: %s", error)
-            return {}
+            return None
         now = datetime.now(UTC)
         by_node = {node: lease for lease in leases if (node := node_of_lease(lease)) is not None}
         return {
-            node: PluginLease(str((spec.get("holderIdentity"), spec.get("renewTime"))), silence(lease, now))
+            node: PluginLease(
+                str((spec.get("holderIdentity"), spec.get("renewTime"))), silence(lease, now), is_ahead(lease, now)
+            )
             for node, lease in by_node.items()
             for spec in [as_mapping(lease.get("spec"))]
         }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.serving import unserved_status
 from devalloc.api.views import MachineView
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.drain import Fate, drained_machines, evict
@@ -95,6 +96,18 @@ class TestWhatMoves:
         assert drain(store) == {"web": Fate.MIGRATE}
         assert drain(store, force=True) == {"web": Fate.MIGRATE}
         assert meta.EVICT not in noted(store)
+
+    def test_a_machine_whose_plugin_is_back_and_has_not_written_yet_moves_live(self, store: SQLiteStore) -> None:
+        """The controller has written meanwhile that it may run or not: that is no reason to power it down."""
+        fill(store, sharing("a", "/srv/vms"), sharing("b", "/srv/vms"), machine("web", start=SHARED))
+        rounds(store)
+        node = str(store.get("VirtualMachine", "default", "web")["status"]["nodeName"])
+        ready = {"type": "Ready", "status": "True", "reason": "MachineRunning", "message": "it runs"}
+        take(store, node=node, conditions=[{**ready, "lastTransitionTime": "2026-01-31T12:00:00Z"}])
+        stored = store.get("VirtualMachine", "default", "web")
+        store.replace_status({**stored, "status": unserved_status(MachineView(stored), "no plugin serves it")})
+        for force in (False, True):
+            assert drain(store, node, force=force) == {"web": Fate.MIGRATE}
 
     def test_drain_waits_for_a_machine_that_stops_and_powers_it_down_by_force(self, store: SQLiteStore) -> None:
         fill(store, host("a"), host("b"), machine("web", nodeName="a"))

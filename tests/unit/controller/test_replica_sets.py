@@ -276,7 +276,7 @@ def test_a_set_whose_machines_are_refused_says_so_and_tries_again_later(
 def test_a_set_is_ready_when_it_has_as_many_machines_as_wanted_and_all_are_ready(world: World) -> None:
     world.apply(replica_set(2))
     world.settle()
-    waits = "2 machines are ready: `devalloc explain vmrs/web` shows why"
+    waits = "2 machines are ready: `devalloc explain vmrs/web -n team` shows why"
     assert world.ready() == ("False", "MachinesNotReady", f"0 of {waits}")
     world.report("web-1", "Running")
     world.settle()

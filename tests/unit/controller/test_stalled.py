@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from devalloc.api.decode import decode
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -56,3 +58,22 @@ def test_a_machine_is_while_it_is_invalid(store: SQLiteStore) -> None:
     correct(store, Key("VirtualMachine", "default", "wrong"), right)
     allocator.round()
     assert stalled(store, Key("VirtualMachine", "default", "wrong")) is None
+
+
+@pytest.mark.parametrize("wrong", [{"cpu": {"min": "3", "max": "1"}}, {"cpu": {"min": "8", "max": "8"}}])
+def test_a_machine_that_was_refused_and_is_to_run_no_more_waits_for_nothing(
+    store: SQLiteStore, wrong: dict[str, Any]
+) -> None:
+    body, key = machine("web", "1", "1Gi"), Key("VirtualMachine", "default", "web")
+    fill(store, host("n", cpus=4, numa=1), {**body, "spec": {**body["spec"], **wrong}})
+    allocator = DeviceClaimAllocator(store, settings=SETTINGS)
+    allocator.round()
+    assert store.get(*key)["status"]["reason"] in ("MachineInvalid", "NodesTooSmall")
+    correct(store, key, {**body["spec"], "running": False})
+    allocator.round()
+    (placed,) = store.get(*key)["status"]["conditions"]
+    assert (placed["type"], placed["status"], placed["reason"]) == ("Placed", "False", "StoppedOnRequest")
+    assert store.get(*key)["status"].keys() == {"conditions"}
+    version = store.list().resource_version
+    allocator.round()
+    assert store.list().resource_version == version

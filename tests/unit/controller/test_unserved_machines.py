@@ -12,16 +12,18 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
-from devalloc.api.serving import node_lease
+from devalloc.api.serving import SILENT_SECONDS, node_lease
 from devalloc.controller import unserved_machines
+from devalloc.controller.reconcile.vm_scheduling.decision import node_service_units
 from devalloc.controller.unserved_machines import BURST, CONFIRM_SECONDS, UnservedMachines
 from devalloc.store import Object
 from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.node_leases import NodeLeases
 from devalloc.store.kubernetes.resources import CORE_KINDS
-from devalloc_node.vms.readiness import with_readiness
+from devalloc_node.vms.readiness import finished_message, with_readiness
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.host_pools import machine
+from tests.support.host_pools import host, machine
 from tests.support.refusing_store import DENIED
 
 SPACE = "devalloc-system"
@@ -255,6 +257,53 @@ def test_without_a_lease_the_kubelet_counts(world: World) -> None:
     assert world.look() == (0, False)
 
 
+def test_of_a_host_that_is_off_the_remedy_is_a_fence(world: World) -> None:
+    """Its Lease is old as well."""
+    world.add("web")
+    world.kubelet("Unknown")
+    world.fall_silent()
+    assert world.look() == (1, False)
+    assert "if its host is off: devalloc fence node/a" in world.status()["message"]
+
+
+@pytest.mark.parametrize("kubelet", ["True", "Unknown"])
+def test_leases_that_cannot_be_read_say_nothing(world: World, monkeypatch: pytest.MonkeyPatch, kubelet: str) -> None:
+    """Neither of a plugin that writes without one, nor of a node whose kubelet is silent while its plugin runs."""
+    world.add("web")
+    world.fall_silent()
+    assert world.look() == (1, False)
+    world.plugin_writes("web")
+    assert world.look() == (0, False)
+    world.kubelet(kubelet)
+    read = world.client.list
+
+    def refused(path: str, *rest: Any, **named: Any) -> Any:
+        if "leases" in path:
+            raise ApiError(403, "Forbidden", "not these")
+        return read(path, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.client, "list", refused)
+        for _ in range(3):
+            assert world.look() == (0, False)
+            world.seconds += CONFIRM_SECONDS
+    for _ in range(3):
+        assert world.look() == (0, False), "what was seen before still counts"
+        world.seconds += CONFIRM_SECONDS
+
+
+def test_a_plugin_whose_clock_is_ahead_is_silent_when_it_renews_no_more(world: World) -> None:
+    world.add("web")
+    for hours in (24, 25, 26):
+        world.lease(age=-timedelta(hours=hours))
+        assert world.look() == (0, False)
+        world.seconds += CONFIRM_SECONDS
+    assert world.look() == (0, False)
+    world.seconds += SILENT_SECONDS
+    assert world.look() == (1, False)
+    assert "does not renew its Lease, whose time is in the future: a clock is wrong" in world.status()["message"]
+
+
 class TestAGuestThatReports:
     """It does so once; the plugin that is back does not hear it again."""
 
@@ -273,6 +322,23 @@ class TestAGuestThatReports:
         assert ready == {**REPORTS, "lastTransitionTime": "2026-01-31T12:00:00Z"}
         (another,) = with_readiness(silent.status(), "run-2", not_reported, 1)
         assert another["reason"] == "GuestNotReported", "another run has not said anything"
+
+    def test_is_so_too_if_the_pools_of_its_node_were_gone_meanwhile(self, silent: World) -> None:
+        """The controller says of such a node that it is not served, and later that it is again."""
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "resourceVersion": "1"}}
+        one = silent.kube.get(f"{MACHINES}/web")
+        for pools in ([], [host("a")]):
+            (unit,) = node_service_units([node, *pools, one], [], "2026-02-01T00:00:00Z")
+            one = {**one, "status": unit.changes[0].status}
+        assert one["status"] == silent.status()
+
+    def test_that_it_has_finished_is_known_when_the_plugin_is_back(self, world: World) -> None:
+        done = {**REPORTS, "status": "False", "reason": "GuestFinished", "message": "it has finished"}
+        world.add("web", ready=done, guestReports=True)
+        world.fall_silent()
+        world.look()
+        stored = world.kube.get(f"{MACHINES}/web")
+        assert (finished_message(stored, "run-1"), finished_message(stored, "run-2")) == ("it has finished", None)
 
     def test_is_so_too_if_the_plugin_is_of_an_earlier_version(self, silent: World) -> None:
         """It leaves conditions as they are."""

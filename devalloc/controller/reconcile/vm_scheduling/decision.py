@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.conditions import PLACED, READY, with_condition, with_stall, without_conditions
+from devalloc.api.conditions import PLACED, READY, STALLED, with_condition, with_stall, without_conditions
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
+from devalloc.api.serving import is_of_unserved
 from devalloc.api.views import ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.release import release_change
@@ -128,17 +129,21 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
 
 
 def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
-    """The writes on machines that are not to run, and of which nothing is written yet: on a cluster they would
-    look as if they waited, as the API server's default says. ``taken``: as of ``node_service_units``."""
+    """The writes on machines that are not to run, and of which nothing is written yet, or why they waited: on a cluster
+    they would look as if they still did, as the API server's default says. ``taken``: as of ``node_service_units``."""
     stopped = "False", STOPPED_ON_REQUEST, "it is not to run: spec.running is false"
     units = []
     for machine in machines.virtual_machines_in(documents):
         view = MachineView(machine)
         rests = view.spec.get("running") is False and view.holder is None and not view.is_deleting
-        if view.status or not rests or Key.of(machine) in taken:
+        placed = view.condition(PLACED)
+        waited = placed.get("status") == "False" and placed.get("reason") != STOPPED_ON_REQUEST
+        if (view.status and not waited) or not rests or Key.of(machine) in taken:
             continue
-        conditions = with_condition(None, PLACED, stopped, now, view.metadata.get("generation"))
-        units.append(WriteUnit((_status_change(machine, {"conditions": conditions}),), granted=False))
+        others = without_conditions(view.status.get("conditions"), [READY, STALLED])
+        conditions = with_condition(others, PLACED, stopped, now, view.metadata.get("generation"))
+        status = {name: part for name, part in view.status.items() if name not in ("phase", "reason", "message")}
+        units.append(WriteUnit((_status_change(machine, {**status, "conditions": conditions}),), granted=False))
     return units
 
 
@@ -218,6 +223,8 @@ def _served_again_change(machine: Object, now: str) -> Change:
     view = MachineView(machine)
     before, gone = view.status, view.condition(SERVED)
     left = without_conditions(before["conditions"], [SERVED])
+    if is_of_unserved(view.condition(READY)):  # which its plugin takes back when it runs
+        return _status_change(machine, {**before, "conditions": left})
     if view.condition(READY).get("reason") == gone.get("reason"):
         waits = "False", _NOT_STARTED, f"on node {machines.running_node(machine)}, which has not started it yet"
         left = with_condition(left, READY, waits, now, view.metadata.get("generation"))
