@@ -208,10 +208,8 @@ class DevallocCommand(VerbGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        names_store = "DEVALLOC_STORE" in os.environ or any(word.partition("=")[0] == "--store" for word in args)
-        if ctx.info_name == AS_PLUGIN and args[0] in OF_A_STORE and not (names_store or ctx.resilient_parsing):
-            instead = f"kubectl {args[0]}" if args[0] in ("apply", "delete") else "a backup of etcd"
-            ctx.fail(f"`devalloc {args[0]}` is about a store of this host; for the cluster use {instead}")
+        if not ctx.resilient_parsing:
+            _refuse_store_beside_cluster(ctx, args)
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -375,8 +373,29 @@ def _drop_unwritable_output() -> None:
 PLUGIN = "kubectl-devalloc"
 """The second name of the command: kubectl runs it for `kubectl devalloc`."""
 AS_PLUGIN = "kubectl devalloc"
-OF_A_STORE = ("apply", "delete", "backup", "restore")
-"""Verbs that write to or read an embedded store only."""
+INSTEAD_ON_CLUSTERS = {
+    ("apply",): "kubectl apply",
+    ("delete",): "kubectl delete",
+    ("backup",): "a backup of etcd",
+    ("restore",): "a backup of etcd",
+    ("warm", "replica", "--apply"): "kubectl apply with what it prints without --apply",
+}
+"""Commands that write to or read an embedded store only, by their words, and what to use on a cluster."""
+
+
+def _refuse_store_beside_cluster(ctx: click.Context, args: Sequence[str]) -> None:
+    """Refuse a command about a store that nobody has named, while `devalloc get` shows a cluster."""
+    instead = next(
+        (text for words, text in INSTEAD_ON_CLUSTERS.items() if args[0] == words[0] and {*words} <= {*args}), ""
+    )
+    names_store = any(word.partition("=")[0] == "--store" for word in args)
+    if not instead or names_store or {"-h", "--help", "--help-all"} & {*args}:
+        return
+    about = f"`devalloc {args[0]}` is about a store of this host"
+    if ctx.info_name == AS_PLUGIN and "DEVALLOC_STORE" not in os.environ:
+        ctx.fail(f"{about}; for the cluster use {instead}")
+    if os.environ.get("DEVALLOC_KUBECONFIG"):
+        ctx.fail(f"{about}, but DEVALLOC_KUBECONFIG is set; use {instead}, or name the store with --store")
 
 
 def _use_cluster_of_kubectl() -> None:

@@ -106,6 +106,41 @@ def test_a_verb_of_stores_sends_those_with_a_cluster_to_kubectl(devalloc: Shell,
     assert (output.code, "this verb is about a store of this host; use kubectl" in output.err) == (2, True)
 
 
+WRITES = [
+    ("apply", "-f", "examples/whole-gpu"),
+    ("apply", "-f", "examples/whole-gpu", "--dry-run"),
+    ("delete", "claim/train"),
+    ("backup", "copy.db"),
+    ("restore", "copy.db"),
+    ("warm", "replica", "-f", "function.json", "--apply"),
+]
+
+
+@pytest.mark.parametrize("words", WRITES, ids=" ".join)
+def test_a_verb_of_stores_takes_none_while_a_variable_names_a_cluster(
+    filled: Shell, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`devalloc get` would show the cluster, in which nothing has changed."""
+    before = filled("get", "all", "-A", "-o", "name").out
+    monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(kubeconfig(tmp_path / "config")))
+    refused = filled(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"`devalloc {words[0]}` is about a store of this host, but DEVALLOC_KUBECONFIG is set; " in refused.err
+    assert "or name the store with --store" in refused.err
+    monkeypatch.delenv("DEVALLOC_KUBECONFIG")
+    assert filled("get", "all", "-A", "-o", "name").out == before
+
+
+def test_a_store_that_is_named_is_written_whatever_the_variable_says(
+    filled: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(kubeconfig(tmp_path / "config")))
+    assert filled("delete", "claim/train", "--store", filled.store).out == "deviceclaim/train deleted\n"
+    assert filled("delete", "--help").code == 0
+    monkeypatch.setenv("DEVALLOC_KUBECONFIG", "")
+    assert filled("apply", "-f", "-", stdin=text(claim("train"))).out == "deviceclaim/train created\n"
+
+
 def test_it_is_a_plugin_of_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts[command.PLUGIN] == scripts["devalloc"]
