@@ -54,18 +54,55 @@ def refuse_elsewhere(client: Client, namespace: str) -> None:
 def refuse_helm(client: Client, objects: Iterable[Object]) -> None:
     """Raises NotInstalled if a Helm release owns one of the objects: two owners would undo each other's changes, and
     the next ``helm upgrade`` would fail with conflicts."""
-    for one in objects:
-        metadata = (get_or_none(client, object_path(one)) or {"metadata": {}})["metadata"]
-        if metadata.get("labels", {}).get("app.kubernetes.io/managed-by") == "Helm":
-            annotations = metadata.get("annotations", {})
-            release = annotations.get("meta.helm.sh/release-name", "devalloc")
-            place = annotations.get("meta.helm.sh/release-namespace", "devalloc-system")
-            raise NotInstalled(
-                f"{object_title(one)} belongs to the Helm release {release} in namespace {place}: use helm upgrade "
-                f"{release} "
-                f"-n {place}; to continue without Helm, first run helm uninstall {release} -n {place}, which keeps "
-                "the CRDs with all claims and machines"
-            )
+    stored = ((one, get_or_none(client, object_path(one)) or {"metadata": {}}) for one in objects)
+    if owned := _owned_by_helm(client, ({**one, "metadata": there["metadata"]} for one, there in stored)):
+        release, place = _helm_release(owned)
+        raise NotInstalled(
+            f"{_title_with_release(owned)}: use helm upgrade {release} -n {place}; to continue without Helm, first run "
+            f"helm uninstall {release} -n {place}, which keeps the CRDs with all claims and machines"
+        )
+
+
+def refuse_uninstall_of_helm(client: Client, there: Iterable[Object]) -> None:
+    """Raises NotInstalled if a Helm release owns one of the stored objects: Helm would have a release without them."""
+    if owned := _owned_by_helm(client, there):
+        release, place = _helm_release(owned)
+        raise NotInstalled(
+            f"{_title_with_release(owned)}: use helm uninstall {release} -n {place}; devalloc uninstall --crds then "
+            "deletes the CRDs, which Helm keeps"
+        )
+
+
+def _owned_by_helm(client: Client, there: Iterable[Object]) -> Object | None:
+    """The first of the stored objects that belongs to a Helm release. Those that Helm leaves when it deletes a release
+    still name it."""
+    binding = {**_BINDING, "metadata": {"name": _BINDINGS[-1]}}
+    for one in filter(_names_helm, there):
+        if not stays_installed(one) or _names_helm(get_or_none(client, object_path(binding)) or binding):
+            return one
+    return None
+
+
+def stays_installed(one: Object) -> bool:
+    """Whether an upgrade, and Helm, never delete the object: with a CRD its claims would go, and API servers need that
+    policy for good (``deploy/adoption``)."""
+    return bool(one["kind"] == "CustomResourceDefinition" or one["metadata"].get("name") == POLICY)
+
+
+def _names_helm(one: Object) -> bool:
+    return bool(one["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "Helm")
+
+
+def _helm_release(one: Object) -> tuple[str, str]:
+    """The release of an object, and its namespace."""
+    annotations = one["metadata"].get("annotations", {})
+    release = annotations.get("meta.helm.sh/release-name", "devalloc")
+    return release, annotations.get("meta.helm.sh/release-namespace", NAMESPACE)
+
+
+def _title_with_release(one: Object) -> str:
+    release, place = _helm_release(one)
+    return f"{object_title(one)} belongs to the Helm release {release} in namespace {place}"
 
 
 def refuse_unserved_parameters(client: Client, objects: Iterable[Object]) -> None:
@@ -105,9 +142,7 @@ def obsolete_objects(client: Client, objects: Iterable[Object], namespace: str) 
     return [
         one
         for one in installed_objects(client, namespace)
-        if object_path(one) not in wanted
-        and one["kind"] not in ("CustomResourceDefinition", "Namespace")
-        and one["metadata"]["name"] != POLICY
+        if object_path(one) not in wanted and one["kind"] != "Namespace" and not stays_installed(one)
     ]
 
 

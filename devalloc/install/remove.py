@@ -20,6 +20,7 @@ from devalloc.install.apply import (
     get_or_none,
     installed_objects,
     refuse_elsewhere,
+    refuse_uninstall_of_helm,
     wait_until,
 )
 from devalloc.install.manifests import (
@@ -124,10 +125,11 @@ def uninstall(
 
     ``crds``: also delete the CRDs, and with them every claim, machine, pool and class. ``force``: even if devices are
     prepared; they stay so on their nodes. ``dry_run``: only report what would be deleted. Raises NotInstalled; if
-    something that would stay is in use, nothing is deleted. A second call continues.
+    something that would stay is in use, or a Helm release owns it, nothing is deleted. A second call continues.
     """
     refuse_elsewhere(client, namespace)
     there = list(_objects_to_remove(client, namespace))
+    refuse_uninstall_of_helm(client, there)
     _refuse_in_use(client, say, crds=crds, force=force)
     if adopted := read_rules(client):
         names = format_names(sorted({f"driver/{rule.driver}" for rule in adopted}))

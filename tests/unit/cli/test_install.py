@@ -352,6 +352,57 @@ def test_a_release_of_helm_is_left_to_helm(devalloc: Shell, kube: FakeKube) -> N
     assert devalloc("install", "--only=crds").code == 0
 
 
+def give_to_helm(kube: FakeKube, *, release_is_gone: bool = False) -> None:
+    """Objects as a release of Helm has them, and what stays of one that is gone: the chart keeps its CRDs."""
+    for path, one in list(kube.objects.items()):
+        if "labels" not in one["metadata"] or one["kind"] in ("Namespace", "Node"):
+            continue
+        if release_is_gone and one["kind"] != "CustomResourceDefinition":
+            del kube.objects[path]
+            continue
+        one["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+        one["metadata"]["managedFields"] = [{"manager": "helm"}]
+        one["metadata"]["annotations"] = {
+            "meta.helm.sh/release-name": "da",
+            "meta.helm.sh/release-namespace": "devalloc-system",
+        }
+
+
+@pytest.mark.parametrize("options", [[], ["--crds"], ["--dry-run"], ["--force"]])
+def test_a_release_of_helm_is_not_uninstalled_behind_its_back(
+    devalloc: Shell, kube: FakeKube, options: list[str]
+) -> None:
+    devalloc("install")
+    give_to_helm(kube)
+    before = json.dumps(kube.objects, sort_keys=True)
+    output = devalloc("uninstall", *options)
+    assert (output.code, output.out) == (1, "")
+    assert " belongs to the Helm release da in namespace devalloc-system: " in output.err
+    assert "helm uninstall da -n devalloc-system" in output.err
+    assert json.dumps(kube.objects, sort_keys=True) == before
+
+
+def test_what_helm_leaves_is_removed(devalloc: Shell, kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remove, "WAKE_SECONDS", 0.0)
+    devalloc("install")
+    give_to_helm(kube, release_is_gone=True)
+    assert devalloc("uninstall", "--crds").code == 0
+    assert not [one for one in kube.objects.values() if one.get("kind") == "CustomResourceDefinition"]
+
+
+def test_what_helm_leaves_is_taken_over_by_an_installation(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    give_to_helm(kube, release_is_gone=True)
+    assert devalloc("install").code == 0
+
+
+def test_crds_of_a_release_are_left_to_helm(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    give_to_helm(kube)
+    output = devalloc("install", "--only=crds")
+    assert (output.code, "belongs to the Helm release da" in output.err) == (1, True)
+
+
 def test_it_says_where_images_come_from(devalloc: Shell, kube: FakeKube) -> None:
     output = devalloc("install")
     assert "next: kubectl -n devalloc-system get pods; images come from localhost/" in output.err
