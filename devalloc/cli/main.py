@@ -384,7 +384,7 @@ INSTEAD_ON_CLUSTERS = {
 
 
 def _refuse_store_beside_cluster(ctx: click.Context, args: Sequence[str]) -> None:
-    """Refuse a command about a store that nobody has named, while `devalloc get` shows a cluster."""
+    """Refuse a command about a store that no option names, while `devalloc get` shows a cluster."""
     instead = next(
         (text for words, text in INSTEAD_ON_CLUSTERS.items() if args[0] == words[0] and {*words} <= {*args}), ""
     )

@@ -43,14 +43,16 @@ def current_namespace(kubeconfig: Path | None) -> str | None:
             return _POD_NAMESPACE.read_text().strip() or None
         except OSError:
             return None
-    from kubernetes.config import ConfigException, list_kube_config_contexts
+    from kubernetes.config import list_kube_config_contexts
+
+    from devalloc.store.kubernetes.client import credential_errors, malformed_errors
 
     try:
         every, context = list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
         if (name := chosen_context()) is not None:
             context = next((each for each in every if each["name"] == name), {"context": {}})
         namespace = context["context"].get("namespace")
-    except (ConfigException, KeyError, TypeError, AttributeError, ValueError):
+    except (*credential_errors(), *malformed_errors()):
         return None  # the error is reported when it is used
     return namespace if isinstance(namespace, str) and namespace else None
 

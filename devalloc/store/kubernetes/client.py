@@ -38,7 +38,6 @@ def load_credentials(kubeconfig: Path | None, context: str | None = None) -> Any
     """An ApiClient with the current credentials: of a kubeconfig's current or named context, or else of the pod's
     service account. Raises ApiError."""
     from kubernetes import client  # takes half a second and 40 MB, so only if needed
-    from yaml import YAMLError
 
     config: Any = importlib.import_module("kubernetes.config")  # claims to be typed, but is not
     settings = client.Configuration()
@@ -52,13 +51,8 @@ def load_credentials(kubeconfig: Path | None, context: str | None = None) -> Any
     except credential_errors() as error:
         source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig given"
         raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
-    except (
-        YAMLError,
-        TypeError,
-        AttributeError,
-        LookupError,
-    ) as error:  # it parses any text and any YAML as a kubeconfig
-        raise ApiError(0, "NoCredentials", f"not a kubeconfig: {kubeconfig}: {error}") from None
+    except malformed_errors() as error:
+        raise ApiError(0, "NoCredentials", f"not a kubeconfig: {kubeconfig}: {_fault_of(error)}") from None
     settings.retries = False
     settings.connection_pool_maxsize = CONNECTIONS
     # Lets watches detect a server that disappeared silently.
@@ -79,6 +73,24 @@ def credential_errors() -> tuple[type[Exception], ...]:
     """The library's exceptions for unreadable credentials."""
     config: Any = importlib.import_module("kubernetes.config")
     return config.ConfigException, OSError, ValueError
+
+
+def malformed_errors() -> tuple[type[Exception], ...]:
+    """The library's exceptions for files that are no kubeconfig: it reads any text and any YAML as one."""
+    from yaml import YAMLError
+
+    return YAMLError, TypeError, AttributeError, LookupError
+
+
+def _fault_of(error: Exception) -> str:
+    """What is wrong with such a file, in one line."""
+    from yaml import MarkedYAMLError, YAMLError
+
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}; correct it there, or name another file"
+    if isinstance(error, YAMLError):
+        return "it is no text; name another file"
+    return "it lacks clusters, contexts and users; name another file"
 
 
 def connect_errors() -> tuple[type[Exception], ...]:

@@ -77,15 +77,47 @@ def test_a_directory_instead_of_a_kubeconfig_is_reported(devalloc: Shell, tmp_pa
     assert f"{tmp_path} is a directory; name a kubeconfig in it" in output.err
 
 
+NO_KUBECONFIGS = {
+    "root:x:0:0:root": "it lacks clusters, contexts and users; name another file",
+    "a: [": "line 1: expected the node content, but found '<stream end>'; correct it there, or name another file",
+    "a: 1\nb: c: d": "line 2: mapping values are not allowed here; correct it there, or name another file",
+    "\t": "line 1: found character '\\t' that cannot start any token; correct it there, or name another file",
+    "\x01": "it is no text; name another file",
+    "[]": "it lacks clusters, contexts and users; name another file",
+    "{clusters: 3}": "it lacks clusters, contexts and users; name another file",
+    "{current-context: a, contexts: [b]}": "",
+}
+
+
+@pytest.mark.parametrize("text", NO_KUBECONFIGS)
 @pytest.mark.parametrize(
-    "text", ["root:x:0:0:root", "a: [", "[]", "\t", "{clusters: 3}", "{current-context: a, contexts: [b]}"]
+    "words",
+    [
+        ("install",),
+        ("uninstall",),
+        ("adopt",),
+        ("get", "claims"),
+        ("describe", "claim/train"),
+        ("top", "--once"),
+        ("explain", "train"),
+        ("wait", "train"),
+        ("release", "train"),
+        ("cordon", "node-a"),
+        ("drain", "node-a"),
+        ("capacity", "train"),
+        ("start", "vm/web"),
+        ("migrate", "vm/web", "--to", "node-a"),
+    ],
+    ids=lambda words: words[0],
 )
-def test_an_invalid_kubeconfig_is_reported(devalloc: Shell, text: str, tmp_path: Path) -> None:
+def test_an_invalid_kubeconfig_is_reported(devalloc: Shell, words: tuple[str, ...], text: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(text)
-    output = devalloc("install", "--kubeconfig", str(tmp_path / "config"))
+    output = devalloc(*words, "--kubeconfig", str(tmp_path / "config"))
     assert output.code == 1
-    assert output.err.startswith("error: cannot connect to the API server: ")
-    assert str(tmp_path / "config") in output.err
+    fault = NO_KUBECONFIGS[text]
+    start = f"not a kubeconfig: {tmp_path / 'config'}: {fault}\n" if fault else f"kubeconfig {tmp_path / 'config'}: "
+    assert output.err.startswith(f"error: cannot connect to the API server: {start}")
+    assert output.err.count("\n") == 1
 
 
 # -- on a cluster ------------------------------------------------------------------------------------------------------
