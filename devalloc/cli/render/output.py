@@ -278,8 +278,14 @@ def _run_spinner(what: str, share: _Share, done: threading.Event) -> None:
         sys.stderr.flush()
         if done.wait(0.1):
             break
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()
+    clear_spinner()
+
+
+def clear_spinner() -> None:
+    """Before a note on stderr: a spinner that turns goes on below it."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def enum_text(enum: Any, number: int) -> str:

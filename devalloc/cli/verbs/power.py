@@ -39,7 +39,7 @@ _timeout = click.option(
     "--timeout",
     type=parse_duration,
     metavar="DURATION",
-    help="How long to wait [default: powerdownSeconds and 30s, or 90s].",
+    help="How long to wait [default: powerdownSeconds and 30s, or 90s; 15s if nothing serves it].",
 )
 
 
@@ -303,7 +303,7 @@ def _finish(
     test: StateTest | None = None,
 ) -> int:
     """Wait until all have the state, and print it; the exit code."""
-    keys = list(keys)
+    keys, gives_up = list(keys), timeout is None
     if no_wait:
         for key in keys:
             print_line(f"{format_key(key)}: to be {done}")
@@ -311,7 +311,9 @@ def _finish(
     if timeout is None:
         seconds = [MachineView(fetch_machine(store, key)).spec.get("powerdownSeconds", 30) for key in keys]
         timeout = _REST_SECONDS + max([60.0, *(float(each) for each in seconds if isinstance(each, int))])
-    missing = wait_until(store, keys, state, timeout, test=test, overruled=lambda obj: _overruled(obj, state))
+    missing = wait_until(
+        store, keys, state, timeout, test=test, overruled=lambda obj: _overruled(obj, state), gives_up=gives_up
+    )
     for key in keys:
         if key not in missing:
             print_line(f"{format_key(key)} {done}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from devalloc.store.errors import Key
 
 Object = dict[str, Any]
+DEFAULT_SECONDS = 60.0
 
 
 @verb("scale")
@@ -27,7 +28,12 @@ Object = dict[str, Any]
 @click.option("--cpu", metavar="CPUS", help="CPUs of a machine from now on (cpu.use), such as 2 or 1500m.")
 @click.option("--memory", metavar="BYTES", help="Memory of a machine from now on (memory.use), such as 2Gi.")
 @click.option("--replicas", type=click.IntRange(0), metavar="NUMBER", help="How many machines a set has.")
-@click.option("--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait.")
+@click.option(
+    "--timeout",
+    type=parse_duration,
+    metavar="DURATION",
+    help="How long to wait [default: 60s; 15s if nothing serves it].",
+)
 @no_wait_option
 @namespace_option
 @target_options
@@ -36,7 +42,7 @@ def scale(
     cpu: str | None,
     memory: str | None,
     replicas: int | None,
-    timeout: float,
+    timeout: float | None,
     no_wait: bool,
     namespace: str,
     place: StoreTarget,
@@ -89,7 +95,7 @@ def _with_amounts(obj: Object, wanted: dict[str, str]) -> Object:
 
 
 def _finish_machine(
-    store: Store, key: Key, changed: Object, wanted: dict[str, str], timeout: float, no_wait: bool
+    store: Store, key: Key, changed: Object, wanted: dict[str, str], timeout: float | None, no_wait: bool
 ) -> int:
     from devalloc.api.quantity import Quantity
 
@@ -107,17 +113,19 @@ def _finish_machine(
         observed = as_mapping(MachineView(obj).status.get("observed"))
         return all(name in observed and Quantity.parse(str(observed[name])) == each for name, each in amounts.items())
 
-    missing = wait_until(store, [key], "scaled", timeout, test=has_them)
+    seconds = DEFAULT_SECONDS if timeout is None else timeout
+    missing = wait_until(store, [key], "scaled", seconds, test=has_them, gives_up=timeout is None)
     if not missing:
         print_line(f"{format_key(key)} has {amounts_text}")
-    return report_missing(store, "scaled", missing, timeout)
+    return report_missing(store, "scaled", missing, seconds)
 
 
-def _finish_set(store: Store, key: Key, replicas: int, timeout: float, no_wait: bool) -> int:
+def _finish_set(store: Store, key: Key, replicas: int, timeout: float | None, no_wait: bool) -> int:
     if no_wait:
         print_line(f"{format_key(key)}: to have {replicas} machines")
         return 0
-    missing = wait_until(store, [key], "ready", timeout)
+    seconds = DEFAULT_SECONDS if timeout is None else timeout
+    missing = wait_until(store, [key], "ready", seconds)
     if not missing:
         print_line(f"{format_key(key)} has {replicas} ready machine{'' if replicas == 1 else 's'}")
-    return report_missing(store, "ready", missing, timeout)
+    return report_missing(store, "ready", missing, seconds)

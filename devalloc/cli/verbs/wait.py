@@ -12,7 +12,7 @@ import click
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.output import show_spinner
+from devalloc.cli.render.output import clear_spinner, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import (
     StoreTarget,
@@ -20,6 +20,7 @@ from devalloc.cli.target import (
     missing_node_note,
     open_target,
     target_options,
+    unanswered_note,
     why_not_running,
 )
 from devalloc.cli.terminal import print_line, print_note
@@ -239,13 +240,17 @@ def wait_until(
     *,
     test: StateTest | None = None,
     overruled: Callable[[dict[str, Any]], str] = lambda obj: "",
+    gives_up: bool = False,
 ) -> dict[Key, str]:
     """The keys that did not reach the state in time, or never will as they are: then with the reason. ``test``: a
     stricter test of the state. ``overruled``: why others want another state of an object by now; empty if they do not.
+    ``gives_up``: the user named no time, so that it ends soon where nothing serves, or the host lacks something.
 
-    Looks at all of them after each event: what seemed hopeless may have been changed.
+    Looks at all of them after each event: what seemed hopeless may have been changed. Says on stderr what they wait
+    for, once for each new reason.
     """
     until = time.monotonic() + timeout
+    notes = _Notes(store, state, len(keys))
     since = store.list(()).resource_version
     uids = {key: _uid(store, key) for key in keys}
     waiting = [key for key in keys if not _reached(store, key, state, uids[key], test)]
@@ -254,10 +259,104 @@ def wait_until(
         reasons = {key: _why_never(store, key, state, uids[key], overruled) for key in waiting}
         if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
             return reasons
-        for event in store.watch(kinds, since, timeout=left):
+        pause = notes.say(waiting)
+        if gives_up and notes.are_hopeless(waiting):
+            return dict.fromkeys(waiting, _STAYS)
+        for event in store.watch(kinds, since, timeout=min(left, pause)):
             since = event.resource_version
             break
         waiting = [key for key in waiting if not _reached(store, key, state, uids[key], test)]
+
+
+SAY_SECONDS = 2.0
+"""How long a wait is silent: most are over by then."""
+HOPELESS_SECONDS = 15.0
+"""For how long nothing may serve, or the host may lack something, until a wait ends that could last longer: a plugin
+that restarts is back by then."""
+
+
+class _Notes:
+    """What is said of objects while a verb waits for them: once for each new reason."""
+
+    def __init__(self, store: Store, state: str, count: int) -> None:
+        self._store, self._state, self._is_one = store, state, count == 1
+        self._began = time.monotonic()
+        self._printed: set[tuple[Key, str]] = set()
+        self._silence: str | None = None
+        """That nothing answers on the store at all; None if that was not asked yet. It is asked once, because each
+        time is a request to the cluster."""
+
+    def say(self, waiting: Sequence[Key]) -> float:
+        """Print what is new; the seconds after which there may be something to say though nothing changes."""
+        age = time.monotonic() - self._began
+        if age < SAY_SECONDS:
+            return SAY_SECONDS - age
+        for key in waiting:
+            code, message = self._reason(key)
+            if not (code or message) or (key, code or message) in self._printed:
+                continue
+            self._printed.add((key, code or message))
+            name = "" if self._is_one else f"{format_key(key)}: "
+            clear_spinner()
+            print_note(f"waiting: {name}{': '.join(filter(None, (code, message)))}")
+        return max(HOPELESS_SECONDS - age, SAY_SECONDS)
+
+    def are_hopeless(self, waiting: Sequence[Key]) -> bool:
+        """Whether it is time to end, because no one does anything about them."""
+        is_late = time.monotonic() - self._began >= HOPELESS_SECONDS
+        return is_late and all(map(self._is_hopeless, waiting))
+
+    def _reason(self, key: Key) -> tuple[str, str]:
+        """Code and message; both empty if there is nothing to say."""
+        from devalloc.api.views import ClaimView
+
+        if (obj := _same_object(self._store, key, None)) is None:
+            return "", ""
+        if key.kind == "VirtualMachine":
+            reason = why_not_running(obj) if self._state in _OF_MACHINES_THAT_RUN else _unserved_reason(obj)
+            return reason if reason[0] or self._state not in _OF_MACHINES_THAT_RUN else ("", self._silence_of(obj))
+        if key.kind == REPLICA_SET:
+            return "", _replica_set_advice(self._store, obj).lstrip(":; ")
+        if key.kind == MIGRATION:
+            status = obj.get("status") or {}
+            return str(status.get("reason") or ""), str(status.get("message") or "") if status.get("reason") else ""
+        if self._state not in _ADVISED:
+            return "", ""
+        return (ClaimView(obj).reason, ClaimView(obj).message) if ClaimView(obj).reason else ("", self._no_answer())
+
+    def _silence_of(self, machine: dict[str, Any]) -> str:
+        if not machine.get("status"):
+            return self._no_answer() or missing_node_note(machine)
+        return missing_node_note(machine)
+
+    def _no_answer(self) -> str:
+        if self._silence is None:
+            self._silence = missing_controller_note(self._store) or unanswered_note(self._store)
+        return self._silence
+
+    def _is_hopeless(self, key: Key) -> bool:
+        from devalloc.api.views import MachineView
+        from devalloc_node.vms.start_refusals import lasts
+
+        obj = _same_object(self._store, key, None)
+        if obj is None or key.kind != "VirtualMachine":
+            return False
+        view = MachineView(obj)
+        if _unserved_reason(obj)[0]:
+            return True
+        if self._state not in _OF_MACHINES_THAT_RUN:
+            return False
+        code = why_not_running(obj)[0] if view.status.get("phase", "Pending") == "Pending" else ""
+        return lasts(code) if view.is_held and code else not view.is_held and bool(unanswered_note(self._store))
+
+
+def _unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
+    """Code and message if no plugin serves the node of a machine; both empty otherwise."""
+    from devalloc.api.reasons import Reason
+
+    status = machine.get("status") or {}
+    is_unserved = status.get("reason") == Reason.NODE_NOT_SERVED
+    return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
 
 
 def _uid(store: Store, key: Key) -> str | None:
@@ -295,6 +394,7 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None, overruled: C
     return _why_never_running(store, key, state) if state in _OF_MACHINES_THAT_RUN else ""
 
 
+_STAYS = "and stays so until that is changed"
 _OF_MACHINES_THAT_RUN = ("running", "ready", "paused", "scaled")
 
 
@@ -318,7 +418,7 @@ def _why_never_running(store: Store, key: Key, state: str) -> str:
         return "and stays so, because its spec.paused is true"
     if has_ended(machine):
         return "and stays so, because it ended and its spec.restartPolicy is Never"
-    return "and stays so until that is changed" if _is_refused_for_good(obj) else ""
+    return _STAYS if _is_refused_for_good(obj) else ""
 
 
 _PERMANENT = ("MachineInvalid", "NodesTooSmall", "NodeNotFound")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.cli.verbs import power
+from devalloc.cli.verbs import power, scale
+from devalloc.cli.verbs import wait as waits
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.machine.records import MachineView
@@ -237,6 +239,78 @@ class TestWait:
     )
     def test_for_what_may_pass_it_waits(self, devalloc: Shell, condition: dict[str, Any]) -> None:
         assert "is not running after 0.1 s" in self.wait(devalloc, condition)
+
+
+class TestWhatItWaitsFor:
+    """A verb that waits says what for, and ends soon where no one does anything about it."""
+
+    REASON = "QemuMissing: there is no program qemu-system-x86_64"
+
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+        monkeypatch.setattr(waits, "HOPELESS_SECONDS", HOUR)
+
+    def refused(self, devalloc: Shell, reason: str = REASON) -> None:
+        """A machine whose node has it, and cannot start it."""
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        code, _, message = reason.partition(": ")
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "node-a"}}
+            web = store.replace({**web, "metadata": {**web["metadata"], **held}})
+            status = {"phase": "Pending", "nodeName": "node-a", "reason": code, "message": message}
+            store.replace_status({**web, "status": status})
+
+    @pytest.mark.parametrize(
+        "command", [["start", "vm/web"], ["restart", "vm/web"], ["wait", "vm/web"], ["scale", "vm/web", "--cpu", "1"]]
+    )
+    def test_it_says_the_reason_once(self, devalloc: Shell, command: list[str]) -> None:
+        self.refused(devalloc)
+        shown = devalloc(*command, "--timeout", "400ms").err.splitlines()
+        assert [line for line in shown if line.startswith("waiting: ")] == [f"waiting: {self.REASON}"], shown
+
+    def test_it_says_the_next_reason_too(self, devalloc: Shell) -> None:
+        self.refused(devalloc)
+
+        def change() -> None:
+            time.sleep(0.3)
+            with closing(SQLiteStore(devalloc.store)) as store:
+                web = store.get("VirtualMachine", "default", "web")
+                store.replace_status({**web, "status": {**web["status"], "reason": "DiskInUse", "message": "by web-2"}})
+
+        other = threading.Thread(target=change, daemon=True)
+        other.start()
+        shown = devalloc("wait", "vm/web", "--timeout", "2s").err
+        other.join(60)
+        assert shown.index(f"waiting: {self.REASON}\n") < shown.index("waiting: DiskInUse: by web-2\n")
+
+    def test_a_claim_says_its_reason(self, devalloc: Shell) -> None:
+        claim = {
+            "apiVersion": meta.DEVMGMT,
+            "kind": "DeviceClaim",
+            "metadata": {"name": "train", "namespace": "default"},
+            "spec": {"claims": [{"deviceClass": "gpu"}]},
+        }
+        assert devalloc("apply", "-f", "-", stdin=text(claim)).code == 0
+        shown = devalloc("wait", "train", "--timeout", "300ms").err
+        assert shown.startswith("waiting: no `devalloc up` runs on this store"), shown
+
+    @pytest.mark.parametrize("command", [["start", "vm/web"], ["scale", "vm/web", "--cpu", "1"]])
+    def test_without_a_time_it_ends_soon(
+        self, devalloc: Shell, command: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.2)
+        self.refused(devalloc)
+        ended = devalloc(*command)
+        assert (ended.code, "and stays so until that is changed" in ended.err) == (3, True), ended.err
+        assert "after 0.4 s" in devalloc(*command, "--timeout", "400ms").err, "who names a time gets it"
+
+    def test_what_may_pass_is_waited_for(self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.1)
+        monkeypatch.setattr(scale, "DEFAULT_SECONDS", 0.5)
+        self.refused(devalloc, "DiskInUse: another machine has it")
+        assert "is not scaled after 0.5 s" in devalloc("scale", "vm/web", "--cpu", "1").err
 
 
 class TestDelete:
