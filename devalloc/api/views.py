@@ -22,6 +22,8 @@ from devalloc.api.json_content import ContentError, content_faults, escape_inval
 from devalloc.api.quantity import count_text
 
 Object = dict[str, Any]
+STOPPED_ON_REQUEST, NOT_TO_RUN = "StoppedOnRequest", "it is not to run: spec.running is false"
+"""Reason and message of a machine that is not to run."""
 Order = tuple[Any, ...]
 """A place in the order in which claims and machines are satisfied."""
 
@@ -373,11 +375,29 @@ def machine_node(machine: Object) -> str:
     return str(machine["spec"].get("nodeName") or machine.get("status", {}).get("nodeName") or "")
 
 
+def rests_on_request(machine: Object) -> bool:
+    """Whether a machine is not to run, and no node has begun it: so no node says of it that it is stopped."""
+    view = MachineView(machine)
+    is_idle = view.status.get("phase", "Pending") in ("Pending", "Failed")
+    is_idle = is_idle and not view.status.get("machineID") and not view.status.get("pid")
+    return view.spec.get("running") is False and (is_idle or view.holder is None)
+
+
 def machine_phase(machine: Object) -> str:
-    """Its phase; Deleting once its deletion was requested, Pending until a node reports its status."""
+    """Its phase as people should see it: Deleting once its deletion was requested, Pending until a node reports its
+    status, Stopped if it waits for nothing because it is not to run."""
     if machine["metadata"].get("deletionTimestamp"):
         return "Deleting"
-    return str(machine.get("status", {}).get("phase", "Pending"))
+    phase = str(machine.get("status", {}).get("phase", "Pending"))
+    return "Stopped" if phase == "Pending" and rests_on_request(machine) else phase
+
+
+def machine_reason(machine: Object) -> tuple[str, str]:
+    """Why it is as ``machine_phase`` says: code and message, each of which may be empty."""
+    status = MachineView(machine).status
+    if status.get("phase", "Pending") == "Pending" and machine_phase(machine) == "Stopped":
+        return STOPPED_ON_REQUEST, NOT_TO_RUN
+    return str(status.get("reason") or ""), str(status.get("message") or "")
 
 
 def machine_amount(machine: Object, name: str) -> str:

@@ -19,6 +19,7 @@ from devalloc.api.views import (
     machine_amount,
     machine_node,
     machine_phase,
+    machine_reason,
     pool_model,
     pool_numa_nodes,
     request_summary,
@@ -163,12 +164,12 @@ _COLUMNS = {
         TableColumn("MEMORY", lambda machine: machine_amount(machine, "memory")),
         TableColumn("CLAIMS", lambda machine: ", ".join(machine["spec"].get("claims", []))),
         TableColumn("DEVICES", _machine_devices),
-        TableColumn("REASON", lambda machine: _machine_status(machine, "reason")),
+        TableColumn("REASON", lambda machine: machine_reason(machine)[0]),
         TableColumn("AGE", age_cell),
         TableColumn("UPTIME", _uptime, wide=True),
         TableColumn("RESTARTS", lambda machine: _machine_status(machine, "restarts") or "0", wide=True),
         TableColumn("PID", lambda machine: _machine_status(machine, "pid"), wide=True),
-        TableColumn("MESSAGE", lambda machine: _machine_status(machine, "message"), wide=True),
+        TableColumn("MESSAGE", lambda machine: machine_reason(machine)[1], wide=True),
     ),
 }
 

@@ -160,9 +160,10 @@ def _machines_of(store: Store, claim: Object) -> list[str]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.api.views import MachineView, machine_node, machine_phase
+    from devalloc.api.views import MachineView, machine_node, machine_phase, machine_reason
 
     status = machine.get("status", {})
+    reason, message = machine_reason(machine)
     moving = MachineView(machine).migration_state
     target = f"node {moving.get('targetNode')} (migration {moving.get('migrationName')})" if moving else ""
     return [
@@ -174,8 +175,8 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
         ("Started", _since_text(str(status.get("startTime") or ""))),
         ("Restarts", str(status.get("restarts") or "")),
         ("Last end", _end_text(status.get("lastEnd"))),
-        ("Reason", status.get("reason", "")),
-        ("Message", status.get("message", "")),
+        ("Reason", reason),
+        ("Message", message),
     ]
 
 

@@ -550,13 +550,12 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
 
 def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> Sequence[str]:
     """The lines about a machine that devalloc does not place, because its spec names its node; none for all others."""
-    from devalloc.api.views import machine_node, machine_phase
+    from devalloc.api.views import machine_node, machine_phase, machine_reason
 
     if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
         return ()
     for obj in _stored_machines(objects, namespace, name):
-        status = obj.get("status") or {}
-        words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+        words = ": ".join(filter(None, machine_reason(obj)))
         node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
         state = f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
         if silence := missing_node_note(obj):

@@ -440,6 +440,8 @@ def _is_refused_for_good(machine: dict[str, Any]) -> bool:
 
 
 def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTest | None) -> bool:
+    from devalloc.api.views import rests_on_request
+
     obj = _same_object(store, key, uid)
     if obj is None:
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
@@ -449,7 +451,7 @@ def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTes
         return state == "allocated" and bool((obj.get("status") or {}).get("allocation"))
     status = obj.get("status", {})
     if state == "stopped":
-        return _is_stopped(obj)
+        return status.get("phase") == "Stopped" or rests_on_request(obj)
     if state == "ready" and key.kind == "VirtualMachine":
         from devalloc.controller.replica_sets import is_ready
 
@@ -460,13 +462,3 @@ def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTes
     if state in ("running", "paused", "succeeded", "failed"):
         return bool(status.get("phase") == state.capitalize())
     return state != "deleted" and bool(status.get("allocations")) == (state in ("allocated", "ready"))
-
-
-def _is_stopped(machine: dict[str, Any]) -> bool:
-    """Whether nothing of it runs: also of one that is not to run, and that no node has begun."""
-    from devalloc.api.views import MachineView
-
-    view = MachineView(machine)
-    phase = view.status.get("phase", "Pending")
-    is_idle = phase in ("Pending", "Failed") and not view.status.get("machineID") and not view.status.get("pid")
-    return phase == "Stopped" or (view.spec.get("running") is False and (is_idle or view.holder is None))

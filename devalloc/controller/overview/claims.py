@@ -42,6 +42,7 @@ def summarize_machine(doc: Object) -> MachineSummary:
     namespace, name = MachineView(doc).key
     status = MachineView(doc).status
     devices = as_mappings(status.get("devices"))
+    reason, message = views.machine_reason(doc)
     return MachineSummary(
         namespace=namespace,
         name=name,
@@ -53,8 +54,8 @@ def summarize_machine(doc: Object) -> MachineSummary:
         observed=_amounts(status.get("observed")),
         claims=tuple(map(shorten, MachineView(doc).claim_names)),
         devices=tuple(shorten(f"{each.get('pool', '')}/{each.get('device', '')}") for each in devices),
-        reason=shorten(status.get("reason", "")),
-        message=shorten(status.get("message", "")),
+        reason=shorten(reason),
+        message=shorten(message),
         created=str(doc["metadata"].get("creationTimestamp", "")),
     )
 

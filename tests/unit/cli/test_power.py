@@ -313,6 +313,36 @@ class TestWhatItWaitsFor:
         assert "is not scaled after 0.5 s" in devalloc("scale", "vm/web", "--cpu", "1").err
 
 
+class TestNotToRun:
+    """A machine that is not to run, and that no node has begun, is shown as stopped: it waits for nothing."""
+
+    @pytest.mark.parametrize("status", [{}, {"phase": "Pending", "reason": "NoRoom", "message": "no node has room"}])
+    def test_it_is_shown_as_stopped(self, devalloc: Shell, status: dict[str, Any]) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web", running=False))).code == 0
+        with closing(SQLiteStore(devalloc.store)) as store:
+            store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
+        row = devalloc("get", "vms").out.splitlines()[1].split()
+        assert (row[1], row[-2]) == ("Stopped", "StoppedOnRequest")
+        described = " ".join(devalloc("describe", "vm/web").out.split())
+        assert "Phase: Stopped" in described
+        assert "Reason: StoppedOnRequest Message: it is not to run: spec.running is false" in described
+        assert "Stopped" in devalloc("top", "--once").out
+        stored = devalloc("get", "vm/web", "-o", "json").json
+        assert stored.get("status", {}) == status, "what is stored is as it was"
+
+    def test_one_that_is_to_run_waits(self, devalloc: Shell) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        assert devalloc("get", "vms").out.splitlines()[1].split()[1] == "Pending"
+
+    def test_one_that_failed_is_shown_as_failed(self, devalloc: Shell) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web", running=False))).code == 0
+        with closing(SQLiteStore(devalloc.store)) as store:
+            failed = {"phase": "Failed", "reason": "DiskFailed", "message": "as it is"}
+            store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": failed})
+        row = devalloc("get", "vms").out.splitlines()[1].split()
+        assert (row[1], row[-2]) == ("Failed", "DiskFailed")
+
+
 class TestDelete:
     def test_it_says_what_goes_with_a_machine(self, devalloc: Shell) -> None:
         disk = {"path": "/images/debian.qcow2", "format": "qcow2", "clone": "overlay"}

@@ -159,6 +159,14 @@ def test_machines_tell_their_amounts_and_whose_claims_they_have(store: SQLiteSto
     assert only_device(summary, "d0").holders[0].machine == summary.claims[0].machine == "web"
 
 
+def test_a_machine_that_is_not_to_run_does_not_look_as_if_it_waited() -> None:
+    spec = {"cpu": {"min": "1", "max": "1"}, "memory": {"min": "1Gi", "max": "1Gi"}, "running": False}
+    metadata = {"name": "web", "namespace": "default"}
+    machine = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": metadata, "spec": spec}
+    (web,) = build_overview([machine]).machines
+    assert (web.phase, web.reason) == ("Stopped", "StoppedOnRequest")
+
+
 def test_what_a_machine_is_kept_is_its_own(store: SQLiteStore) -> None:
     """Of the CPUs of a node: no claim of a user stands for it."""
     for manifest in load(["examples/placed-machines"]).documents:

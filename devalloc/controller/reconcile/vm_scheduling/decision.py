@@ -13,7 +13,7 @@ from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.serving import is_of_unserved
-from devalloc.api.views import ClaimKey, MachineView
+from devalloc.api.views import NOT_TO_RUN, STOPPED_ON_REQUEST, ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -24,7 +24,6 @@ from devalloc.store import Change, Key, Object
 SERVED = "Served"
 """Condition of a machine: False while no plugin on its node runs machines. It is not there otherwise."""
 _NOT_STARTED = "NotStarted"
-STOPPED_ON_REQUEST = "StoppedOnRequest"
 _LABEL = "devalloc.io/publish"
 _PLUGIN_STARTS = {"pools": "check its pod of devalloc-node", "host": "start devalloc-node.service there"}
 """How to start the plugin of a node, by values of the label with which it has one that runs machines."""
@@ -131,7 +130,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
 def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
     """The writes on machines that are not to run, and of which nothing is written yet, or why they waited: on a cluster
     they would look as if they still did, as the API server's default says. ``taken``: as of ``node_service_units``."""
-    stopped = "False", STOPPED_ON_REQUEST, "it is not to run: spec.running is false"
+    stopped = "False", STOPPED_ON_REQUEST, NOT_TO_RUN
     units = []
     for machine in machines.virtual_machines_in(documents):
         view = MachineView(machine)
