@@ -15,6 +15,7 @@ from typing import Any, Final
 from devalloc.api.dedicated_pools import TAINT, is_dedicated
 from devalloc.api.fields import is_subdomain_name
 from devalloc.api.meta import MESSAGE
+from devalloc.api.views import as_mapping, as_mappings
 
 MANAGED_BY: Final = ("app.kubernetes.io/managed-by", "devalloc")
 """Label of the rules that adopt; the parameters of the policy are selected by it."""
@@ -104,6 +105,28 @@ def _read(content: Object) -> AdoptionRule:
         has_finalizer=FINALIZER in (metadata.get("finalizers") or ()),
         message=str((metadata.get("annotations") or {}).get(MESSAGE) or ""),
     )
+
+
+def is_probe(claim: Object) -> bool:
+    """Whether a ResourceClaim is the one by which the controller asks the policy; no pod waits for it."""
+    if claim["metadata"].get("name") != PROBE:
+        return False
+    requests = as_mappings(as_mapping(as_mapping(claim.get("spec")).get("devices")).get("requests"))
+    return [as_mapping(each.get("exactly")).get("deviceClassName") for each in requests] == [PROBE]
+
+
+def adopted_drivers(rules: Iterable[Object]) -> list[str]:
+    """The drivers that DeviceTaintRules of any content adopt, by name."""
+    return sorted(
+        {str(rule["spec"]["deviceSelector"]["driver"]) for rule in map(_readable, rules) if is_adoption_rule(rule)}
+    )
+
+
+def _readable(rule: Object) -> Object:
+    """The parts of a rule that decide whether it adopts, in their right types."""
+    spec, metadata = as_mapping(rule.get("spec")), as_mapping(rule.get("metadata"))
+    parts = {name: as_mapping(spec.get(name)) for name in ("taint", "deviceSelector")}
+    return {"metadata": {"labels": as_mapping(metadata.get("labels"))}, "spec": parts}
 
 
 def rule_name(driver: str, pool: str | None = None) -> str:

@@ -152,13 +152,17 @@ def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
 
 
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
-    """What decides about a pending claim of a cluster, without other claims that wait."""
+    """What decides about a pending claim of a cluster, without other claims that wait. If no device is for devalloc,
+    and no other one matches a claim for it, all slices: they show why none matches."""
     from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
 
     others = _others(claim, objects)
     if not is_for_devalloc(claim):
         return others
-    documents = _state_of(others).documents().values()
+    state = _state_of(others)
+    if state.offers_nothing and not state.not_adopted([claim]):
+        return others
+    documents = state.documents().values()
     return [*documents, *(one for one in others if one["kind"] == "Node")]
 
 

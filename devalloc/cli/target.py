@@ -117,6 +117,7 @@ def install_namespace_option(function: Callable[..., Any]) -> Callable[..., Any]
     )(function)
 
 
+_BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{}"
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
 _SILENT_SECONDS = 60.0
 """Seconds after which a lease counts as abandoned. Leaders renew it every few seconds, but clocks may differ."""
@@ -293,6 +294,26 @@ def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     return str(view.status.get("reason") or ""), str(view.status.get("message") or "")
 
 
+def unanswered_claims_note(store: Store) -> str:
+    """A sentence if a cluster's controller is installed and answers no ResourceClaims; "" otherwise, or if the user may
+    not read that."""
+    from devalloc.controller.leader.election import LEASE_NAME
+    from devalloc.controller.overview.claims import NOT_ANSWERED
+    from devalloc.store.kubernetes import ApiError, KubernetesStore
+
+    if not isinstance(store, KubernetesStore):
+        return ""
+    try:
+        store.client.get(_BINDING.format(LEASE_NAME))
+    except ApiError:
+        return ""
+    try:
+        store.client.get(_BINDING.format(f"{LEASE_NAME}-resourceclaims"))
+    except ApiError as error:
+        return NOT_ANSWERED if error.is_not_found else ""
+    return ""
+
+
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
 
@@ -304,7 +325,7 @@ def missing_controller_note(store: Store) -> str:
         return ""
     namespace = store.namespace
     try:
-        binding = store.client.get(f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{LEASE_NAME}")
+        binding = store.client.get(_BINDING.format(LEASE_NAME))
         namespace = next((each["namespace"] for each in binding.get("subjects", ()) if "namespace" in each), namespace)
         renewed = str(store.client.get(_LEASE.format(namespace, LEASE_NAME))["spec"].get("renewTime") or "")
         age = (datetime.now(UTC) - parse_time(renewed)).total_seconds()

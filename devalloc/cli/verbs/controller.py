@@ -194,6 +194,7 @@ def controller(options: ControllerOptions) -> int:
     from devalloc.cli.target import connect_cluster
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
     from devalloc.controller.leader.lease import LeaseLost
+    from devalloc.controller.overview.claims import NOT_ANSWERED
     from devalloc.controller.page import FleetPage
     from devalloc.controller.reconcile.decision import AnswerForm
     from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -276,6 +277,7 @@ def controller(options: ControllerOptions) -> int:
                 hint=_hint(options.token_audience),
                 remarks=process.trouble,
                 unserved=process.unserved,
+                unanswered=lambda: "" if options.resource_claims else NOT_ANSWERED,
             ).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,

@@ -38,7 +38,14 @@ from devalloc.cli.resource_claims import (
 )
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options, why_not_running
+from devalloc.cli.target import (
+    StoreTarget,
+    missing_node_note,
+    open_target,
+    target_options,
+    unanswered_claims_note,
+    why_not_running,
+)
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.store.errors import Forbidden, Key
 
@@ -308,6 +315,7 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
     any."""
     from devalloc.cli.object_names import similar_names_hint
     from devalloc.cli.render.explanation import print_explanation
+    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
     from devalloc_solver.dra import solve_manifests
 
     objects = load_resource_objects(place)
@@ -321,6 +329,11 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
             [*documents_to_explain(claim, objects), claim], placement=options.placement, deadline=options.deadline
         )
     (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
+    is_allocated, is_labelled = bool((claim.get("status") or {}).get("allocation")), is_for_devalloc(claim)
+    if place.is_cluster and is_labelled and not is_allocated:
+        with open_target(place) as store:
+            unanswered = unanswered_claims_note(store)
+        one = {**one, "warnings": [*one.get("warnings", ()), *([unanswered] if unanswered else [])]}
     if not one["allocated"]:
         reason, message = explain_lack(claim, objects, str(one["reason"]), str(one["message"]))
         one = {**one, "reason": reason, "message": message}
@@ -328,13 +341,15 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
         print_content(one, output)
     elif one["reason"] == Reason.NOT_ADOPTED:
         print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", str(one["message"]))
+        for warning in one.get("warnings", ()):
+            print_line(f"warning: {warning}")
     else:
-        is_allocated = bool((claim.get("status") or {}).get("allocation"))
         then = "`devalloc up` allocates it."
         if content["kind"] == TEMPLATE:
             then = _how_to_get_it((), is_of_template=True)
         elif place.is_cluster:
-            then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
+            who = "devalloc's controller" if is_labelled else "kube-scheduler"
+            then = f"{who} allocates it for a pod; `kubectl describe` shows its Events."
         print_explanation(one, only_would=not is_allocated, then=then)
     return 0 if one["allocated"] else REFUSED
 

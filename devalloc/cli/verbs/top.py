@@ -17,6 +17,7 @@ from devalloc.cli.target import (
     missing_controller_note,
     open_readable_target,
     target_options,
+    unanswered_claims_note,
     unserved_note,
 )
 
@@ -80,6 +81,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             source if place.is_cluster else None,
             namespace=namespace,
             remarks=lambda: "; ".join(filter(None, (missing_controller_note(source), unserved_note(source)))),
+            unanswered=lambda: unanswered_claims_note(source),
         )
         if output in ("json", "yaml"):
             print_content(overview_json(sight.latest().overview), output)

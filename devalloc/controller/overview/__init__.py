@@ -20,6 +20,7 @@ from functools import partial
 from types import MappingProxyType
 
 from devalloc.api import meta
+from devalloc.api.adopted_pools import adopted_drivers
 from devalloc.api.cordon import (
     FENCED,
     NODE_CORDONED,
@@ -92,10 +93,11 @@ def build_overview(
     notes: Sequence[str] = (),
     memo: Memo | None = None,
     unserved: Mapping[str, str] = MappingProxyType({}),
+    unanswered: str = "",
 ) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
     ``made``: what earlier overviews made of objects that have not changed since. ``unserved``: nodes whose plugin has
-    ended, and that as a sentence."""
+    ended, and that as a sentence. ``unanswered``: why devalloc's controller answers no ResourceClaims."""
     memo = memo or Memo()
     documents = [as_served(doc, lambda node: unserved.get(node, "")) for doc in documents] if unserved else [*documents]
     closed = unschedulable_nodes(documents)
@@ -121,9 +123,12 @@ def build_overview(
     theirs, reasons = claims.resource_claims_in(docs), claims.last_reasons(docs)
     listed = [claims.summarize_device_claim(doc, users) for doc in device_claims_in(docs)]
     sizes = [(is_dedicated(pool.name), len(pool.devices)) for pool in published if pool.driver == claims.DRIVER]
-    aside = claims.dedicated_note(sum(n for is_kept, n in sizes if is_kept), sum(n for _, n in sizes))
+    adopted = adopted_drivers(doc for doc in docs if doc["kind"] == "DeviceTaintRule")
+    aside = claims.dedicated_note(
+        sum(n for is_kept, n in sizes if is_kept), sum(n for _, n in sizes), [*map(shorten, adopted)]
+    )
     is_lost = pools.loss_finder(published)
-    listed += [claims.summarize_resource_claim(doc, reasons, aside, is_lost) for doc in theirs]
+    listed += [claims.summarize_resource_claim(doc, reasons, aside, is_lost, unanswered) for doc in theirs]
     bounds, is_said = summarize_quotas(docs)
     return Overview(
         nodes=nodes,

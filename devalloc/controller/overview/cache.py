@@ -77,18 +77,21 @@ class OverviewCache:
         namespace: str | None = None,
         remarks: Callable[[], str] = lambda: "",
         unserved: Callable[[], Mapping[str, str]] = lambda: {},
+        unanswered: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``optional_store``: where on a cluster that is read which not everybody may read, and which nothing else
         depends on: what cannot be read is said, and the rest shown. None: all is in ``store``. ``namespace``: the only
         one whose claims, machines and quotas are shown. ``remarks``: what else is to be said; "" for nothing.
-        ``unserved``: nodes whose plugin has ended, and that as a sentence."""
+        ``unserved``: nodes whose plugin has ended, and that as a sentence. ``unanswered``: why devalloc's controller
+        answers no ResourceClaims; "" if it does. It is asked for labelled ones that wait."""
         self._store = store
         self._namespace = namespace
         self._remarks = remarks
         self._unserved = unserved
-        self._unserved_before: Mapping[str, str] = {}
-        """As of ``_seen``."""
+        self._unanswered = unanswered
+        self._reports_before: tuple[Mapping[str, str], str] = {}, ""
+        """Who serves not, and why no claims are answered, as of ``_seen``."""
         self._optional_store = optional_store
         self._clock = clock
         self._lock = threading.Lock()
@@ -136,11 +139,12 @@ class OverviewCache:
             read = _StoreRead(notes=(remark,)) + read
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
-        unserved = self._unserved()
-        if before is None or unserved != self._unserved_before or not self._is_as_it_was(read):
+        is_labelled = needs_events(obj for obj in read.objects if obj["kind"] == "ResourceClaim")
+        reports = self._unserved(), self._unanswered() if is_labelled else ""
+        if before is None or reports != self._reports_before or not self._is_as_it_was(read):
             self._memo.turn()
-            current = build_overview(read.objects, read.notes, self._memo, unserved)
-            self._unserved_before = unserved
+            current = build_overview(read.objects, read.notes, self._memo, *reports)
+            self._reports_before = reports
             current = replace(current, hides_devices="DevicePool" in read.unread and not current.nodes)
             if self._namespace is not None:
                 current = in_namespace(current, self._namespace)

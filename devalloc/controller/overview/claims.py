@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta, views
+from devalloc.api.adopted_pools import is_probe
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.quantity import count_text
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
@@ -112,10 +113,15 @@ def _resource_claim_quotas(doc: Object) -> Iterable[QuotaSummary]:
 
 DRIVER = "devalloc.io"
 """The node plugin's, unless it was given another name."""
+_MAX_DRIVERS = 3
 _MAX_DEVICES = 8
 """Pods and devices of a claim that are named."""
 NO_EVENT_YET = "devalloc's controller gives it devices when a pod waits for it"
 WAITS_FOR_SCHEDULER = "kube-scheduler gives it devices when a pod uses it"
+NOT_ANSWERED = (
+    "devalloc's controller allocates no ResourceClaims: devalloc install --resource-claims, or remove the label"
+)
+"""Of labelled claims, where that option is off."""
 
 
 def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimSummary:
@@ -146,7 +152,7 @@ def claim_order(claim: ClaimSummary) -> tuple[Any, ...]:
 def resource_claims_in(documents: Iterable[Object]) -> list[Object]:
     """Those that wait, and those that have devices of ours: before it has any, it is unknown whose devices a claim
     gets."""
-    candidates = (doc for doc in documents if doc["kind"] == "ResourceClaim")
+    candidates = (doc for doc in documents if doc["kind"] == "ResourceClaim" and not is_probe(doc))
     return [doc for doc in candidates if not is_allocated(doc) or allocated_results(doc)]
 
 
@@ -181,19 +187,25 @@ def is_for_devalloc(doc: Object) -> bool:
 
 def needs_events(documents: Iterable[Object]) -> bool:
     """Whether among ResourceClaims one waits for devalloc's controller, which says why not on no object but Events."""
-    return any(is_for_devalloc(doc) and not is_allocated(doc) for doc in documents)
+    return any(is_for_devalloc(doc) and not is_allocated(doc) and not is_probe(doc) for doc in documents)
 
 
-def dedicated_note(aside: int, devices: int) -> str:
-    """The text about devices that kube-scheduler does not allocate; "" if there are none.
+def dedicated_note(aside: int, devices: int, adopted: Sequence[str] = ()) -> str:
+    """The text about devices that kube-scheduler does not allocate; "" if there are none. ``adopted``: other drivers.
 
     Whether a claim could use them depends on its selectors, which are not evaluated for a page.
     """
-    if not aside:
-        return ""
     label = f"{ALLOCATOR_KEY}={DEVALLOC}"
-    number = f"all {devices}" if aside == devices else f"{aside} of {devices}"
-    return f"{number} devices of devalloc are set aside for claims with the label {label}"
+    notes = []
+    if aside:
+        number = f"all {devices}" if aside == devices else f"{aside} of {devices}"
+        notes.append(f"{number} devices of devalloc are set aside for claims with the label {label}")
+    if adopted:
+        names = ", ".join(adopted[:_MAX_DRIVERS]) + (
+            f" and {len(adopted) - _MAX_DRIVERS} more" if adopted[_MAX_DRIVERS:] else ""
+        )
+        notes.append(f"adopted: {names}; to get their devices, label the claim {label}")
+    return "; ".join(notes)
 
 
 def summarize_resource_claim(
@@ -201,9 +213,11 @@ def summarize_resource_claim(
     events: Mapping[str, tuple[str, str]],
     aside: str = "",
     is_lost: Callable[[str, str, str], bool] = lambda *device: False,
+    unanswered: str = "",
 ) -> ClaimSummary:
     """``events``: reason and message of the last Event of each claim, by UID. ``aside``: of ``dedicated_note``.
-    ``is_lost``: whether a device, by driver, pool and name, no longer exists."""
+    ``is_lost``: whether a device, by driver, pool and name, no longer exists. ``unanswered``: why devalloc's controller
+    answers no ResourceClaims."""
     metadata = doc["metadata"]
     named = [tuple(str(one.get(part, "")) for part in ("driver", "pool", "device")) for one in allocated_results(doc)]
     lost = tuple(shorten("/".join(one[1:])) for one in dict.fromkeys(named) if is_lost(*one))
@@ -211,6 +225,8 @@ def summarize_resource_claim(
     reason, message = _why(doc, events) if is_pending else ("", "")
     if is_pending and aside and not is_for_devalloc(doc):
         message = f"{message}; {aside}"
+    if is_pending and unanswered and is_for_devalloc(doc):
+        reason, message = "", unanswered
     return ClaimSummary(
         namespace=metadata.get("namespace") or "default",
         name=metadata["name"],

@@ -198,10 +198,11 @@ class FleetPage:
         hint: Markup | None = None,
         remarks: Callable[[], str] = lambda: "",
         unserved: Callable[[], Mapping[str, str]] = lambda: {},
+        unanswered: Callable[[], str] = lambda: "",
     ) -> None:
-        """``optional_store``, ``remarks`` and ``unserved``: as of ``OverviewCache``. ``hint``: how those who have no
-        token get one."""
-        self._sight = OverviewCache(store, optional_store, remarks=remarks, unserved=unserved)
+        """``optional_store``, ``remarks``, ``unserved`` and ``unanswered``: as of ``OverviewCache``. ``hint``: how
+        those who have no token get one."""
+        self._sight = OverviewCache(store, optional_store, remarks=remarks, unserved=unserved, unanswered=unanswered)
         self._hint = hint
         self._forms = 0
         """That are being read. Of the event loop alone."""

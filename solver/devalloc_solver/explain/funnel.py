@@ -20,6 +20,7 @@ SHOWN = 3
 """Examples per step, and claims that are named as users of devices."""
 ARE_EXCLUDED = "are excluded, as parts of their card are taken"
 """Of devices without owner that cannot be allocated: others have what they need of their card."""
+NO_DEVICES = "there are no devices"
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
 
@@ -241,7 +242,7 @@ def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_em
     total = funnel["devices"]
     if not parts:
         matching = "the only device matches" if total == 1 else f"all {total} devices match"
-        return matching if total else "there are no devices"
+        return matching if total else NO_DEVICES
     first_part, *rest = parts
     number, _, what = first_part.partition(" ")
     return ", ".join([f"{number} of {count_devices(total)} {what}", *rest])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from devalloc.cli import target
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.dra_builders import ANY, devices, held, request, slice_
 from tests.support.dra_builders import claim as resource_claim
+from tests.support.dra_builders import device_class as device_class_of
 from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
@@ -220,6 +222,42 @@ def test_a_labelled_claim_with_devices_of_any_driver_has_lost_none_of_them(clust
     assert "DeviceLost" not in shown.out + shown.err
     gone = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, held(labelled, "a", "z")))
     assert "DeviceLost: device gpu.io/p/z no longer exists" in gone.out
+
+
+# -- for a controller that does not answer ResourceClaims --------------------------------------------------------------
+
+LABELLED = {**PAIR, "metadata": {**PAIR["metadata"], "labels": LABEL}}
+RBAC = "rbac.authorization.k8s.io/v1"
+CONTROLLER, ALLOCATOR = (
+    {"apiVersion": RBAC, "kind": "ClusterRoleBinding", "metadata": {"name": name}}
+    for name in ("devalloc-controller", "devalloc-controller-resourceclaims")
+)
+OFF = "devalloc's controller allocates no ResourceClaims: devalloc install --resource-claims, or remove the label"
+
+
+def test_a_labelled_claim_is_promised_nothing_without_the_option_of_the_controller(cluster: Callable[..., Any]) -> None:
+    def messages(*objects: Object) -> tuple[bool, bool]:
+        explained = cluster("explain", "resourceclaim/pair", "-n", "default", objects=objects).out
+        top = cluster("top", "--once", "-n", "default", "-o", "json", objects=objects).out
+        return f"warning: {OFF}" in explained, json.loads(top)["claims"][0]["message"] == OFF
+
+    assert messages(ANY, SLICE, LABELLED, CONTROLLER) == (True, True)
+    assert messages(ANY, SLICE, LABELLED, CONTROLLER, ALLOCATOR) == (False, False)
+    assert messages(ANY, SLICE, PAIR, CONTROLLER) == (False, False)
+    assert messages(ANY, SLICE, LABELLED) == (False, False), "a controller that was not installed may have it"
+
+
+def test_devices_that_are_not_adopted_are_not_called_absent(cluster: Callable[..., Any]) -> None:
+    nothing = device_class_of("any", "device.allowMultipleAllocations")
+
+    shown = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(nothing, SLICE, LABELLED))
+
+    assert shown.code == 3
+    assert "there are no devices" not in shown.out
+    assert "3 of 3 devices" in shown.out
+    assert "Publish devices" not in shown.out
+    empty = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, LABELLED))
+    assert "there are no devices" in empty.out
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -311,6 +311,18 @@ def test_the_taint_of_the_rule_is_not_for_devalloc_and_all_others_are() -> None:
     assert devices_of(other)["gpu-1"] == ["example.com/hot"]
 
 
+def test_where_nothing_is_adopted_the_drivers_with_devices_are_named() -> None:
+    lack = "impossible even on an empty fleet: no device matches; "
+    state, claim = ClusterState(), resource_claim("c")
+
+    def explained(*slices: Object) -> str:
+        state.look(slices)
+        return state.explain_lack("NoMatchingDevices", f"{lack}there are no devices", [claim])[1]
+
+    assert explained() == f"{lack}there are no devices"
+    assert explained(gpu_slice()) == f"{lack}none is adopted of the drivers with devices (gpu.example.com)"
+
+
 def test_devices_of_no_single_node_stay_out() -> None:
     state = ClusterState()
     state.look([rule(), gpu_slice(nodeName=None, allNodes=True)], ALL_OF_IT)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.adopted_pools import PROBE, rule_manifest
 from devalloc.api.dedicated_pools import TAINT, dedicated_pool_name
 from devalloc.controller.overview import CardSummary, build_overview
 from devalloc.controller.overview.cache import NO_KINDS_MESSAGE, STALE_MESSAGE, OverviewCache
-from devalloc.controller.overview.claims import NO_EVENT_YET, WAITS_FOR_SCHEDULER
+from devalloc.controller.overview.claims import NO_EVENT_YET, NOT_ANSWERED, WAITS_FOR_SCHEDULER, needs_events
 from devalloc.store import Event, Expired, Forbidden, KindNotServed, Listing, Unavailable
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.overview_checks import adds_up, devices_of
@@ -186,6 +187,36 @@ def test_a_claim_of_kube_scheduler_says_which_devices_that_never_gives(pools: li
     messages = {claim.name: claim.message for claim in summary.claims}
     label = "devalloc.io/allocator=devalloc" if words else ""
     assert messages == {"theirs": f"{WAITS_FOR_SCHEDULER}{words}{label}", "ours": NO_EVENT_YET}
+
+
+def test_a_claim_of_kube_scheduler_says_which_drivers_are_adopted() -> None:
+    rules = [rule_manifest("gpu.io"), rule_manifest("nic.io", "node-1")]
+    junk = {"kind": "DeviceTaintRule", "metadata": {"name": "junk", "labels": []}, "spec": {"deviceSelector": 1}}
+    summary = build_overview([*rules, junk, resource_claim("theirs"), resource_claim("ours", ours=True)])
+
+    messages = {claim.name: claim.message for claim in summary.claims}
+    assert messages == {
+        "ours": NO_EVENT_YET,
+        "theirs": f"{WAITS_FOR_SCHEDULER}; adopted: gpu.io, nic.io; to get their devices, label the claim "
+        "devalloc.io/allocator=devalloc",
+    }
+
+
+def test_the_claim_by_which_the_controller_asks_the_policy_waits_for_nothing() -> None:
+    probe = resource_claim(PROBE, ours=True)
+    probe["spec"] = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": PROBE}}]}}
+    of_a_tenant = resource_claim(PROBE, ours=True)
+
+    assert build_overview([probe]).pending == 0
+    assert not needs_events([probe])
+    assert build_overview([of_a_tenant]).pending == 1
+
+
+def test_a_labelled_claim_says_why_the_controller_does_not_answer_it() -> None:
+    claims = [resource_claim("theirs"), resource_claim("ours", ours=True)]
+    summary = build_overview(claims, unanswered=NOT_ANSWERED)
+
+    assert {each.name: each.message for each in summary.claims} == {"theirs": WAITS_FOR_SCHEDULER, "ours": NOT_ANSWERED}
 
 
 def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:

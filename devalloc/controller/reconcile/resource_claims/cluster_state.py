@@ -47,6 +47,7 @@ from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
+from devalloc_solver.explain.funnel import NO_DEVICES
 
 Object = dict[str, Any]
 
@@ -404,6 +405,19 @@ class ClusterState:
         return _not_adopted_message(self._matching(claims, is_ours=False), self._adopting)
 
     @property
+    def offers_nothing(self) -> bool:
+        """Whether there are no devices that devalloc allocates."""
+        return next(self._ours(), None) is None
+
+    def _describe_others(self) -> str:
+        """Where nothing is devalloc's to allocate: whose devices there are; "" if there are none, or some are."""
+        drivers = sorted({str(each["spec"]["driver"]) for each in self._objects["ResourceSlice"]})
+        if not drivers or not self.offers_nothing:
+            return ""
+        more = f" and {len(drivers) - 3} more" if drivers[3:] else ""
+        return f"none is adopted of the drivers with devices ({', '.join(drivers[:3])}{more})"
+
+    @property
     def is_behind(self) -> bool:
         """Whether messages lack numbers of devices because there was no time to count them."""
         return any(counts.is_behind for counts in self._matches.values())
@@ -414,7 +428,7 @@ class ClusterState:
         if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES):
             return reason, message
         if not (others := self.not_adopted(claims)):
-            return reason, message
+            return reason, message.replace(NO_DEVICES, self._describe_others() or NO_DEVICES)
         if not self._matching(claims, is_ours=True):
             return Reason.NOT_ADOPTED.value, others
         return reason, f"{message}; elsewhere, {others}"
