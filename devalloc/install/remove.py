@@ -10,9 +10,11 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.adopted_pools import POLICY
+from devalloc.api.decode import PUBLISH as PUBLISH_LABEL
 from devalloc.api.kinds import ALLOCATABLE_KINDS, API_KINDS
 from devalloc.install.adoption import read_rules, rights_of_drivers, unadopt
 from devalloc.install.apply import (
+    DRY_RUN,
     NotInstalled,
     Say,
     delete_object,
@@ -71,10 +73,14 @@ def holding_objects(client: Client) -> Iterator[HoldingObject]:
             yield HoldingObject("ResourceClaim", label, _selected(allocation), bool(users))
 
 
+MOST_NAMES = 5
+"""How many objects a sentence names."""
+
+
 def format_names(names: list[str]) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def list_objects(client: Client, path: str, **params: str) -> Iterator[Object]:
@@ -120,13 +126,35 @@ WAKE_SECONDS = 3.0
 
 def uninstall(
     client: Client, namespace: str, say: Say, until: float, *, crds: bool, force: bool, dry_run: bool = False
-) -> None:
-    """Delete what was installed in this namespace, and its cluster-scoped objects, however it was installed.
+) -> list[str]:
+    """Delete what was installed in this namespace, and its cluster-scoped objects, however it was installed. Returns
+    sentences: how much was deleted, and what stays and how to delete it.
 
     ``crds``: also delete the CRDs, and with them every claim, machine, pool and class. ``force``: even if devices are
     prepared; they stay so on their nodes. ``dry_run``: only report what would be deleted. Raises NotInstalled; if
     something that would stay is in use, or a Helm release owns it, nothing is deleted. A second call continues.
     """
+    number = 0
+
+    def count(line: str) -> None:
+        nonlocal number
+        number += line.removesuffix(DRY_RUN).endswith(" deleted")
+        say(line)
+
+    stays = _delete_installed(client, namespace, count, until, crds=crds, force=force, dry_run=dry_run)
+    done = f"{number} objects {'would be deleted' if dry_run else 'deleted'}"
+    return [
+        done if number else "devalloc is not installed on this cluster; nothing to delete",
+        *([_CRDS_STAY] if any(one["kind"] in _KEPT_KINDS for one in stays) else []),
+        *([_POLICY_STAYS] if any(one["metadata"]["name"] == POLICY for one in stays) else []),
+        *_marked_nodes(client),
+    ]
+
+
+def _delete_installed(
+    client: Client, namespace: str, say: Say, until: float, *, crds: bool, force: bool, dry_run: bool
+) -> list[Object]:
+    """As ``uninstall``. Returns the installed objects that stay."""
     refuse_elsewhere(client, namespace)
     there = list(_objects_to_remove(client, namespace))
     refuse_uninstall_of_helm(client, there)
@@ -165,6 +193,39 @@ def uninstall(
         delete_object(client, one, say, dry_run=dry_run)
     for one in () if dry_run else last:
         _wait_until_gone(client, object_path(one), object_title(one), until)
+    return staying if crds else [*staying, *(one for one in there if one["kind"] in _KEPT_KINDS)]
+
+
+_CRDS_STAY = "the CRDs stay, with all claims, machines, pools and classes; to delete them: devalloc uninstall --crds"
+_POLICY_STAYS = (
+    f"policy {POLICY} and its binding stay; to delete them: kubectl delete "
+    f"validatingadmissionpolicies,validatingadmissionpolicybindings {POLICY}; then restart the API servers before you "
+    "install --adoption again"
+)
+_MACHINES_TAINT = "devalloc.io/machines"
+"""The taint that ``docs/install.md`` gives nodes that run machines."""
+
+
+def _marked_nodes(client: Client) -> Iterator[str]:
+    """Sentences about labels and taints that admins gave nodes for devalloc. Raises NotInstalled."""
+    nodes = {one["metadata"]["name"]: one for one in list_objects(client, "/api/v1/nodes")}
+    labelled = [name for name, one in nodes.items() if PUBLISH_LABEL in one["metadata"].get("labels", {})]
+    tainted = [
+        name
+        for name, one in nodes.items()
+        if any(taint["key"] == _MACHINES_TAINT for taint in (one.get("spec") or {}).get("taints") or ())
+    ]
+    for mark, key, verb, names in (
+        ("taint", _MACHINES_TAINT, "taint", tainted),  # before the label, by which a command may name its nodes
+        ("label", PUBLISH_LABEL, "label", labelled),
+    ):
+        if names:
+            these = "node {} has" if len(names) == 1 else "nodes {} have"
+            chosen = " ".join(names) if len(names) <= MOST_NAMES else f"-l {PUBLISH_LABEL}"
+            yield (
+                f"{these.format(format_names(sorted(names)))} the {mark} {key}; to remove it: kubectl {verb} nodes "
+                f"{chosen} {key}-"
+            )
 
 
 def _refuse_in_use(client: Client, say: Say, *, crds: bool, force: bool) -> None:

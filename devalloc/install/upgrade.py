@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from devalloc.api.decode import PUBLISH as PUBLISH_LABEL
 from devalloc.install.adoption import read_rules
 from devalloc.install.apply import NotInstalled, get_or_none
 from devalloc.install.manifests import (
@@ -36,7 +37,6 @@ _ADOPTION_RIGHTS: Final = {
 }
 _NOT_RECORDED: Final = ("version", "namespace")
 """Options that are not recorded: an upgrade changes the version, and the binding's subjects have the namespace."""
-_PUBLISH_LABEL: Final = "devalloc.io/publish"
 _DEFAULTS: Final = InstallOptions()
 
 
@@ -146,7 +146,7 @@ def _users_of_removed(client: Client, objects: Sequence[Object], going: Sequence
     ]
     lost: dict[str, str] = {}
     for node in list_objects(client, "/api/v1/nodes"):
-        label = node["metadata"].get("labels", {}).get(_PUBLISH_LABEL)
+        label = node["metadata"].get("labels", {}).get(PUBLISH_LABEL)
         was, will_be = daemonsets_for_label(before, label), daemonsets_for_label(after, label)
         if was and not was & will_be:
             lost[node["metadata"]["name"]] = ", ".join(sorted(was))
@@ -176,7 +176,7 @@ def _is_for(daemonset: Mapping[str, Any], label: str | None) -> bool:
         all(
             (label in expression["values"]) == (expression["operator"] == "In")
             for expression in term.get("matchExpressions", ())
-            if expression["key"] == _PUBLISH_LABEL
+            if expression["key"] == PUBLISH_LABEL
         )
         for term in terms
     )

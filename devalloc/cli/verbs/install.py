@@ -136,9 +136,12 @@ def uninstall(kubeconfig: Path | None, namespace: str, crds: bool, force: bool, 
 
     client = connect_as_admin(kubeconfig)
     try:
-        uninstall(client, namespace, print_line, time.monotonic() + timeout, crds=crds, force=force, dry_run=dry_run)
+        until = time.monotonic() + timeout
+        notes = uninstall(client, namespace, print_line, until, crds=crds, force=force, dry_run=dry_run)
     except NotInstalled as error:
         raise CommandFailed(str(error)) from error
+    for note in notes:
+        print_note(note)
     return 0
 
 

@@ -229,6 +229,49 @@ def test_a_dry_run_of_uninstall_names_what_would_go_and_deletes_nothing(
     assert devalloc("uninstall", *options).out == would.replace(" (dry run)", "")
 
 
+def notes_of_uninstall(devalloc: Shell, *options: str) -> list[str]:
+    output = devalloc("uninstall", *options)
+    assert output.code == 0, output.err
+    return output.err.splitlines()
+
+
+def test_uninstall_ends_with_what_it_deleted_and_what_stays(
+    devalloc: Shell, kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remove, "WAKE_SECONDS", 0.0)
+    kube.objects["/api/v1/nodes/node-b"]["spec"] = {"taints": [{"key": "devalloc.io/machines"}]}
+    devalloc("install", "--resource-claims", "--adoption")
+    crds = "the CRDs stay, with all claims, machines, pools and classes; to delete them: devalloc uninstall --crds"
+    of_the_cluster = [
+        "policy devalloc-adopted and its binding stay; to delete them: kubectl delete "
+        "validatingadmissionpolicies,validatingadmissionpolicybindings devalloc-adopted; then restart the API servers "
+        "before you install --adoption again",
+        "node node-b has the taint devalloc.io/machines; to remove it: "
+        "kubectl taint nodes node-b devalloc.io/machines-",
+        "node node-b has the label devalloc.io/publish; to remove it: kubectl label nodes node-b devalloc.io/publish-",
+    ]
+    would = devalloc("uninstall", "--dry-run")
+    deleted = len([line for line in would.out.splitlines() if " deleted" in line])
+    assert would.err.splitlines() == [f"{deleted} objects would be deleted", crds, *of_the_cluster]
+    assert notes_of_uninstall(devalloc) == [f"{deleted} objects deleted", crds, *of_the_cluster]
+    assert notes_of_uninstall(devalloc, "--crds")[1:] == of_the_cluster
+
+
+def test_uninstall_of_nothing_says_so(devalloc: Shell, kube: FakeKube) -> None:
+    del kube.objects["/api/v1/nodes/node-b"]
+    assert notes_of_uninstall(devalloc) == ["devalloc is not installed on this cluster; nothing to delete"]
+
+
+def test_many_labelled_nodes_are_named_by_their_label(devalloc: Shell, kube: FakeKube) -> None:
+    for number in range(9):
+        labels = {"devalloc.io/publish": "host"}
+        kube.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": f"host-{number}", "labels": labels}})
+    assert notes_of_uninstall(devalloc)[1:] == [
+        "nodes host-0, host-1, host-2, host-3, host-4 and 5 more have the label devalloc.io/publish; to remove it: "
+        "kubectl label nodes -l devalloc.io/publish devalloc.io/publish-"
+    ]
+
+
 def test_a_crd_that_does_not_go_is_written_again_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before the time for it is up: the API server may have overlooked it."""
     monkeypatch.setattr(remove, "WAKE_SECONDS", 0.0)
