@@ -60,7 +60,7 @@ def release(
     """
     from devalloc.controller.reconcile.release import release_claim as let_go
 
-    waiting = []
+    waiting, released = [], False
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:
@@ -77,6 +77,7 @@ def release(
             if outcome == "asked":
                 waiting.append(key)
             else:
+                released = released or outcome == "released"
                 print_line(f"{format_key(key)} {outcome}")
         late = _wait_for_nodes(objects, waiting, timeout) if waiting else []
     for key in waiting:
@@ -87,7 +88,10 @@ def release(
                 "--abandon"
             )
         else:
+            released = True
             print_line(f"{format_key(key)} released")
+    if released:
+        print_note("a released claim is answered again at once, often with the same devices; to give them up, delete it")
     return 1 if late else 0
 
 
