@@ -3,6 +3,7 @@ to do. Of the solver's answer about one claim or machine, for a terminal and for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,7 +94,36 @@ def _advice(code: str | None, blockers: Sequence[Answer], funnels: Sequence[Answ
     if (labelled := steps.get(FOR_LABELLED_CLAIMS)) is not None:
         return " ".join([_label_advice(labelled), *(_advice_of_reason(code, blockers) if blockers else ())])
     tolerate = [_TOLERATE] if _TAINTED in steps and not blockers else []
-    return " ".join([*tolerate, *_advice_of_reason(code, blockers)])
+    specific = [*tolerate, *_corrections(blockers)]
+    if whole := _whole_devices_advice(blockers, funnels):
+        return " ".join([*specific, whole])
+    return " ".join([*specific, *_advice_of_reason(code, blockers)])
+
+
+def _corrections(blockers: Sequence[Answer]) -> Iterator[str]:
+    """What to write for what was most likely mistyped."""
+    for one in blockers:
+        if "written" in one and "didYouMean" in one:
+            attribute = "device." if f"device.{one['written']}" in one.get("expression", "") else ""
+            yield f"Write {attribute}{one['didYouMean']} instead of {attribute}{one['written']} in {one['path']}."
+
+
+def _whole_devices_advice(blockers: Sequence[Answer], funnels: Sequence[Answer]) -> str:
+    """What to do where a request wants an amount of devices that share none of it; "" elsewhere."""
+    requests = {one["request"] for one in blockers if one["kind"] == "request" and "request" in one}
+    for funnel in funnels:
+        if funnel["matching"] or funnel["request"].partition(".")[0] not in requests:
+            continue
+        for step in funnel["steps"]:
+            if (unshared := _UNSHARED.fullmatch(step["what"])) is not None:
+                return (
+                    f"Devices of this class share no {unshared[1]}: leave the amount out, and choose them by attribute "
+                    "in constraints."
+                )
+    return ""
+
+
+_UNSHARED = re.compile(r"have no (.+) to share")
 
 
 def _label_advice(step: Answer) -> str:

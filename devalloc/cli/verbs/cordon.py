@@ -91,7 +91,9 @@ def release(
             released = True
             print_line(f"{format_key(key)} released")
     if released:
-        print_note("a released claim is answered again at once, often with the same devices; to give them up, delete it")
+        print_note(
+            "a released claim is answered again at once, often with the same devices; to give them up, delete it"
+        )
     return 1 if late else 0
 
 

@@ -380,6 +380,7 @@ class Explainer(ABC):
         if self.finder.is_cut_short and not note and not is_smallest:
             note = NOT_PROVEN if remedy else CUT_SHORT
         typos = self.typos.of_unit(unit, self.ends)
+        remedy = "" if _leave_no_request(marked, unit) else remedy
         text = join_sentences(lack, *typos, remedy, self.ghosts_of(claims), note)
         return Finding(reason, text, self._with_other_nodes(unit, marked, claims), claims)
 
@@ -668,6 +669,12 @@ class Explainer(ABC):
             for key in finding.claims
         )
         return [*(dict(edit.entry) for edit in finding.edits), *claims]
+
+
+def _leave_no_request(edits: Sequence[Relaxation], unit: PlacementUnit) -> bool:
+    """Whether the edits leave out all requests: nothing fits always."""
+    requests = sum(len(demand.details) for demand in unit.demands)
+    return sum(edit.kind == "request" for edit in edits) == requests
 
 
 def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:

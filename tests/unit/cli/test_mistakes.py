@@ -142,6 +142,52 @@ def test_an_amount_that_devices_share_is_asked_for_and_not_compared(devalloc: Sh
     assert "write requests: {memory: …} instead of device.capacity['memory']" in solved.out
 
 
+def test_an_amount_of_whole_devices_is_answered_with_how_to_choose_them(devalloc: Shell) -> None:
+    wanted = claim("a")
+    wanted["spec"]["claims"][0]["requests"] = {"memory": "10Gi"}
+
+    explained = devalloc("explain", "a", "-f", "-", stdin=fleet(wanted)).out
+
+    assert (
+        "What to do: Devices of this class share no memory: leave the amount out, and choose them by attribute in"
+        in (explained)
+    )
+    assert "it fits without" not in explained, "a claim without its only request is none"
+    assert "raise limits.count" not in explained
+
+    wanted["spec"]["claims"].insert(0, {"deviceClass": "gpu"})
+    explained = devalloc("explain", "a", "-f", "-", stdin=fleet(wanted)).out
+    assert "it fits without request 1" in explained
+    assert "What to do: Devices of this class share no memory" in explained
+
+
+def test_an_amount_above_what_devices_share_is_answered_with_less(devalloc: Shell) -> None:
+    shared = pool()
+    for each in shared["spec"]["devices"]:
+        each["resources"] = [{"name": "memory", "capacity": "40Gi"}]
+    wanted = claim("a")
+    wanted["spec"]["claims"][0]["requests"] = {"memory": "100Gi"}
+
+    explained = devalloc("explain", "a", "-f", "-", stdin=text(shared, device_class(), wanted)).out
+
+    assert "What to do: Ask for less" in explained
+
+
+@pytest.mark.parametrize(
+    ("expression", "advice"),
+    [
+        ("device.modle == 'x'", "Write device.model instead of device.modle in spec.claims[0].constraints."),
+        ("device.model == 'A100 SXM4 80gb'", "Write 'A100 SXM4 80GB' instead of 'A100 SXM4 80gb' in spec.claims[0]"),
+    ],
+)
+def test_what_to_do_about_a_typing_error_is_to_write_what_was_meant(
+    devalloc: Shell, expression: str, advice: str
+) -> None:
+    explained = devalloc("explain", "a", "-f", "-", stdin=fleet(claim("a", constraints=expression)))
+
+    assert f"What to do: {advice}" in explained.out
+
+
 def test_a_part_of_what_devices_have_is_nearer_than_another_model(devalloc: Shell) -> None:
     solved = devalloc(
         "solve", "-f", "-", stdin=fleet(pool("a10", model="A10"), claim("a", constraints="device.model == 'A100'"))
