@@ -36,7 +36,19 @@ _RESET = b"\x1b[0m\x1b[?25h\r\n"
 _AT_ONCE = 1024
 
 
-@verb("console")
+_NO_CLUSTER = dict.fromkeys(
+    ("--kubeconfig", "--context"),
+    "it uses the socket of the node plugin: on the machine's node, or in its pod: "
+    "kubectl -n devalloc-system exec -it POD -- devalloc {} vm/NAME",
+)
+
+
+def _advice(name: str) -> dict[str, str]:
+    """What to do instead of options that these verbs do not have."""
+    return {option: text.format(name) for option, text in _NO_CLUSTER.items()}
+
+
+@verb("console", advice=_advice("console"))
 @click.argument("name", metavar="vm/NAME")
 @namespace_option
 @socket_option
@@ -148,7 +160,7 @@ def _raw_terminal(is_terminal: bool) -> Iterator[None]:
         pass_through(_RESET)
 
 
-@verb("logs")
+@verb("logs", advice=_advice("logs"))
 @click.argument("name", metavar="vm/NAME")
 @click.option("-f", "--follow", is_flag=True, help="Then show what is written, until Ctrl-C.")
 @click.option("--tail", type=click.IntRange(1), metavar="LINES", help="Only its last lines.")

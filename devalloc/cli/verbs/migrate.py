@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api.views import MachineView, MigrationView
+from devalloc.api.views import MachineView, MigrationView, machine_reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
@@ -103,6 +103,12 @@ def _check_target(store: Store, machine: MachineView, target: str | None) -> Non
 
     if target is not None and target == (machine.holder or machine.node) and machine.handed_over_to is None:
         name = "/".join(machine.key)
+        if machine.status.get("phase", "Pending") == "Pending":
+            why = ": ".join(filter(None, machine_reason(dict(machine.content))))
+            raise CommandFailed(
+                f"virtualmachine {name} has not started on node {target}{': ' if why else ''}{why}; "
+                f"see: devalloc describe vm/{machine.key[1]}"
+            )
         raise CommandFailed(f"virtualmachine {name} is on node {target} already; name another node, or leave out --to")
     with suppress(Forbidden):  # users of a cluster may have no right to read pools
         if target is not None and not pools_of(store, target):

@@ -64,6 +64,9 @@ class NodeOperations:
         """What is done for machines of the service whose specs ask for it: ``scaling``, ``runner``."""
         self.service_problem: Callable[[str], tuple[str, str] | None] = lambda key: None
         """Why a machine of the service is not scaled as it was created, as a code and a sentence."""
+        self.why_not_here: Callable[[str], str] = lambda key: ""
+        """Why a machine of an object has not begun on this node, as the end of a sentence; empty if there is no such
+        object. Set by the component that runs machines of objects."""
         self.without_object: frozenset[str] = frozenset()
         """UIDs of objects that are not in the store though there are machines of them: who asks may change those."""
 
@@ -120,7 +123,8 @@ class NodeOperations:
         machine = self.machines.get(key)
         if machine is None:
             self._refuse_lost(key)
-            raise Denied("MachineNotFound", f"machine {key} not found on node {self.node_name}")
+            why = self.why_not_here(key) or f"not found on node {self.node_name}"
+            raise Denied("MachineNotFound", f"machine {key} {why}")
         return self._with_wanted(machine)
 
     def seen(self, key: str) -> MachineView:

@@ -191,6 +191,7 @@ class VirtualMachineLoop:
         None: not checked yet."""
         self._gone_since: dict[str, float] = {}
         self._warned_of: str | None = None
+        operations.why_not_here = self._why_not_here
         notifier.follow(self._hear)
 
     def run(self, stop: threading.Event) -> None:
@@ -442,6 +443,11 @@ class VirtualMachineLoop:
         self._work[name] = partial(self._look_after, uid)
         if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             self._queue.setdefault(name)
+
+    def _why_not_here(self, key: str) -> str:
+        """As ``NodeOperations.why_not_here``; for any thread."""
+        obj = self._machines.get(self._uids.get(key, ""))
+        return "" if obj is None else objects.why_not_begun(obj, self._operations.node_name)
 
     def _queue_if_overwritten(self, uid: str, obj: Object) -> None:
         """Queue a machine if its status is not what was last written. This is only for listings: two writers that

@@ -98,6 +98,16 @@ def why_not_admitted(obj: Object) -> str:
     return f"no controller has {answered} it yet: is `devalloc up`, or on a cluster the controller, running?"
 
 
+def why_not_begun(obj: Object, node_name: str) -> str:
+    """Why a node has no machine of an object, as the end of a sentence."""
+    view = views.MachineView(obj)
+    if node_name not in (view.node, view.holder):
+        where = f"is on node {view.node}" if view.node else "has no node yet"
+        return f"not found on node {node_name}: it {where}"
+    reason = ": ".join(filter(None, views.machine_reason(obj)))
+    return f"has not started{': ' if reason else ''}{reason}"
+
+
 def announce_amounts(
     store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: MachineAmounts
 ) -> bool:

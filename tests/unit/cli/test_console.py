@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from tests.support.cli_shell import Result, Shell, text
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import vm
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 KEY = "default/web"
 
@@ -122,6 +125,29 @@ class TestConsole:
     )
     def test_wrong_names(self, plugin: Served, devalloc: Shell, verb: str, name: str, message: str) -> None:
         assert on(plugin, devalloc, verb, name, stdin="").err == message
+
+    @pytest.mark.parametrize("verb", ["console", "logs"])
+    def test_a_machine_that_never_started_says_why(self, plugin: Served, devalloc: Shell, verb: str) -> None:
+        elsewhere = vm("moved", nodeName="node-b")
+        assert devalloc("apply", "-f", "-", stdin=text(vm("waits"), elsewhere)).code == 0
+        plugin.machines.fail.add("start")
+        settings = LoopSettings(resync=3600.0, retry=3600.0, most=3600.0)
+        with closing(SQLiteStore(devalloc.store)) as store:
+            loop = VirtualMachineLoop(store, plugin.operations, plugin.notifier, settings=settings)
+            with in_threads(loop.run):
+                until(lambda: (store.get("VirtualMachine", "default", "waits").get("status") or {}).get("reason"))
+                why = store.get("VirtualMachine", "default", "waits")["status"]["reason"]
+                begin = f"error: machine default/waits has not started: {why}: "
+                until(lambda: on(plugin, devalloc, verb, "vm/waits", stdin="").err.startswith(begin), begin)
+                moved = on(plugin, devalloc, verb, "vm/moved", stdin="").err
+        assert (
+            moved == "error: machine default/moved not found on node node-a: it is on node node-b [MachineNotFound]\n"
+        )
+
+    @pytest.mark.parametrize("verb", ["console", "logs"])
+    def test_an_option_of_clusters_names_the_way_on_a_cluster(self, devalloc: Shell, verb: str) -> None:
+        refused = devalloc(verb, "vm/web", "--kubeconfig", "x")
+        assert (refused.code, f"exec -it POD -- devalloc {verb} vm/NAME" in refused.err) == (2, True), refused.err
 
 
 class TestLogs:

@@ -154,6 +154,14 @@ class TestMigrate:
         assert (result.code, result.out, result.err) == (1, "", f"error: {words}\n")
         assert stored_migrations(fleet) == []
 
+    def test_a_machine_that_has_not_started_is_not_on_its_node_already(self, fleet: Shell) -> None:
+        status = {"phase": "Pending", "nodeName": "node-a", "reason": "QemuMissing", "message": "there is no QEMU"}
+        with closing(SQLiteStore(fleet.store)) as store:
+            store.replace_status({**stored(fleet), "status": status})
+        refused = fleet("migrate", "web", "--to", "node-a")
+        words = "virtualmachine default/web has not started on node node-a: QemuMissing: there is no QEMU"
+        assert (refused.code, refused.err) == (1, f"error: {words}; see: devalloc describe vm/web\n")
+
     def test_without_a_controller_it_asks_whether_one_runs(self, fleet: Shell) -> None:
         result = fleet("migrate", "vm/web", "--timeout", "0s")
         assert result.code == 1
