@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from devalloc.api import meta
+from devalloc.api.conditions import DEFAULT_STATUS
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -614,7 +615,7 @@ def test_users_set_neither_the_target_of_a_migration_nor_its_certificates(ruled:
     stored = ruled("person").create(MIGRATIONS, migration("moves", "vm", namespace=SPACE))
     assert stored.ok, stored.message
     try:
-        assert not stored.content.get("status")
+        assert stored.content["status"] == DEFAULT_STATUS["VirtualMachineMigration"]
         to = {"address": "10.9.9.9", "port": 4444, "certificate": CERTIFICATE}
         status = {"phase": "TargetReady", "sourceNode": "a", "targetNode": "b", "destination": to}
         forged = {**stored.content, "status": status}
