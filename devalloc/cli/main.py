@@ -402,9 +402,11 @@ def _use_cluster_of_kubectl() -> None:
     """As a plugin of kubectl, use kubectl's kubeconfig unless a store or another kubeconfig is named."""
     if {"DEVALLOC_STORE", "DEVALLOC_KUBECONFIG"} & os.environ.keys():
         return
-    usual = Path.home() / ".kube" / "config"
-    if path := os.environ.get("KUBECONFIG") or (str(usual) if usual.is_file() else ""):
-        os.environ["DEVALLOC_KUBECONFIG"] = path
+    from devalloc.cli.target import kubeconfig_of_kubectl
+
+    path = kubeconfig_of_kubectl()
+    if os.environ.get("KUBECONFIG") or path.is_file():
+        os.environ["DEVALLOC_KUBECONFIG"] = str(path)
 
 
 def _reopen_standard_streams() -> None:

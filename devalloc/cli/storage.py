@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from devalloc.cli.command import BadInput, CommandFailed
 
 if TYPE_CHECKING:
@@ -36,6 +38,12 @@ def node_state_folder(path: Path | None, store: Path) -> Path:
     return (path if path is not None else store.parent / "node").absolute()
 
 
+def _takes_kubeconfig() -> bool:
+    """Whether the current command has --kubeconfig."""
+    invoked = click.get_current_context(silent=True)
+    return invoked is not None and any(param.name == "kubeconfig" for param in invoked.command.params)
+
+
 @contextmanager
 def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[ServedStore]:
     """Open the store; close it at the end. It shows machines of nodes that no plugin serves any more as unknown. Raises
@@ -49,6 +57,11 @@ def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[
     except OSError as error:
         raise access_error(f"cannot open the store {where}", error) from error
     if not is_there:
+        if os.environ.get("KUBECONFIG") and _takes_kubeconfig():
+            raise CommandFailed(
+                f"there is no store at {where}; KUBECONFIG is set: for its cluster add --kubeconfig $KUBECONFIG, or "
+                "export DEVALLOC_KUBECONFIG=$KUBECONFIG"
+            )
         raise CommandFailed(
             f"there is no store at {where}; create one with `devalloc up` or `devalloc apply -f`, "
             "name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or DEVALLOC_KUBECONFIG"

@@ -79,7 +79,7 @@ def context_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME",
         expose_value=False,
         callback=_choose_context,
-        help="Use this context of the kubeconfig instead of its current one.",
+        help="Use this context of the kubeconfig, by default kubectl's, instead of its current one.",
     )(function)
 
 
@@ -97,13 +97,22 @@ def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def connect_as_admin(kubeconfig: Path | None) -> Client:
     """Connect to the cluster of a kubeconfig, by default kubectl's. Raises Failed."""
 
-    path = kubeconfig or Path(os.environ.get("HOME") or "/") / ".kube" / "config"
+    return connect_cluster(_existing_kubeconfig(kubeconfig or kubeconfig_of_kubectl()))
+
+
+def kubeconfig_of_kubectl() -> Path:
+    """The kubeconfig, or several separated by colons, that kubectl uses."""
+    return Path(os.environ.get("KUBECONFIG") or Path(os.environ.get("HOME") or "/") / ".kube" / "config")
+
+
+def _existing_kubeconfig(path: Path) -> Path:
+    """The path, if it names a file. Raises Failed."""
     several = [Path(each) for each in str(path).split(os.pathsep)]
     if not any(each.is_file() for each in several):
         if folder := next((each for each in several if each.is_dir()), None):
             raise CommandFailed(f"{folder} is a directory; name a kubeconfig in it with --kubeconfig")
-        raise CommandFailed(f"{path} does not exist; name a kubeconfig with --kubeconfig")
-    return connect_cluster(path)
+        raise CommandFailed(f"{path} does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG")
+    return path
 
 
 def install_namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +169,10 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def placed(*of: Any, store: Path | None, kubeconfig: Path | None, in_cluster: bool, **more: Any) -> Any:
         place = _resolve_conflict(StoreTarget(store, kubeconfig, in_cluster))
         if chosen_context() is not None and place.kubeconfig is None:
-            raise BadInput("--context is a context of a kubeconfig: give --kubeconfig PATH, too")
+            if other := next((name for name in ("store", "in_cluster") if _is_on_command_line(name)), None):
+                option = f"--{other.replace('_', '-')}"
+                raise BadInput(f"{option} and --context exclude each other: give one of them")
+            place = StoreTarget(kubeconfig=_existing_kubeconfig(kubeconfig_of_kubectl()))
         if more.get("namespace") is not None and place.is_cluster and _is_default("namespace"):
             more["namespace"] = current_namespace(place.kubeconfig) or more["namespace"]
         return function(*of, place=place, **more)

@@ -96,8 +96,43 @@ def test_a_context_chooses_the_server(devalloc: Shell, tmp_path: Path) -> None:
         assert f"http://127.0.0.1:{port}" in output.err
     unknown = devalloc("get", "claims", "--kubeconfig", path, "--context", "c")
     assert (unknown.code, "c" in unknown.err) == (1, True)
-    alone = devalloc("get", "claims", "--context", "b")
-    assert (alone.code, "give --kubeconfig PATH, too" in alone.err) == (2, True)
+
+
+@pytest.mark.parametrize("way", ["KUBECONFIG", "~/.kube/config"])
+def test_a_context_alone_is_one_of_kubectls_kubeconfig(
+    devalloc: Shell, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    missing = devalloc("get", "claims", "--context", "b")
+    assert (missing.code, missing.err) == (
+        1,
+        f"error: {tmp_path}/.kube/config does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG\n",
+    )
+    (tmp_path / ".kube").mkdir()
+    path = kubeconfig(tmp_path / ".kube" / "config")
+    if way == "KUBECONFIG":
+        path = path.rename(tmp_path / "elsewhere")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+    output = devalloc("get", "claims", "--context", "b")
+    assert "http://127.0.0.1:2" in output.err
+    both = devalloc("get", "claims", "--context", "b", "--store", devalloc.store)
+    assert (both.code, "--store and --context exclude each other: give one of them" in both.err) == (2, True)
+
+
+def test_kubeconfig_of_kubectl_is_named_where_a_store_is_missing(
+    devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verbs of admins use it, so one expects it of all."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config")))
+    hint = "KUBECONFIG is set: for its cluster add --kubeconfig $KUBECONFIG, or export DEVALLOC_KUBECONFIG"
+    for words in (("get", "claims"), ("top", "--once"), ("explain", "train"), ("wait", "train")):
+        output = devalloc(*words)
+        assert (output.code, f"there is no store at {devalloc.store}; {hint}" in output.err) == (1, True), words
+    for words in (("delete", "claim/train"), ("backup", tmp_path / "copy")):
+        assert "KUBECONFIG is set" not in devalloc(*words).err, "it is about stores only"
+    monkeypatch.delenv("KUBECONFIG")
+    assert "create one with `devalloc up`" in devalloc("get", "claims").err
 
 
 @pytest.mark.parametrize("verb", ["apply", "delete"])
