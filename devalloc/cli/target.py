@@ -326,6 +326,15 @@ def unanswered_claims_note(store: Store) -> str:
     return ""
 
 
+def unanswered_advice(store: Store) -> str:
+    """What to check of an object that waited for its answer: why no controller gives it one, or whether one runs."""
+    from devalloc.store.kubernetes import KubernetesStore
+
+    if isinstance(store, KubernetesStore):
+        return missing_controller_note(store) or "wait longer (--timeout)"
+    return "is `devalloc up` running on this store?"
+
+
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
 

@@ -60,10 +60,11 @@ class Refusal:
     """What to do; "" if the message says it."""
 
 
-def refusal_of(answer: Answer) -> Refusal:
-    """The refusal in an answer of the solver."""
+def refusal_of(answer: Answer, *, is_cluster: bool = False) -> Refusal:
+    """The refusal in an answer of the solver. ``is_cluster``: about objects of a cluster, where `devalloc up` helps
+    nothing."""
     funnels, blockers = answer.get("funnel", []), answer.get("blockers", [])
-    supply = _supply_advice(answer)
+    supply = _supply_advice(answer, _PUBLISH_TO_CLUSTER if is_cluster else _PUBLISH)
     return Refusal(
         answer["reason"] or "",
         answer["message"] or "",
@@ -78,14 +79,14 @@ def obstacles_of(blockers: Sequence[Answer]) -> tuple[Obstacle, ...]:
     return tuple(Obstacle(*_blocker(blocker)) for blocker in blockers)
 
 
-def _supply_advice(answer: Answer) -> str:
-    """What to do where there are no devices at all, or none of the driver; "" elsewhere."""
+def _supply_advice(answer: Answer, publish: str) -> str:
+    """What to do where there are no devices at all, or none of the driver: ``publish`` some; "" elsewhere."""
     funnels = answer.get("funnel", [])
     is_empty = bool(funnels) and not any(funnel["devices"] for funnel in funnels)
     if is_empty and answer.get("unreachedDevices"):
         return _GIVE_NODES
     if is_empty or answer.get("missingDrivers"):
-        return _CORRECT_POOL if answer.get("invalidPools") else _PUBLISH
+        return _CORRECT_POOL if answer.get("invalidPools") else publish
     return ""
 
 
@@ -164,6 +165,10 @@ _PUBLISH = (
     "DevicePools (ResourceSlices for ResourceClaims). `devalloc discover` shows what this host would publish."
 )
 """Where there are no devices at all."""
+_PUBLISH_TO_CLUSTER = (
+    "Publish devices: let the node plugin run on nodes that have some (`kubectl get nodes -L devalloc.io/publish`), or "
+    "apply DevicePools (ResourceSlices for ResourceClaims)."
+)
 _CORRECT_POOL = "Correct that pool, or rename one of two; `devalloc validate -f` shows every error of a file."
 """Where the devices are of pools that are left out."""
 _TAINTED = "have a taint that is not tolerated"

@@ -36,9 +36,11 @@ def _chosen_alternatives(claim: Answer) -> str:
     return "".join(f" (alternative {index + 1})" for index in chosen)
 
 
-def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool = False, then: str = "") -> None:
+def print_explanation(
+    claim: Answer, *, only_would: bool = False, machine: bool = False, then: str = "", is_cluster: bool = False
+) -> None:
     """Print the result for the claim or machine, and why. ``only_would``: it fits, but is not allocated yet; ``then``:
-    how to get it allocated."""
+    how to get it allocated. ``is_cluster``: of a cluster, where a controller answers, and not `devalloc up`."""
     name = f"{claim['namespace']}/{claim['name']}"
     allocated = "placed" if machine else "allocated"
     if claim["allocated"]:
@@ -46,7 +48,8 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         verdict = f"is not {allocated} yet, but would be" if only_would else f"is {allocated}"
         print_line(f"{name} {verdict}{where}: {format_devices(claim['allocations'], limit=None)}")
         if only_would:
-            then = then or "wait a moment; if nothing happens, check that `devalloc up` is running."
+            who = "devalloc's controller" if is_cluster else "`devalloc up`"
+            then = then or f"wait a moment; if nothing happens, check that {who} is running."
             print_line()
             print_line(f"What to do: {then}")
         if claim["reason"]:  # a machine whose spec now asks for more
@@ -62,7 +65,7 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         print_line(f"It is placed with machine {claim['machine']}: devalloc explain vm/{placed_with}{where}")
     for warning in claim.get("warnings", []):
         print_line(f"warning: {warning}")
-    refusal = refusal_of(claim)
+    refusal = refusal_of(claim, is_cluster=is_cluster)
     for funnel in refusal.funnels:
         print_line()
         print_heading(f"Request {funnel.request}")

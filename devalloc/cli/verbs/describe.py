@@ -293,7 +293,7 @@ def _print_reason(store: Store, claim: Object) -> None:
     if answer is None:
         print_line(f"To see why it has no devices: devalloc explain {name} -n {namespace}")
     else:
-        print_explanation(answer, only_would=answer["allocated"])
+        print_explanation(answer, only_would=answer["allocated"], is_cluster=is_cluster)
 
 
 def _pool(store: Store, pool: Object) -> None:

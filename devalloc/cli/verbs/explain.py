@@ -40,6 +40,7 @@ from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import (
     StoreTarget,
+    missing_controller_note,
     missing_node_note,
     open_target,
     target_options,
@@ -201,7 +202,7 @@ def _explain_answer(
         answer = solve_with_machines(question.all, **asdict(options), admin_namespaces=question.admin_namespaces)
     _print_problems_about(key, answer, question)
     if kind == MIGRATION:
-        return _explain_migration(question, answer, namespace, name, output)
+        return _explain_migration(question, answer, key, output, is_cluster=place.is_cluster)
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
         print_line(*why)
         return question.code or REFUSED
@@ -223,7 +224,10 @@ def _explain_answer(
     else:
         only_would = claim["allocated"] and (is_of_template or waiting or (is_machine and bool(files)))
         then = _how_to_get_it(files, is_of_template=is_of_template)
-        print_explanation(claim, only_would=only_would, machine=is_machine, then=then)
+        if only_would and not then and place.is_cluster:
+            with open_target(place) as store:
+                then = missing_controller_note(store)
+        print_explanation(claim, only_would=only_would, machine=is_machine, then=then, is_cluster=place.is_cluster)
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
                 print_line(_capitalized(silence))
@@ -350,7 +354,7 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
         elif place.is_cluster:
             who = "devalloc's controller" if is_labelled else "kube-scheduler"
             then = f"{who} allocates it for a pod; `kubectl describe` shows its Events."
-        print_explanation(one, only_would=not is_allocated, then=then)
+        print_explanation(one, only_would=not is_allocated, then=then, is_cluster=place.is_cluster)
     return 0 if one["allocated"] else REFUSED
 
 
@@ -394,7 +398,9 @@ def _advice_on(code: str) -> str:
     return node_code_advice(code) or f"docs/node-codes.md says for each code of a node what to do; see {code} there."
 
 
-def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace: str, name: str, output: str) -> int:
+def _explain_migration(
+    question: SolverInput, answer: dict[str, Any], key: Key, output: str, *, is_cluster: bool
+) -> int:
     """Show why a migration has no target, or how far it is. Raises CommandFailed if there is none of that name."""
     from devalloc.api.reasons import find_reason
     from devalloc.api.views import MigrationView
@@ -402,12 +408,13 @@ def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace:
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.cli.render.migration import progress_text
 
+    namespace, name = key.namespace or "default", key.name
     waiting = answer.get("migrations", [])
     one = next((each for each in waiting if (each["namespace"], each["name"]) == (namespace, name)), None)
     if one is not None and output in ("json", "yaml"):
         print_content(one, output)
     elif one is not None and not one["allocated"] and one.get("blockers"):
-        print_explanation(one, machine=True)
+        print_explanation(one, machine=True, is_cluster=is_cluster)
     elif one is not None and not one["allocated"]:
         reason = find_reason(one["reason"])
         print_line(f"{namespace}/{name} waits: {one['reason']}: {one['message']}")

@@ -198,6 +198,7 @@ def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
 def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
     """All nodes, or those that are named."""
     from devalloc.cli.object_names import similar_names_hint
+    from devalloc.store.kubernetes import KubernetesStore
 
     objects = node_objects(store)
     by_name = {obj["metadata"]["name"]: obj for obj in objects}
@@ -219,7 +220,10 @@ def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
     elif objects or not form.is_table:
         _print(objects, form, namespaces=False)
     elif names is None:
-        print_note("no nodes with pools, machines or claims")
+        others = ""
+        if isinstance(store, KubernetesStore):
+            others = "; nodes that publish ResourceSlices only are not listed: kubectl get resourceslices"
+        print_note(f"no nodes with pools, machines or claims{others}")
     return NoSuchObject.exit_code if missing else 0
 
 

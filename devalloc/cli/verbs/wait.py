@@ -20,6 +20,7 @@ from devalloc.cli.target import (
     missing_node_note,
     open_target,
     target_options,
+    unanswered_advice,
     unanswered_note,
     why_not_running,
 )
@@ -174,7 +175,7 @@ def _advice(store: Store, key: Key) -> str:
             if silence := missing_controller_note(store):
                 return f"; {silence}"
             if stored["spec"].get("nodeName") is None:
-                return "; it is not placed yet: is `devalloc up` running on this store?"
+                return f"; it is not placed yet: {unanswered_advice(store)}"
         if silence := missing_node_note(stored):
             return f"; {silence}"
         message = f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
@@ -187,7 +188,7 @@ def _advice(store: Store, key: Key) -> str:
     if not reason:
         if silence := missing_controller_note(store):
             return f"; {silence}"
-        return "; it has no answer yet: is `devalloc up` running on this store?"
+        return f"; it has no answer yet: {unanswered_advice(store)}"
     name = format_key(key) if key.kind == "ResourceClaim" else key.name
     return f": {reason}; see: devalloc explain {name} -n {key.namespace}"
 
@@ -222,7 +223,7 @@ def _replica_set_advice(store: Store, replica_set: dict[str, Any]) -> str:
     metadata, wanted = replica_set["metadata"], replica_set["spec"].get("replicas", 1)
     status = replica_set.get("status") or {}
     if status.get("observedGeneration") != metadata.get("generation"):
-        return f"; {missing_controller_note(store) or 'is `devalloc up` running on this store?'}"
+        return f"; {unanswered_advice(store)}"
     advice = f": {status.get('readyReplicas', 0)} of {wanted} are ready"
     machines = [obj for obj in store.list("VirtualMachine", metadata["namespace"]).objects if not is_ready(obj)]
     for machine in (obj for obj in machines if (owner_of(obj) or ("", ""))[1] == metadata["uid"]):

@@ -60,5 +60,9 @@ def _refusals(documents: Sequence[Object], *, with_nodes: bool) -> Refusals:
         log.exception("why claims wait cannot be worked out")
         return NO_REFUSALS
     return MappingProxyType(
-        {(one["namespace"], one["name"]): refusal_of(one) for one in answer["claims"] if not one["allocated"]}
+        {
+            (one["namespace"], one["name"]): refusal_of(one, is_cluster=with_nodes)
+            for one in answer["claims"]
+            if not one["allocated"]
+        }
     )
