@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,11 +73,66 @@ spec:
 """
 
 
+SAY_SECONDS = 60.0
+"""A step that takes longer says so each time."""
+
+
+class Progress:
+    """What the demo does, on stderr, with the seconds since its begin."""
+
+    def __init__(self, seconds: float = SAY_SECONDS) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+        self._step = "the demo begins"
+        self._changed = threading.Event()
+
+    def say(self, step: str) -> None:
+        """A step begins."""
+        self._step = step
+        self._changed.set()
+        self._print(step)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Inside, a step that takes long is named again and again."""
+        is_over = threading.Event()
+
+        def run() -> None:
+            while not is_over.is_set():
+                if self._changed.wait(self._seconds):
+                    self._changed.clear()
+                elif not is_over.is_set():
+                    self._print(f"still: {self._step}")
+
+        ticker = threading.Thread(target=run, daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            self._changed.set()
+            ticker.join()
+
+    def _print(self, words: str) -> None:
+        print(f"  ({time.monotonic() - self._began:.0f} s: {words})", file=sys.stderr, flush=True)
+
+
+def kept_console(folder: Path) -> str:
+    """Copy what the kernel of the emulated host has printed, which goes with its folder; where it is, as a sentence."""
+    try:
+        content = (folder / "console").read_bytes()
+        with tempfile.NamedTemporaryFile(prefix="devalloc-demo-", suffix=".log", delete=False) as copy:
+            copy.write(content)
+    except OSError as error:
+        return f"its console log cannot be read: {error}"
+    return f"its console log is {copy.name}"
+
+
 @dataclass
 class Demo:
     """The host, and what it showed so far."""
 
     lines: HostCommands
+    progress: Progress
     transcript: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
@@ -83,6 +142,7 @@ class Demo:
     def run(self, command: str) -> str:
         """Run a command line in the host and show it with its output. Raises RuntimeError if it fails."""
         self.say(f"$ {command}")
+        self.progress.say(f"`{command}` runs on the host")
         answer = self.lines.run(command, seconds=PATIENCE + 60)
         for line in answer.output.rstrip().splitlines():
             self.say(line.rstrip())
@@ -92,7 +152,7 @@ class Demo:
 
     def until(self, command: str, what: str) -> str:
         """Wait until a command of the host's shell succeeds; its output."""
-        print(f"  ({what})", file=sys.stderr, flush=True)
+        self.progress.say(what)
         return self.lines.guest.until(command, seconds=PATIENCE)
 
     def shell(self, command: str, shown: str = "") -> str:
@@ -134,27 +194,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show a machine with a GPU, from its claim to its guest.")
     parser.add_argument("--update", action="store_true", help=f"write what it shows into {GUIDE.name}")
     update = parser.parse_args().update
-    began = time.monotonic()
+    progress = Progress()
+    with progress.steady():
+        return show(progress, update=update)
 
-    def progress(line: str) -> None:
-        print(f"  ({time.monotonic() - began:.0f} s: {line})", file=sys.stderr, flush=True)
 
+def show(progress: Progress, *, update: bool) -> int:
+    """Boot the host and demonstrate; the exit code."""
     try:
-        image, guest = sriov_image.image(progress), micro_image.image(progress)
+        image, guest = sriov_image.image(progress.say), micro_image.image(progress.say)
     except Unavailable as reason:
         print(f"error: no test machines: {reason}", file=sys.stderr)
         return 1
     initrd = guest.initrd.read_bytes() + initramfs.archive({"show": SHOW.encode()})
-    progress("an emulated host with an IOMMU and a GPU boots")
+    progress.say("an emulated host with an IOMMU and a GPU boots")
     with sriov_host.with_files(
         image, {"vmlinuz": guest.kernel.read_bytes(), "initrd": initrd}, cpus=2, gibibytes=4
     ) as host:
-        demo = Demo(HostCommands(host.guest))
         try:
+            demo = Demo(HostCommands(host.guest), progress)
             demonstrate(demo)
         except TimeoutError:
             waited = f"for {PATIENCE / 60:.0f} minutes"
             print(f"error: the emulated host did not answer {waited}: try again when this one is idle", file=sys.stderr)
+            print(kept_console(host.folder), file=sys.stderr)
             return 1
         except (RuntimeError, AssertionError) as error:
             print(f"error: {error}", file=sys.stderr)
@@ -162,7 +225,7 @@ def main() -> int:
                 host.guest.run("tail -n 40 /run/commands/0.out /run/devalloc/machines/*/*.log").output, file=sys.stderr
             )
             return 1
-    progress("done")
+    progress.say("done")
     if update:
         write(demo.transcript)
     return 0
