@@ -45,8 +45,18 @@ class DrainRun:
     """One run of the command, after the node was cordoned. Each look compares all objects with what is to become of
     them now: others may change any of them meanwhile, and uncordon the node."""
 
-    def __init__(self, store: Store, node: str, force: bool, timeout: float, *, live: bool) -> None:
-        """``live``: the node can still move machines while they run."""
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        force: bool,
+        timeout: float,
+        *,
+        live: bool,
+        planned: Iterable[DrainedMachine] = (),
+    ) -> None:
+        """``live``: the node can still move machines while they run. ``planned``: what was printed of the machines
+        before."""
         self._store = store
         self._live = live
         self._node = node
@@ -62,6 +72,7 @@ class DrainRun:
         self._must_look_again = False
         """Whether the next look may show something else although no other change comes: the last one released a claim,
         noted a failure, or was out of date."""
+        self._printed_whys = {one.key: one.why for one in planned if not one.leaves}
         self._machines: list[DrainedMachine] = []
         """Those that were on the node at the last look."""
         self._arriving: list[Object] = []
@@ -427,7 +438,8 @@ class DrainRun:
             if one.leaves:
                 print_note(f"error: {name_of(one.key)} {self._why_not_left(one, withdrawn)}")
             else:
-                print_note(f"{name_of(one.key)} stays on the node: {one.why}")
+                is_printed = self._printed_whys.get(one.key) == one.why
+                print_note(f"{name_of(one.key)} stays on the node{'' if is_printed else f': {one.why}'}")
             has_failed |= one.leaves or one.runs
         there = {one.key for one in self._machines}
         for key in self._requested.keys() - there:

@@ -96,4 +96,5 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             if cordons.set_cordon(store, target, why, keep=not reason):
                 print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
-            return DrainRun(store, node, force, 0.0 if silence else timeout, live=not silence).run()
+            patience = 0.0 if silence else timeout
+            return DrainRun(store, node, force, patience, live=not silence, planned=machines).run()

@@ -369,6 +369,16 @@ def test_a_machine_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: 
             until(lambda: "nodeName" in store.get("VirtualMachine", "default", "web")["status"], "it is placed", 60)
 
 
+def test_the_reason_why_a_machine_stays_is_printed_once(devalloc: Shell) -> None:
+    start = {"kernel": "/k", "disks": [{"path": "/disks/a.raw", "format": "raw"}]}
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine(start=start, running=True)))
+    devalloc.allocate()
+    take(devalloc)
+    result = devalloc("drain", "node/node-a")
+    assert (result.code, result.err) == (1, "virtualmachine default/web stays on the node\n")
+    assert result.out.count("only node node-a has its disk /disks/a.raw") == 1
+
+
 def test_a_stopped_one_that_stays_is_no_failure_and_its_claim_stays_with_it(fleet: Shell) -> None:
     take(fleet)
     with closing(SQLiteStore(fleet.store)) as store:
