@@ -107,6 +107,7 @@ def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_pe
         ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
         assert ledgers["leaseValid"] is True
         assert b"devalloc_permit_requests" in at_socket(path, "/metrics")
+        assert at_socket(path, "/", "POST").startswith(b"HTTP/1.1 405 ")
         assert status_of(port, "POST") == 401, "a client on loopback, as guests could be, has no rights"
     assert not path.exists()
 
@@ -121,10 +122,10 @@ def test_the_ledger_port_needs_only_the_admins_own_token(tmp_path: Path, own: bo
         assert status_of(port, "POST") == 401
 
 
-def at_socket(path: Path, page: str) -> bytes:
+def at_socket(path: Path, page: str, method: str = "GET") -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-        client.sendall(f"GET {page} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        client.sendall(f"{method} {page} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         with client.makefile("rb") as answer:
             return answer.read()
 

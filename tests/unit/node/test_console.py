@@ -150,6 +150,17 @@ class TestRelay:
         sender.join(10)
         assert not sender.is_alive()
 
+    def test_a_caller_that_leaves_leaves_no_thread(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        guest, caller = pair
+        before = {*threading.enumerate()}
+        output = console.relay(caller, [], lambda: True)
+        guest.sendall(b"# ")
+        assert next(output) == b"# "
+        (reader,) = [each for each in threading.enumerate() if each not in before and each.name == "console-output"]
+        output.close()
+        reader.join(10)
+        assert not reader.is_alive()
+
     def test_a_caller_that_takes_nothing_does_not_hold_up_the_guest(
         self, pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import confinement, launch, machine_files, preflight, spawn
+from devalloc_node.machine import cloned_disks, confinement, launch, machine_files, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
@@ -246,6 +246,27 @@ def test_machines_of_one_name_of_two_plugins_share_no_cgroup_and_no_service() ->
     assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(
         SPEC, theirs, Path("/plan"), QemuLimits(1, 1)
     )
+
+
+@pytest.mark.parametrize("seconds", [60.0, None])
+def test_disks_are_copied_before_qemu_starts_and_as_long_as_the_caller_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    """A caller that does not say how long has no time for a copy."""
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", cgroups=tmp_path)
+    deadlines: list[Deadline] = []
+
+    def unfinished(spec: MachineSpec, config: MachineConfig, deadline: Deadline) -> None:
+        deadlines.append(deadline)
+        raise Denied("CopyUnfinished", "it goes on next time")
+
+    monkeypatch.setattr(launch, "_resolved", lambda *_: ([], {}, {}))
+    monkeypatch.setattr(cloned_disks, "make", unfinished)
+    due = None if seconds is None else Deadline.after(seconds)
+    with raises(Denied, "CopyUnfinished"):
+        launch.launch(SPEC, config, LaunchOptions("uuid", None, "tcg"), deadline=due)
+    assert [each.passed for each in deadlines] == [seconds is None]
+    assert not config.plan(SPEC.id).exists(), "no QEMU was started"
 
 
 def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:

@@ -179,6 +179,14 @@ def test_the_common_budget_alone_ends_expressions(monkeypatch: pytest.MonkeyPatc
     assert plain["allocated"]
 
 
+def test_what_the_expressions_of_classes_cost_is_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 20_000)
+    (dear,) = dear_claim(times=2)["spec"]["claims"]
+    documents = [device_class("gpu", driver="gpu", constraints=f"!({dear['constraints']})"), own_fleet()[1]]
+    answers = solve_manifests([*documents, claim("one", {"deviceClass": "gpu"}), claim("two", {"deviceClass": "gpu"})])
+    assert [one["allocated"] for one in answers["claims"]] == [True, True]
+
+
 def test_steps_alone_end_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EXPRESSION_BUDGET", "COMMON_BUDGET"):
         monkeypatch.setattr(budget, name, ENDLESS)

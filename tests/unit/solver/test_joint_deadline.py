@@ -20,7 +20,7 @@ from devalloc_solver.pipeline import strategy
 from devalloc_solver.pipeline.decomposition import Subproblem
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.strategy import SearchOutcome, explain_in_time
-from devalloc_solver.place import greedy, place, place_on
+from devalloc_solver.place import SearchTimeout, greedy, place, place_on
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -121,6 +121,23 @@ def test_ways_that_cannot_be_looked_at_in_time_are_left_for_a_first_fit(
     _, refused = state_space.build_state_space(problem.snapshot, usage, kinds, {}, ends=clock.now + 0.05)
     assert refused == kinds
     assert not looks
+
+
+def test_without_the_time_for_a_model_nothing_is_in_use_and_all_might_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_late(*_: object, **__: object) -> None:
+        raise SearchTimeout
+
+    problem = ready(
+        [GPU, pool("p", "n", devices=[device("d")]), *(claim(name, {"deviceClass": "gpu"}) for name in "ab")]
+    )
+    monkeypatch.setattr(strategy, "build_model", is_late)
+    placements, levels = strategy._place_jointly(problem.snapshot, problem.allocations, problem.units, "pack", None)
+    assert placements == []
+    assert [(level.goal, level.value, level.bound) for level in levels] == [
+        ("satisfied", 0, 2),
+        ("pools", 0, 0),
+        ("devices", 0, 0),
+    ]
 
 
 # -- units that are no column's --------------------------------------------------------------------------------------

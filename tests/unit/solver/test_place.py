@@ -331,6 +331,15 @@ def test_shares_of_several_claims_fill_up_a_device_before_another() -> None:
     assert outcome.score.devices == 2
 
 
+def test_a_share_that_just_fits_into_what_is_left_of_a_device_is_not_split() -> None:
+    parts = [device("d0", resources={"memory": 4}), device("d1", resources={"memory": 3})]
+    outcome = placed(pool("p", devices=parts), claim("c", *(want(requests={"memory": amount}) for amount in (3, 1, 3))))
+    assert outcome is not None
+    (placement,) = outcome.placements
+    amounts = [(entry.device.name, nano // 10**9) for entry in placement.entries for _, nano in entry.amounts]
+    assert amounts == [("d0", 3), ("d0", 1), ("d1", 3)]
+
+
 def test_whole_takers_and_shares_never_meet() -> None:
     parts = [device(f"d{i}", resources={"memory": 8}) for i in range(2)]
     both = claim("c", want(), want(requests={"memory": 9}))

@@ -104,6 +104,25 @@ def test_lower_levels_do_not_outvote_a_higher_one_after_one_of_which_nothing_fit
     assert counts == {2: 0, 1: 1, 0: 0}
 
 
+@pytest.mark.parametrize("at_once", range(1, 7))
+def test_however_many_claims_one_search_decides_the_same_are_satisfied(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Of one priority, none like another: as many as possible, and of those the earliest."""
+    monkeypatch.setattr(warm_start, "LEAST_SIZE", 0)
+    monkeypatch.setattr(goals, "UNITS_PER_STEP", at_once)
+    waiting = [
+        claim(f"c{number}", {"deviceClass": "gpu", "constraints": f"device.i in {several}", "requests": {"count": 2}})
+        for number, several in enumerate(([1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 1], [1, 3]))
+    ]
+    cards = pool("p", "n", "gpu", devices=[device(f"d{number}", attributes={"i": number}) for number in range(1, 7)])
+    prepared = prepare(read_documents([device_class("gpu", driver="gpu"), cards, *waiting]))
+    search = warm_search(prepared)
+    assert search.is_warm
+    optimize_goals(search.model, placement="pack", ends=None, search=search)
+    assert [number for number, one in enumerate(search.model.satisfied) if search.value(one)] == [0, 2, 4]
+
+
 def test_no_search_proves_that_nothing_fits_beside_the_units_above(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two claims of priority 1 one is satisfied, and it is the one that takes all."""
     monkeypatch.setattr(warm_start, "LEAST_SIZE", 0)

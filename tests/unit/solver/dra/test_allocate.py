@@ -329,6 +329,22 @@ def test_values_of_different_types_never_match() -> None:
     assert names(answer(claim(request(count=3), distinct="gpu.io/x"), slice_("s", content))) == ["d1", "d2", "d3"]
 
 
+def test_of_the_values_to_agree_on_that_of_the_fewest_devices_counts_whatever_the_pool_is_used_for() -> None:
+    """One request takes all devices of its own, in the same pool."""
+    shared = [
+        device(name, {"x": value, "own": 0}, capacity={"m": amount}, shared=True)
+        for name, value, amount in (("a1", "a", "1"), ("a2", "a", "1"), ("b1", "b", "2"))
+    ]
+    own, of_all = (f"device.attributes['gpu.io'].own == {number}" for number in (1, 0))
+    shares = [request(name, 1, of_all, capacity={"requests": {"m": "1"}}) for name in ("q", "r")]
+    constraints = [{"matchAttribute": "gpu.io/x", "requests": ["q", "r"]}]
+    content = slice_("s", [device("all", {"own": 1}), *shared])
+
+    pairs = given(answer(claim(request("all", None, own), *shares, constraints=constraints), content))
+
+    assert pairs == [[("all", "all"), ("q", "b1"), ("r", "b1")]]
+
+
 def test_short_names_are_the_drivers_own() -> None:
     content = [device("d1", {"x": 1, "gpu.io/y": 1}), device("d2", {"gpu.io/x": 1, "y": 1})]
 
