@@ -360,12 +360,16 @@ def _is_folder_parameter(param: click.Parameter) -> bool:
 
 def translate_error(error: Exception) -> click.ClickException:
     """The error as users see it."""
-    from devalloc.store.errors import Invalid, NotFound, StoreError, is_disk_full
+    from devalloc.store.errors import Forbidden, Invalid, NotFound, StoreError, is_disk_full
 
     if isinstance(error, Invalid):
         return BadInput(str(error))
     if isinstance(error, NotFound):
         return NoSuchObject(str(error))
+    if isinstance(error, Forbidden):
+        from devalloc.cli.role_hints import role_hint
+
+        return CommandFailed(f"{error}{role_hint(str(error))}")
     if isinstance(error, StoreError):
         return CommandFailed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.conditions import REPLICA_FAILURE, find_condition
+from devalloc.api.conditions import REPLICA_FAILURE, VALID, find_condition
 from devalloc.api.views import (
     DEVICE_LOST,
     ClaimView,
@@ -72,6 +72,11 @@ def format_elapsed(since: datetime) -> str:
 
 def _name(obj: Object) -> str:
     return str(obj["metadata"]["name"])
+
+
+def _valid(cls: Object) -> Mapping[str, Any]:
+    """The condition Valid of a class, which a cluster's controller writes; empty without."""
+    return find_condition(cls.get("status", {}).get("conditions", ()), VALID)
 
 
 def _devices_or_reason(claim: Object) -> str:
@@ -143,7 +148,9 @@ _COLUMNS = {
         TableColumn("TYPE", lambda cls: cls.get("spec", {}).get("deviceType", "")),
         TableColumn("CONSTRAINTS", lambda cls: cls.get("spec", {}).get("constraints", "")),
         TableColumn("ADMIN", lambda cls: "yes" if cls.get("spec", {}).get("adminAccess") else "", wide=True),
+        TableColumn("VALID", lambda cls: _valid(cls).get("status", ""), wide=True),
         TableColumn("AGE", age_cell),
+        TableColumn("MESSAGE", lambda cls: _valid(cls).get("message", ""), wide=True),
     ),
     "DeviceClaim": (
         TableColumn("NAME", _name),

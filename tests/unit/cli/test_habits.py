@@ -232,7 +232,6 @@ def test_a_verb_of_kubectl_that_is_not_here_says_what_to_do(devalloc: Shell, wor
         ("solve --placement sprad", "did you mean spread?"),
         ("top nodes", "it shows nodes, claims and machines together: devalloc top"),
         ("delete claim/web --timeout 5s", "devalloc wait KIND/NAME --timeout"),
-        ("get claims --context x", "--kubeconfig PATH"),
         ("apply -k .", "kubectl kustomize DIR | devalloc apply -f -"),
         ("vm start web", "did you mean `vm create`?"),
         ("vm stp", "There is no verb `vm stp`; did you mean `vm stop`?"),

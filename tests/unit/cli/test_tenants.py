@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,9 @@ import pytest
 
 from devalloc.api.kinds import API_KINDS
 from devalloc.cli import target
+from devalloc.cli.role_hints import role_hint
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support import fast_yaml
 from tests.support.cli_shell import Result, Shell, devalloc
@@ -33,25 +36,38 @@ class Tenant(FakeClient):
         self.namespace = namespace
 
     def get(self, path: str, params: Any = None) -> dict[str, Any]:
-        self._ask(path)
+        self._ask(path, "get")
         return super().get(path, params)
 
     def list(self, path: str, params: Any = None) -> Iterator[dict[str, Any]]:
-        self._ask(path)
+        self._ask(path, "list")
         yield from super().list(path, params)
 
     def watch(self, path: str, *of: Any) -> Iterator[dict[str, Any]]:
-        self._ask(path)
+        self._ask(path, "watch")
         yield from super().watch(path, *of)
 
     def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self._ask(path)
+        self._ask(path, "update")
         return super().replace(path, body)
 
-    def _ask(self, path: str) -> None:
+    def _ask(self, path: str, verb: str) -> None:
         _, is_in, rest = path.partition(f"/namespaces/{self.namespace}/")
         if not is_in or rest.split("/")[0] not in OURS or path.endswith("/status"):
-            raise ApiError(403, "Forbidden", f'it is forbidden: User "alice" cannot do that at {path}')
+            raise ApiError(403, "Forbidden", _refusal(path, verb))
+
+
+_PATH = re.compile(r"/apis?/(?:([^/]+\.[^/]+)/)?v[^/]+/(?:namespaces/([^/]+)/)?([^/]+)(?:/[^/]+(/status)?)?")
+
+
+def _refusal(path: str, verb: str) -> str:
+    """The words of an API server with RBAC."""
+    matched = _PATH.fullmatch(path)
+    assert matched is not None, path
+    group, namespace, plural, status = matched.groups()
+    scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+    what = f'resource "{plural}{status or ""}" in API group "{group or ""}" {scope}'
+    return f'{plural} is forbidden: User "alice" cannot {verb} {what}'
 
 
 @dataclass
@@ -112,6 +128,75 @@ def test_claims_of_the_namespace_are_listed(team: Team) -> None:
     assert team("get", "claims", "-n", "team-b").code == 1
     assert "train" in team("get", "dclaim/train").out
     assert "there is no" not in team("get", "dclaim/none").out
+
+
+@pytest.mark.parametrize(
+    ("words", "role"),
+    [
+        (("get", "claims", "-A"), "view, by a ClusterRoleBinding"),
+        (("get", "claims", "-n", "team-b"), "view, by a RoleBinding in namespace team-b"),
+        (("top", "--once", "-n", "team-b"), "view, by a RoleBinding in namespace team-b"),
+        (("get", "pools"), "view, by a ClusterRoleBinding"),
+        (("get", "classes"), "devalloc-classes, by a ClusterRoleBinding"),
+        (("cordon",), "view, by a ClusterRoleBinding"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_refusal_names_the_role_that_an_admin_can_bind(team: Team, words: tuple[str, ...], role: str) -> None:
+    output = team(*words)
+    assert output.code == 1
+    assert 'User "alice" cannot ' in output.err
+    assert output.err.endswith(f"; ask an admin for ClusterRole {role}\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "scope", "role"),
+    [
+        (
+            "update",
+            '"devicepools" in API group "devmgmtproto.k8s.io"',
+            "at the cluster scope",
+            "devalloc-fleet, by a Cl",
+        ),
+        ("create", '"deviceclaims" in API group "devmgmtproto.k8s.io"', 'in the namespace "a"', "edit, by a RoleB"),
+        (
+            "patch",
+            '"virtualmachines" in API group "devalloc.io"',
+            'in the namespace "a"',
+            "devalloc-machines, by a RoleB",
+        ),
+        ("update", '"virtualmachines/status" in API group "devalloc.io"', 'in the namespace "a"', ""),
+        ("list", '"nodes" in API group ""', "at the cluster scope", ""),
+    ],
+)
+def test_a_role_is_named_that_has_the_right(verb: str, resource: str, scope: str, role: str) -> None:
+    hint = role_hint(f'x is forbidden: User "alice" cannot {verb} resource {resource} {scope}')
+    assert hint.startswith(f"; ask an admin for ClusterRole {role}") if role else hint == ""
+
+
+def test_no_role_of_people_is_named_to_a_part_of_devalloc() -> None:
+    what = 'resource "devicepools" in API group "devmgmtproto.k8s.io" at the cluster scope'
+    assert role_hint(f'User "system:serviceaccount:devalloc-system:devalloc-node" cannot list {what}') == ""
+    assert role_hint(f'User "system:serviceaccount:team-a:ci" cannot list {what}') != ""
+
+
+def test_the_named_roles_are_installed() -> None:
+    """`view` and `edit` are those of Kubernetes, of which ours are parts."""
+    roles = {one["metadata"]["name"] for one in render_manifests(InstallOptions()) if one["kind"] == "ClusterRole"}
+    assert {"devalloc-view", "devalloc-edit", "devalloc-classes", "devalloc-fleet", "devalloc-machines"} <= roles
+
+
+def test_whether_a_class_is_valid_is_shown(team: Team) -> None:
+    team.is_admin = True
+    store = KubernetesStore(FakeClient(team.kube))  # type: ignore[arg-type]
+    cls = store.get("DeviceClass", None, "gpu")
+    why = {"type": "Valid", "status": "False", "reason": "ClassInvalid", "message": "it does not compile"}
+    store.replace_status({**cls, "status": {"conditions": [why]}})
+    store.close()
+    header, line = team("get", "classes", "-o", "wide").out.splitlines()
+    assert "VALID" in header
+    assert "False" in line
+    assert "it does not compile" in line
 
 
 def test_the_namespace_of_the_context_counts_unless_another_one_is_named(team: Team) -> None:
