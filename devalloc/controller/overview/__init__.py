@@ -120,7 +120,8 @@ def build_overview(
         )
     whys = {name: "; ".join(filter(None, [cordoned.get(name), shorten(closed.get(name, ""))])) for name in by_node}
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural_key))
-    theirs, reasons = claims.resource_claims_in(docs), claims.last_reasons(docs)
+    theirs = claims.with_default_labels(claims.resource_claims_in(docs), claims.labelled_namespaces(docs))
+    reasons = claims.last_reasons(docs)
     listed = [claims.summarize_device_claim(doc, users) for doc in device_claims_in(docs)]
     sizes = [(is_dedicated(pool.name), len(pool.devices)) for pool in published if pool.driver == claims.DRIVER]
     adopted = adopted_drivers(doc for doc in docs if doc["kind"] == "DeviceTaintRule")

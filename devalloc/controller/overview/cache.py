@@ -12,7 +12,12 @@ from datetime import UTC, datetime
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.overview import Overview, build_overview, in_namespace
-from devalloc.controller.overview.claims import needs_events
+from devalloc.controller.overview.claims import (
+    labelled_namespaces,
+    needs_events,
+    needs_namespaces,
+    with_default_labels,
+)
 from devalloc.controller.overview.refusal_cache import RefusalCache, Refusals
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.store import Forbidden, KindNotServed, Object, Store, StoreError
@@ -57,13 +62,20 @@ class _StoreRead:
     notes: tuple[str, ...] = ()
     unread: frozenset[str] = frozenset()
     """Kinds that may not be read."""
+    has_labelled: bool = False
+    """A ResourceClaim waits for devalloc's controller."""
 
     @property
     def objects(self) -> Iterator[Object]:
         return (obj for look in self.looks for obj in look.objects.values())
 
     def __add__(self, more: _StoreRead) -> _StoreRead:
-        return _StoreRead(self.looks + more.looks, self.notes + more.notes, self.unread | more.unread)
+        return _StoreRead(
+            self.looks + more.looks,
+            self.notes + more.notes,
+            self.unread | more.unread,
+            self.has_labelled or more.has_labelled,
+        )
 
 
 class OverviewCache:
@@ -139,8 +151,7 @@ class OverviewCache:
             read = _StoreRead(notes=(remark,)) + read
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
-        is_labelled = needs_events(obj for obj in read.objects if obj["kind"] == "ResourceClaim")
-        reports = self._unserved(), self._unanswered() if is_labelled else ""
+        reports = self._unserved(), self._unanswered() if read.has_labelled else ""
         if before is None or reports != self._reports_before or not self._is_as_it_was(read):
             self._memo.turn()
             current = build_overview(read.objects, read.notes, self._memo, *reports)
@@ -191,7 +202,7 @@ class OverviewCache:
 
     def _read_each(self, store: Store, wanted: Sequence[str]) -> _StoreRead:
         """Each kind for itself."""
-        looks: list[Snapshot] = []
+        looks: dict[str, Snapshot] = {}
         notes: list[str] = []
         unread: set[str] = set()
         kinds = [*wanted]
@@ -203,14 +214,13 @@ class OverviewCache:
                     refused = self._refused[kind] = self._clock() + RETRY_SECONDS, _read_failure(kind, error)
                 else:
                     self._refused.pop(kind, None)
-                    looks.append(look)
-                    if kind == "ResourceClaim" and needs_events(look.objects.values()):
-                        kinds.append("Event")  # which only these need
+                    looks[kind] = look
+                    kinds += [each for each in _kinds_for(kind, looks) if each not in kinds]
                     continue
             if refused[1]:
                 notes.append(refused[1])
                 unread.add(kind)
-        return _StoreRead(tuple(looks), tuple(notes), frozenset(unread))
+        return _StoreRead(tuple(looks.values()), tuple(notes), frozenset(unread), "Event" in kinds)
 
     def _look(self, store: Store, kinds: Sequence[str]) -> Snapshot:
         return self._readings.setdefault(frozenset(kinds), SnapshotReader(store, kinds)).look()
@@ -225,10 +235,22 @@ def _is_silent(store: Store) -> bool:
     return float(getattr(store, "silent_seconds", 0.0)) >= SILENT_SECONDS
 
 
+def _kinds_for(kind: str, looks: Mapping[str, Snapshot]) -> list[str]:
+    """What only ResourceClaims that wait need beside this kind, which was read last of ``looks``, by kind."""
+    if kind not in ("ResourceClaim", "Namespace"):
+        return []
+    spaces = looks["Namespace"].objects.values() if "Namespace" in looks else ()
+    waiting = looks["ResourceClaim"].objects.values()
+    is_labelled = needs_events(with_default_labels(waiting, labelled_namespaces(spaces)))
+    return [*(["Namespace"] if needs_namespaces(waiting) else []), *(["Event"] if is_labelled else [])]
+
+
 def _read_failure(kind: str, error: StoreError) -> str:
     """Why a kind is not shown; "" if there can be nothing of it."""
     if isinstance(error, KindNotServed):
         return ""
+    if kind == "Namespace" and isinstance(error, Forbidden):
+        return ""  # then only the labels of claims count
     others = {"Event": "Why labelled ResourceClaims wait", "Node": "Which Nodes are cordoned or not ready"}
     what = others.get(kind, f"The list of {kind}{'es' if kind.endswith('s') else 's'}")
     if isinstance(error, Forbidden):

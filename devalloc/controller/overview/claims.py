@@ -3,7 +3,7 @@ them; ResourceQuotas, as far as they are about devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta, views
@@ -183,6 +183,34 @@ def reserved_for(doc: Object) -> tuple[str, ...]:
 def is_for_devalloc(doc: Object) -> bool:
     """Whether devalloc's controller is to give it devices."""
     return as_mapping(doc["metadata"].get("labels")).get(ALLOCATOR_KEY) == DEVALLOC
+
+
+def labelled_namespaces(documents: Iterable[Object]) -> frozenset[str]:
+    """The namespaces whose claims ask for devalloc's controller unless their own label says otherwise."""
+    return frozenset(
+        doc["metadata"]["name"] for doc in documents if doc["kind"] == "Namespace" and is_for_devalloc(doc)
+    )
+
+
+def with_default_labels(documents: Iterable[Object], namespaces: Container[str]) -> list[Object]:
+    """ResourceClaims with the label that each has by its namespace."""
+    return [_with_default_label(doc) if _has_default(doc, namespaces) else doc for doc in documents]
+
+
+def _has_default(doc: Object, namespaces: Container[str]) -> bool:
+    labels = as_mapping(doc["metadata"].get("labels"))
+    return doc["metadata"].get("namespace") in namespaces and ALLOCATOR_KEY not in labels
+
+
+def _with_default_label(doc: Object) -> Object:
+    labels = {**as_mapping(doc["metadata"].get("labels")), ALLOCATOR_KEY: DEVALLOC}
+    return {**doc, "metadata": {**doc["metadata"], "labels": labels}}
+
+
+def needs_namespaces(documents: Iterable[Object]) -> bool:
+    """Whether among ResourceClaims one waits without a label of its own."""
+    pending = (doc for doc in documents if not is_allocated(doc))
+    return any(ALLOCATOR_KEY not in as_mapping(doc["metadata"].get("labels")) for doc in pending)
 
 
 def needs_events(documents: Iterable[Object]) -> bool:

@@ -202,6 +202,14 @@ def test_a_claim_of_kube_scheduler_for_an_adopted_driver_needs_the_label(cluster
     assert cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, SLICE, labelled, ADOPTED)).code == 0
 
 
+def test_a_class_in_the_way_has_no_path_before_its_name(devalloc: Shell) -> None:
+    nothing = device_class_of("any", "device.allowMultipleAllocations")
+
+    shown = devalloc("explain", "pair", "-f", "-", stdin=text(nothing, SLICE, PAIR)).out
+
+    assert ["class", "any"] in [line.split() for line in shown.splitlines()]
+
+
 def test_a_claim_of_kube_scheduler_for_nodes_that_are_set_aside_needs_the_label(devalloc: Shell) -> None:
     aside = slice_("t", [{**one, "taints": [dict(TAINT)]} for one in devices("x", "y")], pool="p.devalloc")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.adopted_pools import PROBE, rule_manifest
-from devalloc.api.dedicated_pools import TAINT, dedicated_pool_name
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, TAINT, dedicated_pool_name
 from devalloc.controller.overview import CardSummary, build_overview
 from devalloc.controller.overview.cache import NO_KINDS_MESSAGE, STALE_MESSAGE, OverviewCache
 from devalloc.controller.overview.claims import NO_EVENT_YET, NOT_ANSWERED, WAITS_FOR_SCHEDULER, needs_events
@@ -296,6 +296,35 @@ def test_events_are_read_only_for_claims_without_another_reason() -> None:
     cluster = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
     OverviewCache(Cluster(), cluster).latest()  # type: ignore[arg-type]
     assert "Event" not in cluster.listed_kinds
+
+
+def test_claims_of_a_labelled_namespace_wait_for_the_controller() -> None:
+    space: Object = {"kind": "Namespace", "metadata": {"name": "default", "labels": {ALLOCATOR_KEY: "devalloc"}}}
+    left_out = resource_claim("left-out")
+    left_out["metadata"]["labels"] = {ALLOCATOR_KEY: "kube-scheduler"}
+    plain = resource_claim("plain")
+    cluster = Cluster(
+        ResourceClaim=[left_out, plain], Namespace=[space], Event=[warning(plain, "NotEnoughDevices", "9 are wanted")]
+    )
+    seen = OverviewCache(Cluster(), cluster).latest().overview  # type: ignore[arg-type]  all that it needs
+    assert {each.name: (each.reason, each.message) for each in seen.claims} == {
+        "left-out": ("", WAITS_FOR_SCHEDULER),
+        "plain": ("NotEnoughDevices", "9 are wanted"),
+    }
+    cluster = Cluster(ResourceClaim=[plain], Namespace=Forbidden("no"))
+    seen = OverviewCache(Cluster(), cluster).latest().overview  # type: ignore[arg-type]  all that it needs
+    assert ([each.message for each in seen.claims], seen.notes) == ([WAITS_FOR_SCHEDULER], ())
+
+
+def test_events_of_labelled_claims_are_read_also_without_the_right_to_read_namespaces() -> None:
+    ours = resource_claim("ours", ours=True)
+    cluster = Cluster(
+        ResourceClaim=[ours, resource_claim("theirs")],
+        Namespace=Forbidden("no"),
+        Event=[warning(ours, "NotEnoughDevices", "9 are wanted")],
+    )
+    seen = OverviewCache(Cluster(), cluster).latest().overview  # type: ignore[arg-type]  all that it needs
+    assert {each.name: each.reason for each in seen.claims} == {"ours": "NotEnoughDevices", "theirs": ""}
 
 
 def shares(*amounts: str) -> list[Object]:
