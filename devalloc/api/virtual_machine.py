@@ -31,7 +31,7 @@ from devalloc.api.fields import (
     unique_by,
 )
 from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
-from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.quantity import NANO, Quantity, QuantityError
 
 MIB = 2**20
 GIB = 2**30
@@ -132,7 +132,7 @@ class MemoryBounds(ApiModel):
         amounts = (("min", self.min), ("max", self.max), ("use", self.use), ("slotSize", self.slot_size))
         for name, amount in amounts if self.huge_pages == "1Gi" else amounts[:3]:
             if amount is not None and not _is_multiple(amount, block):
-                faults.append(((name,), f"must be a multiple of {size}, but is {amount}"))
+                faults.append(((name,), _multiple_words(amount, block, size)))
         raise_faults(faults or _bounds_faults(self.min, self.max, self.use) or self._slot_faults(), RELATED)
         return self
 
@@ -143,7 +143,7 @@ class MemoryBounds(ApiModel):
         if slot is None:
             return [(("slotSize",), "is required with method dimm")]
         if not _is_multiple(slot, SLOT_BLOCK):
-            return [(("slotSize",), f"must be a multiple of 128Mi, but is {slot}")]
+            return [(("slotSize",), _multiple_words(slot, SLOT_BLOCK, "128Mi"))]
         above = [("max", self.max - self.min)] + ([] if self.use is None else [("use", self.use - self.min)])
         faults: list[FieldFault] = [
             ((name,), f"must be min ({self.min}) plus a multiple of slotSize ({slot})")
@@ -172,6 +172,16 @@ class MemoryBounds(ApiModel):
 
 def _is_multiple(amount: Quantity, of: int) -> bool:
     return amount.nano % (of * NANO) == 0
+
+
+def _multiple_words(amount: Quantity, block: int, size: str) -> str:
+    """That an amount is not a multiple of ``block``, which is written ``size``; and what was meant by M for Mi."""
+    try:
+        meant = Quantity.parse(f"{amount}i".replace("k", "K"))
+        hint = f"; did you mean {meant}?" if _is_multiple(meant, block) else ""
+    except QuantityError:
+        hint = ""
+    return f"must be a multiple of {size}, but is {amount}{hint}"
 
 
 MAX_NUMA_NODES = 1024
@@ -283,13 +293,25 @@ MAX_CLOUD_INIT = 32 * 1024
 """Characters of a text for cloud-init."""
 
 
+_CLOUD_INIT = re.compile(r"#|Content-Type:|MIME-Version:")
+
+
+def _user_data(value: object) -> object:
+    if isinstance(value, str) and value and _CLOUD_INIT.match(value) is None:
+        first = quote_value(value.split("\n", 1)[0])
+        raise ValueError(f"must have #cloud-config as its first line, or #! for a script, not {first}")
+    return value
+
+
 class MachineCloudInit(ApiModel):
     """What cloud-init in the guest does at its first start. The node makes a small read-only disk of it (data source
     NoCloud), which is the last disk of the machine. Everyone who can read the machine can read it: give it keys and
     hashes of passwords, and no secrets."""
 
     user_data: Annotated[
-        str, Field(min_length=1, max_length=MAX_CLOUD_INIT, pattern=r"^(#|Content-Type:|MIME-Version:)")
+        str,
+        BeforeValidator(_user_data),
+        Field(min_length=1, max_length=MAX_CLOUD_INIT, json_schema_extra={"pattern": f"^({_CLOUD_INIT.pattern})"}),
     ]
     """``#cloud-config`` with users, keys and packages, a script that begins with ``#!``, or another form of
     cloud-init."""

@@ -34,9 +34,6 @@ _TEXT_TAGS = frozenset({_TAG + "str", _TAG + "timestamp", "!"})
 _PLAIN_TAGS = frozenset({_TAG + word for word in ("int", "float", "bool", "null")})
 
 _ADVICE = {
-    "found character '\\t' that cannot start any token": "contains a tab; YAML indents with spaces",
-    "found character that cannot start any token": "contains a character that YAML reserves (a tab, '@' or '`'); "
-    "indent with spaces, and quote such strings",
     "mapping values are not allowed in this context": "contains a ':' where no field can start; check the indentation, "
     "and quote strings with ': '",
     "could not find expected ':'": "lacks a ':' after a field name",
@@ -94,10 +91,22 @@ def read_yaml(text: str, first_line: int = 1) -> Iterator[YamlDocument]:
                 builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        words = _ADVICE.get(error.problem or "", f"is not valid YAML: {error.problem or error.context}")
+        problem = error.problem or ""
+        if problem.startswith("found character ") and problem.endswith(" that cannot start any token"):
+            words = _reserved_character(text, mark)
+        else:
+            words = _ADVICE.get(problem, f"is not valid YAML: {problem or error.context}")
         raise YamlError(words, None if mark is None else mark.line + 1) from None
     except yaml.YAMLError as error:
         raise YamlError(f"is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _reserved_character(text: str, mark: Any) -> str:
+    """Which character cannot begin a value there, in which column, and what to write."""
+    character = text.removeprefix("\ufeff")[mark.index : mark.index + 1]
+    if character == "\t":
+        return f"has a tab in column {mark.column + 1}; indent with spaces"
+    return f"has {quote_value(character)} in column {mark.column + 1}, which YAML reserves; quote the string"
 
 
 @lru_cache(maxsize=4)

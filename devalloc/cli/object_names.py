@@ -114,12 +114,12 @@ def keys_of(
     return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
 
 
-def similar_names_hint(name: str, names: Iterable[str]) -> str:
-    """Suggestions for a name that does not exist, as the end of a sentence."""
+def similar_names_hint(name: str, names: Iterable[str], *, nearest: bool = True) -> str:
+    """Suggestions for a name that does not exist, as the end of a sentence: the ``nearest`` one, or those there are."""
     from devalloc.api.problems import closest_match
 
     names = sorted({one_line(each) for each in names})
-    if len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:
+    if nearest and len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:
         return f"; did you mean {near}?"
     if not names:
         return ""
@@ -137,9 +137,10 @@ def fetch_object(store: Store, key: Key) -> Object:
         raise NotFound(f"{error}{not_found_hint(store, key)}") from None
 
 
-def not_found_hint(store: Store, key: Key, *, similar: bool = True) -> str:
+def not_found_hint(store: Store, key: Key, *, nearest: bool = True) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
-    a claim of another API group, an object of that name and another kind, or (``similar``) a similar name."""
+    a claim of another API group, an object of that name and another kind, or the names that exist, or only the
+    ``nearest`` one of them."""
     from devalloc.store.sqlite import SQLiteStore
 
     try:
@@ -153,11 +154,8 @@ def not_found_hint(store: Store, key: Key, *, similar: bool = True) -> str:
     for there in (there for obj in objects if (there := Key.of(obj))[1:] == key[1:]):
         if there.kind in _WITH_STATES and there.kind != key.kind:
             return f"; there is a {there.kind} of that name: {format_key(there)}"
-    if not similar:
-        return ""
-    return similar_names_hint(
-        key.name, (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace)
-    )
+    names = (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace)
+    return similar_names_hint(key.name, names, nearest=nearest)
 
 
 def format_key(key: Key) -> str:

@@ -114,7 +114,8 @@ def delete(
                     return Outcome(f"{format_key(key)} deleted (dry run){_gone_text(stored)}")
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
-                what = f"{error}{not_found_hint(objects, key, similar=False)}"
+                # No name is proposed: it would be the wrong one to delete.
+                what = f"{error}{not_found_hint(objects, key, nearest=False) if group is None else ''}"
                 return Outcome() if ignore_not_found else Outcome(error=what, code=NoSuchObject.exit_code)
             done = _deletion_text(last["metadata"].get("finalizers") or [])
             return Outcome(f"{format_key(key)} {done}{_gone_text(last)}")

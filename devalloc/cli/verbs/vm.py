@@ -166,7 +166,14 @@ def _row(machine: Machine, use: ProcessUsage | None) -> list[Cell]:
 @click.group(
     "vm",
     cls=VerbGroup,
-    other_words={"start": "create", "run": "create", "ls": "list", "describe": "get", "rm": "delete"},
+    other_words={"run": "create", "ls": "list", "describe": "get", "rm": "delete"},
+    advice={
+        "start": "start a machine with `devalloc start vm/NAME`, or `vm create` one from a manifest",
+        **{
+            name: f"write `devalloc {name} vm/NAME`"
+            for name in ("restart", "pause", "resume", "migrate", "console", "logs")
+        },
+    },
 )
 def vm() -> None:
     """Start, adopt, scale and stop machines on this node, and plug devices of claims into them.

@@ -119,6 +119,19 @@ def test_aliases_and_merge_keys_work() -> None:
     assert content["<<"] == "text"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:\n\t- 1\n", "line 2: has a tab in column 1; indent with spaces"),
+        ("a: 1\nb: @x\n", "line 2: has '@' in column 4, which YAML reserves; quote the string"),
+        ("é: `x`\n", "line 1: has '`' in column 4, which YAML reserves; quote the string"),
+        ("\ufeffa: 1\nb: %x\n", "line 2: has '%' in column 4, which YAML reserves; quote the string"),
+    ],
+)
+def test_a_character_that_yaml_reserves_is_named_with_its_column(text: str, message: str) -> None:
+    assert problems(text) == [f"f.yaml, document 1, {message}"]
+
+
 # -- documents -------------------------------------------------------------------------------------------------------
 
 

@@ -233,7 +233,7 @@ def test_a_verb_of_kubectl_that_is_not_here_says_what_to_do(devalloc: Shell, wor
         ("top nodes", "it shows nodes, claims and machines together: devalloc top"),
         ("delete claim/web --timeout 5s", "devalloc wait KIND/NAME --timeout"),
         ("apply -k .", "kubectl kustomize DIR | devalloc apply -f -"),
-        ("vm start web", "did you mean `vm create`?"),
+        ("vm start web", "There is no verb `vm start`; start a machine with `devalloc start vm/NAME`, or `vm create`"),
         ("vm stp", "There is no verb `vm stp`; did you mean `vm stop`?"),
     ],
 )
@@ -258,8 +258,16 @@ def test_a_misspelled_name_gets_the_nearest_one(fleet: Shell, verb: str) -> None
     result = fleet(verb, "claim/wbe")
 
     assert result.code == 4
-    hint = "" if verb == "delete" else "; did you mean web?"  # it would be the wrong one to delete
+    # None is proposed for deletion: it would be the wrong one.
+    hint = "; there are old, plain, web" if verb == "delete" else "; did you mean web?"
     assert f"DeviceClaim default/wbe does not exist{hint}\n" in result.err
+
+
+def test_what_a_file_deletes_and_is_not_there_has_no_list_of_others(fleet: Shell) -> None:
+    result = fleet("delete", "-f", "-", stdin=text(claim("wbe")))
+
+    assert result.code == 4
+    assert result.err.endswith("DeviceClaim default/wbe does not exist\n")
 
 
 def test_folders_in_a_folder_are_read_with_r(devalloc: Shell, tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_a_name_alone_is_answered_with_what_has_it(filled: Shell) -> None:
     assert (output.code, output.err) == (2, "error: train is not a kind; did you mean deviceclaim/train?\n")
 
 
-def test_delete_of_a_missing_name_deletes_no_similar_one(filled: Shell) -> None:
+def test_delete_of_a_missing_name_proposes_no_similar_one_and_says_what_there_is(filled: Shell) -> None:
     output = filled("delete", "claim/trai")
-    assert (output.code, output.err) == (4, "error: DeviceClaim default/trai does not exist\n")
+    assert (output.code, output.err) == (4, "error: DeviceClaim default/trai does not exist; the only one is train\n")
 
 
 def kubeconfig(path: Path) -> Path:

@@ -226,7 +226,7 @@ def test_delete_by_name_by_file_and_all(devalloc: Shell) -> None:
 
     assert devalloc("delete", "dclaim/train").out == "deviceclaim/train deleted\n"
     again = devalloc("delete", "dclaim/train")
-    assert (again.code, again.err) == (4, "error: DeviceClaim default/train does not exist\n")
+    assert (again.code, again.err) == (4, "error: DeviceClaim default/train does not exist; there are a, b\n")
     assert devalloc("delete", "dclaim/train", "--ignore-not-found").code == 0
     assert devalloc("delete", "-f", "-", stdin=text(pool())).out == "devicepool/gpus deleted\n"
     assert devalloc("delete", "claims").code == 2
