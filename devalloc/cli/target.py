@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -280,14 +281,32 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
     return "; ".join(filter(None, map(served.why_unserved, wanted)))
 
 
-def unanswered_note(store: Store) -> str:
-    """A sentence if the store is an embedded one that no controller answers now; "" otherwise."""
+def unanswered_note(store: Store, remedy: str = "; start it, and repeat the command") -> str:
+    """A sentence if the store is an embedded one that no controller answers now; "" otherwise. ``remedy``: its end."""
     from devalloc.cli.served_store import ServedStore
     from devalloc.store.serving import is_answered
 
     if not isinstance(store, ServedStore) or is_answered(store.path):
         return ""
-    return "no `devalloc up` runs on this store; start it, and repeat the command"
+    return f"no `devalloc up` runs on this store{remedy}"
+
+
+def silence_note(store: Store, objects: Iterable[dict[str, Any]]) -> str:
+    """A sentence if some of these claims and machines have no answer, and no controller is there to give one; ""
+    otherwise. Of an embedded store only on a terminal: programs read stderr."""
+    if not any(map(_is_unanswered, objects)):
+        return ""
+    remedy = ": claims and machines are answered when one does"
+    return missing_controller_note(store) or (unanswered_note(store, remedy) if sys.stderr.isatty() else "")
+
+
+def _is_unanswered(obj: dict[str, Any]) -> bool:
+    """Whether it is a claim or machine without an answer yet."""
+    from devalloc.api.views import ClaimView
+
+    if obj["kind"] == "DeviceClaim":
+        return not obj.get("status") and not ClaimView(obj).reason
+    return obj["kind"] == "VirtualMachine" and not obj.get("status")
 
 
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:

@@ -26,8 +26,8 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store, store_path
+from devalloc.cli.target import unanswered_note
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.store.serving import is_answered
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
@@ -280,8 +280,9 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
 
         code = _write_all(objects, good, apply_one, "applying", code)
         kinds = {Key.of(document.content).kind for document in good}
-        if not dry_run and kinds & _ANSWERED and sys.stderr.isatty() and not is_answered(objects.path):
-            print_note("no `devalloc up` runs on this store: what you applied is answered when one does")
+        is_asked = not dry_run and kinds & _ANSWERED and sys.stderr.isatty()
+        if is_asked and (silence := unanswered_note(objects, ": what you applied is answered when one does")):
+            print_note(silence)
         return code
 
 

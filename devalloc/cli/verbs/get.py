@@ -22,7 +22,7 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.jsonpath import render_template
 from devalloc.cli.render.output import GrowingTable, print_content, print_objects, print_table
 from devalloc.cli.shell_completion import complete_objects
-from devalloc.cli.target import StoreTarget, explain_waiting, missing_controller_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, explain_waiting, open_target, silence_note, target_options
 from devalloc.cli.terminal import print_data, print_line, print_note
 from devalloc.store.errors import Key
 
@@ -159,20 +159,11 @@ def _list(
     if not objects and form.is_table and not watch:
         where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
         print_note(f"no {', '.join(kind.plural for kind in kinds)}{where}{' with these labels' if selected else ''}")
-    if form.is_table and any(_is_unanswered(obj) for obj in objects) and (silence := missing_controller_note(store)):
+    if form.is_table and (silence := silence_note(store, objects)):
         print_note(silence)
     if watch:
         _print_changes(store, set(wanted), listing.resource_version, None, namespace, form, selected)
     return 0
-
-
-def _is_unanswered(obj: Object) -> bool:
-    """Whether it is a claim or machine without an answer yet."""
-    from devalloc.api.views import ClaimView
-
-    if Key.of(obj).kind == "DeviceClaim":
-        return not obj.get("status") and not ClaimView(obj).reason
-    return Key.of(obj).kind == "VirtualMachine" and not obj.get("status")
 
 
 def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
@@ -190,6 +181,8 @@ def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
         _print_one(objects[0], form)
     else:
         _print_first(objects, form, watch=watch, namespaces=False)
+        if form.is_table and (silence := silence_note(store, objects)):
+            print_note(silence)
     if watch:
         _print_changes(store, {key.kind for key in keys}, version, set(keys), None, form)
     return NoSuchObject.exit_code if missing else 0

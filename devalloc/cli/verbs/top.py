@@ -16,8 +16,10 @@ from devalloc.cli.target import (
     explain_waiting,
     missing_controller_note,
     open_readable_target,
+    silence_note,
     target_options,
     unanswered_claims_note,
+    unanswered_note,
     unserved_note,
 )
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from devalloc.cli.keys import Keys
     from devalloc.cli.render.top_screen import DrawTop, TopScreen
     from devalloc.controller.overview.cache import OverviewCache
+    from devalloc.store import Store
 
+_ASKING = ("DeviceClaim", "VirtualMachine")
 MIN_SECONDS = 1.0
 """Between two looks at the store, whatever the interval."""
 
@@ -80,7 +84,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             source,
             source if place.is_cluster else None,
             namespace=namespace,
-            remarks=lambda: "; ".join(filter(None, (missing_controller_note(source), unserved_note(source)))),
+            remarks=lambda: "; ".join(filter(None, (_silence(source), unserved_note(source)))),
             unanswered=lambda: unanswered_claims_note(source),
         )
         if output in ("json", "yaml"):
@@ -91,6 +95,13 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             with pressed_keys() as keys, live_screen() as draw:
                 _show(TopScreen(wide=output == "wide", has_keys=keys.is_there), sight, keys, draw, interval)
     return 0
+
+
+def _silence(store: Store) -> str:
+    """As ``silence_note``; on a cluster also if everything has an answer."""
+    if unanswered_note(store):
+        return silence_note(store, store.list(_ASKING).objects)
+    return missing_controller_note(store)
 
 
 def _show(screen: TopScreen, sight: OverviewCache, keys: Keys, draw: DrawTop, interval: float) -> None:

@@ -23,6 +23,7 @@ from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleet_manifests import gpu_claim
 from tests.support.host_pools import host, machine
 from tests.support.terminal import Terminal
 
@@ -103,6 +104,24 @@ def test_apply_says_on_a_terminal_that_nothing_answers_the_store(
     with hold_store(devalloc.store):
         assert note not in terminal("apply", "-f", tmp_path / "web.yaml")
     assert devalloc("apply", "-f", tmp_path / "web.yaml").err == "", "programs read stderr"
+
+
+@pytest.mark.parametrize("command", [["get", "claims"], ["get", "claim/train"], ["get", "vms"], ["top", "--once"]])
+def test_a_list_says_on_a_terminal_that_nothing_answers_the_store(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    waiting = (machine("web", "1", "1Gi"), gpu_claim("train"))
+    assert devalloc("apply", "-f", "-", stdin=text(*waiting)).code == 0
+    terminal = Terminal(monkeypatch)
+    monkeypatch.setenv("DEVALLOC_STORE", str(devalloc.store))
+    note = "no `devalloc up` runs on this store: claims and machines are answered when one does"
+    assert note in terminal(*command)
+    quiet = devalloc(*command)
+    assert note not in quiet.out + quiet.err, "programs read it"
+    with hold_store(devalloc.store):
+        assert note not in terminal(*command)
+    devalloc.allocate()
+    assert note not in terminal(*command), "everything has an answer"
 
 
 def test_tables_show_it(unserved: Shell) -> None:
