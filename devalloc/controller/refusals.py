@@ -11,6 +11,7 @@ from typing import Any, Literal
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS, is_dedicated
 from devalloc.api.host_pool_names import HUGE_PAGES
+from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
 
@@ -94,8 +95,8 @@ def _advice(code: str | None, blockers: Sequence[Answer], funnels: Sequence[Answ
     steps = {step["what"]: step for funnel in reversed(funnels) for step in funnel["steps"]}
     if (labelled := steps.get(FOR_LABELLED_CLAIMS)) is not None:
         return " ".join([_label_advice(labelled), *(_advice_of_reason(code, blockers) if blockers else ())])
-    tolerate = [_TOLERATE] if _TAINTED in steps and not blockers else []
-    specific = [*tolerate, *_corrections(blockers)]
+    taint = [_taint_advice(steps[_TAINTED])] if _TAINTED in steps and not blockers else []
+    specific = [*taint, *_corrections(blockers)]
     if whole := _whole_devices_advice(blockers, funnels):
         return " ".join([*specific, whole])
     return " ".join([*specific, *_advice_of_reason(code, blockers)])
@@ -125,6 +126,11 @@ def _whole_devices_advice(blockers: Sequence[Answer], funnels: Sequence[Answer])
 
 
 _UNSHARED = re.compile(r"have no (.+) to share")
+
+
+def _taint_advice(step: Answer) -> str:
+    """What to do where taints keep devices back."""
+    return _MAKE_AVAILABLE if str(step.get("example", "")).startswith(UNAVAILABLE) else _TOLERATE
 
 
 def _label_advice(step: Answer) -> str:
@@ -174,6 +180,10 @@ _CORRECT_POOL = "Correct that pool, or rename one of two; `devalloc validate -f`
 _TAINTED = "have a taint that is not tolerated"
 _TOLERATE = "Tolerate the taint in the request (`tolerations`), or have its driver or DeviceTaintRule remove it."
 """Where devices have taints, and nothing else is in the way."""
+_MAKE_AVAILABLE = (
+    "Correct on its node what makes the device unavailable: the value of the taint says what (docs/inventory.md)."
+)
+"""Where the node plugin set the taint: to tolerate it would give a device that cannot be bound."""
 _GIVE_NODES = "Give the Node objects too (`kubectl get nodes -o yaml`), or correct the node selectors of the slices."
 """Where all devices select nodes that are not there."""
 

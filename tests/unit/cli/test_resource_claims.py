@@ -97,6 +97,16 @@ def test_the_advice_for_taints_in_the_way_is_to_tolerate_them(devalloc: Shell) -
     assert "What to do: Tolerate the taint in the request (`tolerations`), or have" in shown
 
 
+def test_the_advice_for_the_taint_of_an_unavailable_device_is_not_to_tolerate_it(devalloc: Shell) -> None:
+    taint = {"key": "devalloc.io/unavailable", "value": "in-use", "effect": "NoSchedule"}
+    given = text(ANY, slice_("s", [{**one, "taints": [taint]} for one in devices("a", "b")]), PAIR)
+
+    shown = devalloc("explain", "pair", "-f", "-", stdin=given).out
+
+    assert "What to do: Correct on its node what makes the device unavailable: the value of the taint" in shown
+    assert "Tolerate" not in shown
+
+
 def test_the_advice_for_a_slice_that_is_left_out_is_to_correct_it(devalloc: Shell) -> None:
     broken = slice_("s", [{"name": "a", "capacity": {"memory": {"value": "6 GiB"}}}])
 
