@@ -182,7 +182,7 @@ def capacity(
             {**identity, "count": counted.count, "proven": counted.proven, "byNode": by_node, **reason}, output
         )
     else:
-        _show(counted, claim)
+        _show(counted, claim, files)
     return code
 
 
@@ -288,7 +288,7 @@ def _is_class(place: StoreTarget, name: str) -> bool:
             return False
 
 
-def _show(counted: Capacity, claim: Object) -> None:
+def _show(counted: Capacity, claim: Object, files: tuple[str, ...]) -> None:
     subject = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
     where = ", ".join(f"{number} on {node}" for node, number in counted.by_node.items() if node is not None)
     print_line(
@@ -296,3 +296,7 @@ def _show(counted: Capacity, claim: Object) -> None:
     )
     if counted.reason:
         print_line(f"{counted.reason}: {counted.message}")
+    elif not counted.count and claim["kind"] == CLAIM and not (claim.get("status") or {}).get("allocations"):
+        namespace = claim["metadata"].get("namespace", "default")
+        given = ("" if namespace == "default" else f" -n {namespace}") + "".join(f" -f {file}" for file in files)
+        print_note(f"what is in the way: devalloc explain {claim['metadata']['name']}{given}")

@@ -42,6 +42,16 @@ def test_a_claim_that_is_too_large_is_refused_with_who_is_in_the_way(live: Shell
     assert one["blockers"][0]["name"] == "held"
 
 
+def test_capacity_leads_to_what_is_in_the_way_of_a_claim_that_does_not_fit(live: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text(text(claim("new", count=2)))
+    counted = live("capacity", "new", "-f", file)
+    assert counted.out == "0 more like default/new\n"
+    assert counted.err == f"what is in the way: devalloc explain new -f {file}\n"
+    assert "held" in live("explain", "new", "-f", file).out
+    assert live("capacity", "held").err == "", "one more fits"
+
+
 def test_explain_says_what_would_be(live: Shell, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(text(claim("new")))
 
