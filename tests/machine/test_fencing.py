@@ -49,7 +49,7 @@ def test_it_starts_elsewhere_only_once_its_node_is_fenced_and_the_old_one_ends_f
     fleet.kill("a")
     os.kill(before["pid"], signal.SIGSTOP)
     shown = fleet.command("fence", "node/a", "--dry-run")
-    assert "virtualmachine default/drained: will start on another node" in shown.stdout
+    assert "virtualmachine default/drained: will start on node b" in shown.stdout
     assert (fleet.status()["nodeName"], fleet.qemus("b")) == ("a", []), "it may run there, for all that anyone knows"
 
     fenced = fleet.command("fence", "node/a", "--yes", "--reason", "no power")
