@@ -159,6 +159,8 @@ class ClusterState:
         self._counted: dict[bool, bool] = {}
         """Which of these were given the objects of now, and whether there are such devices."""
         self._selected_nodes: dict[str, Object] = {}
+        self._unadopted: str | None = None
+        """What ``_describe_others`` says; None until it is asked."""
         self._adopting: Collection[str] = ()
         """Drivers with a rule that adopts."""
 
@@ -171,6 +173,7 @@ class ClusterState:
         self._objects, self._pools = by_kind, pools
         self._memo.turn()
         self._counted = {}
+        self._unadopted = None
         self._adopting = {rule.driver for rule in adoption_rules(by_kind["DeviceTaintRule"])}
         chosen = namespaces_for_devalloc(by_kind["Namespace"])
         claims = by_kind["ResourceClaim"]
@@ -410,12 +413,14 @@ class ClusterState:
         return next(self._ours(), None) is None
 
     def _describe_others(self) -> str:
-        """Where nothing is devalloc's to allocate: whose devices there are; "" if there are none, or some are."""
-        drivers = sorted({str(each["spec"]["driver"]) for each in self._objects["ResourceSlice"]})
-        if not drivers or not self.offers_nothing:
-            return ""
-        more = f" and {len(drivers) - 3} more" if drivers[3:] else ""
-        return f"none is adopted of the drivers with devices ({', '.join(drivers[:3])}{more})"
+        """Where nothing is devalloc's to allocate: whose devices there are; "" if there are none, or some are. The same
+        for all claims, so it is looked at once for all that wait."""
+        if self._unadopted is None:
+            drivers = sorted({str(each["spec"]["driver"]) for each in self._objects["ResourceSlice"]})
+            more = f" and {len(drivers) - 3} more" if drivers[3:] else ""
+            text = f"none is adopted of the drivers with devices ({', '.join(drivers[:3])}{more})"
+            self._unadopted = text if drivers and self.offers_nothing else ""
+        return self._unadopted
 
     @property
     def is_behind(self) -> bool:
@@ -428,7 +433,9 @@ class ClusterState:
         if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES):
             return reason, message
         if not (others := self.not_adopted(claims)):
-            return reason, message.replace(NO_DEVICES, self._describe_others() or NO_DEVICES)
+            if NO_DEVICES in message:
+                message = message.replace(NO_DEVICES, self._describe_others() or NO_DEVICES)
+            return reason, message
         if not self._matching(claims, is_ours=True):
             return Reason.NOT_ADOPTED.value, others
         return reason, f"{message}; elsewhere, {others}"
