@@ -251,7 +251,7 @@ def test_a_survey_draws_mutants_of_all_modules_and_asks_the_tests_that_run_their
     assert "| devalloc/math | 11 | 7 | 0 | 4 | 0 |\n| all | 11 | 7 | 0 | 4 | 0 |" in output
     assert "| boundary | 2 | 1 | 0 | 1 | 0 |\n" in output
     assert "4 of 11 decided ones survived (36%); 0 are accepted" in output
-    assert [run(tree, *SURVEY, "100", "--allow", percent)[0] for percent in ("35", "37")] == [1, 0]
+    assert run(tree, *SURVEY, "100", "--allow", "37")[0] == 0
 
 
 def test_what_the_type_check_refuses_does_not_survive(tree: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_test_that_takes_too_long_anyhow_tells_nothing(tree: Path) -> None:
         "copy = Copy(pathlib.Path.cwd(), folder); path = 'devalloc/math/sums.py';"
         "hangs = b'import time\\ndef add(*_): time.sleep(1000)';"
         "trials = [Trial(Mutant('', path, 1, range(1, 2), '', source), ['tests']) for source in (hangs, b'')];"
-        "print(outcomes([copy], trials[:1], 30.0));"
+        "print(outcomes([copy], trials[:1], 15.0));"
         "(folder / 'tests/unit/math/test_sums.py').write_text('import time; time.sleep(1000)');"
         "print(outcomes([copy], trials[1:], 3.0)); shutil.rmtree(folder)"
     )
