@@ -8,6 +8,11 @@ allocates have a label of the same name.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from devalloc.api.views import as_mapping
+
 ALLOCATOR_KEY = "devalloc.io/allocator"
 """Label of claims, and key of taints."""
 DEVALLOC = "devalloc"
@@ -34,3 +39,22 @@ def is_dedicated(pool: str) -> bool:
 def base_pool_name(pool: str) -> str:
     """The pool's name without the suffix."""
     return pool.removesuffix(DEDICATED_SUFFIX)
+
+
+def is_for_devalloc(obj: Mapping[str, Any]) -> bool:
+    """Whether a ResourceClaim asks for devalloc's controller, or all of a Namespace do."""
+    return as_mapping(obj["metadata"].get("labels")).get(ALLOCATOR_KEY) == DEVALLOC
+
+
+def namespaces_for_devalloc(objects: Iterable[dict[str, Any]]) -> frozenset[str]:
+    """The Namespaces among objects whose claims ask for devalloc's controller unless their own label says otherwise."""
+    return frozenset(one["metadata"]["name"] for one in objects if one["kind"] == "Namespace" and is_for_devalloc(one))
+
+
+def with_namespace_default(claim: dict[str, Any], namespaces: Container[str]) -> dict[str, Any]:
+    """The claim with the label that it has by its namespace; itself if it has one of its own."""
+    metadata = claim["metadata"]
+    labels = as_mapping(metadata.get("labels"))
+    if metadata.get("namespace") not in namespaces or ALLOCATOR_KEY in labels:
+        return claim
+    return {**claim, "metadata": {**metadata, "labels": {**labels, ALLOCATOR_KEY: DEVALLOC}}}

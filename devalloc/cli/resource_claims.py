@@ -133,7 +133,7 @@ def _load_cluster_objects(place: StoreTarget) -> list[Object]:
 
 def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
     """The objects with the labels that claims, and claims of templates, have by their namespace."""
-    from devalloc.controller.reconcile.resource_claims.pending import namespaces_for_devalloc, with_namespace_default
+    from devalloc.api.dedicated_pools import namespaces_for_devalloc, with_namespace_default
 
     chosen = namespaces_for_devalloc(one for one in objects if one["kind"] == "Namespace")
     changed = []
@@ -154,7 +154,7 @@ def _with_namespace_defaults(objects: Sequence[Object]) -> list[Object]:
 def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     """What decides about a pending claim of a cluster, without other claims that wait. If no device is for devalloc,
     and no other one matches a claim for it, all slices: they show why none matches."""
-    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
+    from devalloc.api.dedicated_pools import is_for_devalloc
 
     others = _others(claim, objects)
     if not is_for_devalloc(claim):
@@ -173,7 +173,7 @@ def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Objec
 
 def explain_lack(claim: Object, objects: Sequence[Object], reason: str, message: str) -> tuple[str, str]:
     """The reason and message of a claim that gets nothing, with the devices that match it and are not for devalloc."""
-    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
+    from devalloc.api.dedicated_pools import is_for_devalloc
 
     if not is_for_devalloc(claim):
         return reason, message

@@ -317,9 +317,9 @@ def _question_about(
 def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions, output: str) -> int:
     """Show whether a ResourceClaim of a cluster or store, or one of a template, gets devices beside those that have
     any."""
+    from devalloc.api.dedicated_pools import is_for_devalloc
     from devalloc.cli.object_names import similar_names_hint
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
     from devalloc_solver.dra import solve_manifests
 
     objects = load_resource_objects(place)

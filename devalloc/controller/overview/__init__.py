@@ -30,7 +30,7 @@ from devalloc.api.cordon import (
     unschedulable_nodes,
 )
 from devalloc.api.decode import decode
-from devalloc.api.dedicated_pools import is_dedicated
+from devalloc.api.dedicated_pools import is_dedicated, namespaces_for_devalloc, with_namespace_default
 from devalloc.api.kinds import API_KINDS
 from devalloc.api.serving import as_served, unserved_with_objects
 from devalloc.api.views import ClaimView, device_claims_in
@@ -120,7 +120,8 @@ def build_overview(
         )
     whys = {name: "; ".join(filter(None, [cordoned.get(name), shorten(closed.get(name, ""))])) for name in by_node}
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural_key))
-    theirs = claims.with_default_labels(claims.resource_claims_in(docs), claims.labelled_namespaces(docs))
+    chosen = namespaces_for_devalloc(docs)
+    theirs = [with_namespace_default(doc, chosen) for doc in claims.resource_claims_in(docs)]
     reasons = claims.last_reasons(docs)
     listed = [claims.summarize_device_claim(doc, users) for doc in device_claims_in(docs)]
     sizes = [(is_dedicated(pool.name), len(pool.devices)) for pool in published if pool.driver == claims.DRIVER]

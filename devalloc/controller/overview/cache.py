@@ -11,13 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from devalloc.api.cordon import NODE_KIND
+from devalloc.api.dedicated_pools import namespaces_for_devalloc, with_namespace_default
 from devalloc.controller.overview import Overview, build_overview, in_namespace
-from devalloc.controller.overview.claims import (
-    labelled_namespaces,
-    needs_events,
-    needs_namespaces,
-    with_default_labels,
-)
+from devalloc.controller.overview.claims import needs_events, needs_namespaces
 from devalloc.controller.overview.refusal_cache import RefusalCache, Refusals
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.store import Forbidden, KindNotServed, Object, Store, StoreError
@@ -241,7 +237,8 @@ def _kinds_for(kind: str, looks: Mapping[str, Snapshot]) -> list[str]:
         return []
     spaces = looks["Namespace"].objects.values() if "Namespace" in looks else ()
     waiting = looks["ResourceClaim"].objects.values()
-    is_labelled = needs_events(with_default_labels(waiting, labelled_namespaces(spaces)))
+    chosen = namespaces_for_devalloc(spaces)
+    is_labelled = needs_events(with_namespace_default(claim, chosen) for claim in waiting)
     return [*(["Namespace"] if needs_namespaces(waiting) else []), *(["Event"] if is_labelled else [])]
 
 

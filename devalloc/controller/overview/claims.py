@@ -3,12 +3,12 @@ them; ResourceQuotas, as far as they are about devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta, views
 from devalloc.api.adopted_pools import is_probe
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, is_for_devalloc
 from devalloc.api.quantity import count_text
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.controller.overview.model import (
@@ -178,33 +178,6 @@ def reserved_for(doc: Object) -> tuple[str, ...]:
     return tuple(
         names if len(names) <= _MAX_DEVICES else [*names[: _MAX_DEVICES - 1], f"{len(names) - _MAX_DEVICES + 1} more"]
     )
-
-
-def is_for_devalloc(doc: Object) -> bool:
-    """Whether devalloc's controller is to give it devices."""
-    return as_mapping(doc["metadata"].get("labels")).get(ALLOCATOR_KEY) == DEVALLOC
-
-
-def labelled_namespaces(documents: Iterable[Object]) -> frozenset[str]:
-    """The namespaces whose claims ask for devalloc's controller unless their own label says otherwise."""
-    return frozenset(
-        doc["metadata"]["name"] for doc in documents if doc["kind"] == "Namespace" and is_for_devalloc(doc)
-    )
-
-
-def with_default_labels(documents: Iterable[Object], namespaces: Container[str]) -> list[Object]:
-    """ResourceClaims with the label that each has by its namespace."""
-    return [_with_default_label(doc) if _has_default(doc, namespaces) else doc for doc in documents]
-
-
-def _has_default(doc: Object, namespaces: Container[str]) -> bool:
-    labels = as_mapping(doc["metadata"].get("labels"))
-    return doc["metadata"].get("namespace") in namespaces and ALLOCATOR_KEY not in labels
-
-
-def _with_default_label(doc: Object) -> Object:
-    labels = {**as_mapping(doc["metadata"].get("labels")), ALLOCATOR_KEY: DEVALLOC}
-    return {**doc, "metadata": {**doc["metadata"], "labels": labels}}
 
 
 def needs_namespaces(documents: Iterable[Object]) -> bool:

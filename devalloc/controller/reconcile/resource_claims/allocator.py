@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api.adopted_pools import AdoptionRule, AllocatablePools
+from devalloc.api.dedicated_pools import is_for_devalloc, namespaces_for_devalloc, with_namespace_default
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
@@ -36,10 +37,7 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     PendingGroup,
     allocation_node,
     allocation_of,
-    is_for_devalloc,
     key_of,
-    namespaces_for_devalloc,
-    with_namespace_default,
 )
 from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver

@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.adopted_pools import DEDICATED_ONLY, AllocatablePools, adoption_rules, is_adoption_rule
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY
+from devalloc.api.adopted_pools import DEDICATED_ONLY, AllocatablePools, adopted_drivers, is_adoption_rule
+from devalloc.api.dedicated_pools import (
+    ALLOCATOR_KEY,
+    is_for_devalloc,
+    namespaces_for_devalloc,
+    with_namespace_default,
+)
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
 from devalloc.api.views import Order, order_of
@@ -31,14 +36,11 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     PendingGroup,
     allocation_node,
     allocation_of,
-    is_for_devalloc,
     is_waiting,
     key_of,
-    namespaces_for_devalloc,
     pending_document,
     pending_groups,
     pod_claim_names,
-    with_namespace_default,
 )
 from devalloc.controller.reconcile.resource_claims.shared_room import RoomRequest, most_at_once, plan_nodes
 from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
@@ -174,7 +176,7 @@ class ClusterState:
         self._memo.turn()
         self._counted = {}
         self._unadopted = None
-        self._adopting = {rule.driver for rule in adoption_rules(by_kind["DeviceTaintRule"])}
+        self._adopting = adopted_drivers(by_kind["DeviceTaintRule"])
         chosen = namespaces_for_devalloc(by_kind["Namespace"])
         claims = by_kind["ResourceClaim"]
         if chosen:

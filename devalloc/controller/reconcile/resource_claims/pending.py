@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.dedicated_pools import is_for_devalloc
 from devalloc.api.meta import GROUP, NODE, PRIORITY
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 
@@ -46,26 +46,6 @@ class PendingGroup:
         ]
         first = min(pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))
         return [{"resource": "pods", "name": first["metadata"]["name"], "uid": first["metadata"]["uid"]}]
-
-
-def namespaces_for_devalloc(namespaces: Iterable[Object]) -> frozenset[str]:
-    """The namespaces whose claims ask for devalloc's controller unless their own label says otherwise."""
-    return frozenset(each["metadata"]["name"] for each in namespaces if is_for_devalloc(each))
-
-
-def with_namespace_default(claim: Object, namespaces: Collection[str]) -> Object:
-    """The claim with the label that it has by its namespace; itself if it has one of its own."""
-    metadata = claim["metadata"]
-    labels = metadata.get("labels") or {}
-    if metadata["namespace"] not in namespaces or ALLOCATOR_KEY in labels:
-        return claim
-    return {**claim, "metadata": {**metadata, "labels": {**labels, ALLOCATOR_KEY: DEVALLOC}}}
-
-
-def is_for_devalloc(claim: Mapping[str, Any]) -> bool:
-    """Whether the claim asks for devalloc's controller, or all of a namespace do."""
-    labels: Mapping[str, str] = claim["metadata"].get("labels") or {}
-    return labels.get(ALLOCATOR_KEY) == DEVALLOC
 
 
 def allocation_of(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
