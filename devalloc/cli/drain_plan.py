@@ -114,10 +114,10 @@ def claim_text(claim: ClaimView, *, force: bool, outlook: Outlook | None) -> str
     name = f"deviceclaim {'/'.join(claim.key)}"
     if claim.is_held and not force:
         return f"{name}: stays: it is in use (--force takes its devices away)"
-    first = "its devices will be taken away" if claim.is_held else "will be released"
-    if outlook and outlook.why:
-        return f"{name}: {first}, and has no room elsewhere: {outlook.why}"
-    return f"{name}: {first}, and gets devices of {outlook.place if outlook else 'another node that has some'}"
+    first = f"{name}: will {'lose its devices' if claim.is_held else 'be released'}"
+    if outlook is None:
+        return first
+    return f"{first} and wait: {outlook.why}" if outlook.why else f"{first} and get devices of {outlook.place}"
 
 
 def claims_on(objects: Sequence[Object], node: str) -> list[Object]:

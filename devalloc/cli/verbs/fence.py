@@ -12,7 +12,7 @@ import click
 from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, NoSuchObject, verb
-from devalloc.cli.drain_plan import predict
+from devalloc.cli.drain_plan import claim_text, predict
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
@@ -72,7 +72,7 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
         of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
         for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
-                print_line(_claim_text(held, outlook.get(Key.of(held))))
+                print_line(claim_text(ClaimView(held), force=True, outlook=outlook.get(Key.of(held))))
             elif held["kind"] == "VirtualMachine" and not (view := MachineView(held)).is_on(node):
                 print_line(
                     f"virtualmachine {'/'.join(view.key)}: will stay on node {view.holder}: its migration to node "
@@ -135,14 +135,6 @@ def _confirm(node: str) -> None:
     question = f"Is node {node} powered off? If its machines still run, their disks get two writers"
     if not click.confirm(question, default=False, err=True):
         raise BadInput("nothing was changed")
-
-
-def _claim_text(claim: Object, outlook: Outlook | None) -> str:
-    """What happens to a claim of no machine, in one line. ``outlook``: None if the solver does not say."""
-    text = f"deviceclaim {'/'.join(ClaimView(claim).key)}: will be released"
-    if outlook is None:
-        return text
-    return f"{text} and wait: {outlook.why}" if outlook.why else f"{text}, and gets devices of {outlook.place}"
 
 
 def _machine_text(one: DrainedMachine, node: str, outlook: Outlook | None) -> str:

@@ -40,7 +40,7 @@ def test_the_plan_names_what_moves_and_what_is_released_and_changes_nothing(flee
         [
             "will fence node node-a: it gets nothing new, and what it holds is taken away",
             "virtualmachine default/web: will start on node node-b",
-            "deviceclaim default/alone: will be released, and gets devices of node node-b",
+            "deviceclaim default/alone: will lose its devices and get devices of node node-b",
         ],
     )
     assert fleet("cordon").out == "nothing is cordoned\n"
