@@ -309,6 +309,15 @@ def _is_unanswered(obj: dict[str, Any]) -> bool:
     return obj["kind"] == "VirtualMachine" and not obj.get("status")
 
 
+def unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
+    """Code and message if no plugin serves the node of a machine; both empty otherwise."""
+    from devalloc.api.reasons import Reason
+
+    status = machine.get("status") or {}
+    is_unserved = status.get("reason") == Reason.NODE_NOT_SERVED
+    return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
+
+
 def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
     be empty; both are if it is as it should be, or is to run no more."""

@@ -22,6 +22,7 @@ from devalloc.cli.target import (
     target_options,
     unanswered_note,
     unserved_note,
+    unserved_reason,
 )
 from devalloc.cli.terminal import print_line, print_note
 
@@ -71,11 +72,12 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
         (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
         if machine.kind != "VirtualMachine":
             raise BadInput(f"`devalloc migrate` moves machines, not a {machine.kind}: devalloc migrate vm/NAME")
-        view = MachineView(fetch_object(store, machine))
+        stored = fetch_object(store, machine)
+        view = MachineView(stored)
         _check_target(store, view, target)
         silence = unserved_note(store, view.holder or view.node, target)
         if not no_wait:
-            silence = silence or _unserved_reason(view) or unanswered_note(store)
+            silence = silence or unserved_reason(stored)[1] or unanswered_note(store)
         if silence:
             raise CommandFailed(f"virtualmachine {'/'.join(view.key)} cannot move: {silence}")
         if no_wait:
@@ -113,14 +115,6 @@ def _check_target(store: Store, machine: MachineView, target: str | None) -> Non
     with suppress(Forbidden):  # users of a cluster may have no right to read pools
         if target is not None and not pools_of(store, target):
             raise NoSuchObject(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
-
-
-def _unserved_reason(machine: MachineView) -> str:
-    """That no plugin has taken the machine, if it says so itself; else ""."""
-    from devalloc.api.reasons import Reason
-
-    status = machine.status
-    return str(status.get("message") or "") if status.get("reason") == Reason.NODE_NOT_SERVED else ""
 
 
 class Follower:

@@ -22,6 +22,7 @@ from devalloc.cli.target import (
     target_options,
     unanswered_advice,
     unanswered_note,
+    unserved_reason,
     why_not_running,
 )
 from devalloc.cli.terminal import print_line, print_note
@@ -314,7 +315,7 @@ class _Notes:
         if (obj := _same_object(self._store, key, None)) is None:
             return "", ""
         if key.kind == "VirtualMachine":
-            reason = why_not_running(obj) if self._state in _OF_MACHINES_THAT_RUN else _unserved_reason(obj)
+            reason = why_not_running(obj) if self._state in _OF_MACHINES_THAT_RUN else unserved_reason(obj)
             return reason if reason[0] or self._state not in _OF_MACHINES_THAT_RUN else ("", self._silence_of(obj))
         if key.kind == REPLICA_SET:
             return "", _replica_set_advice(self._store, obj).lstrip(":; ")
@@ -343,21 +344,12 @@ class _Notes:
         if obj is None or key.kind != "VirtualMachine":
             return False
         view = MachineView(obj)
-        if _unserved_reason(obj)[0]:
+        if unserved_reason(obj)[0]:
             return True
         if self._state not in _OF_MACHINES_THAT_RUN:
             return False
         code = why_not_running(obj)[0] if view.status.get("phase", "Pending") == "Pending" else ""
         return lasts(code) if view.is_held and code else not view.is_held and bool(unanswered_note(self._store))
-
-
-def _unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
-    """Code and message if no plugin serves the node of a machine; both empty otherwise."""
-    from devalloc.api.reasons import Reason
-
-    status = machine.get("status") or {}
-    is_unserved = status.get("reason") == Reason.NODE_NOT_SERVED
-    return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
 
 
 def _uid(store: Store, key: Key) -> str | None:
