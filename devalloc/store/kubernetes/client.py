@@ -89,7 +89,7 @@ def _fault_of(error: Exception) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}; correct it there, or name another file"
     if isinstance(error, YAMLError):
-        return "it is no text; name another file"
+        return "it is not text; name another file"
     return "it lacks clusters, contexts and users; name another file"
 
 

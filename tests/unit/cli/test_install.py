@@ -82,7 +82,7 @@ NO_KUBECONFIGS = {
     "a: [": "line 1: expected the node content, but found '<stream end>'; correct it there, or name another file",
     "a: 1\nb: c: d": "line 2: mapping values are not allowed here; correct it there, or name another file",
     "\t": "line 1: found character '\\t' that cannot start any token; correct it there, or name another file",
-    "\x01": "it is no text; name another file",
+    "\x01": "it is not text; name another file",
     "[]": "it lacks clusters, contexts and users; name another file",
     "{clusters: 3}": "it lacks clusters, contexts and users; name another file",
     "{current-context: a, contexts: [b]}": "",
