@@ -99,7 +99,7 @@ class OverviewCache:
         self._unserved = unserved
         self._unanswered = unanswered
         self._reports_before: tuple[Mapping[str, str], str] = {}, ""
-        """Who serves not, and why no claims are answered, as of ``_seen``."""
+        """Which nodes are not served, and why no ResourceClaims are answered, as of ``_seen``."""
         self._optional_store = optional_store
         self._clock = clock
         self._lock = threading.Lock()
