@@ -108,7 +108,7 @@ def kubeconfig_of_kubectl() -> Path:
 
 def _existing_kubeconfig(path: Path) -> Path:
     """The path, if it names a file. Raises Failed."""
-    several = [Path(each) for each in str(path).split(os.pathsep)]
+    several = [Path(each) for each in str(path).split(os.pathsep) if each]
     if not any(each.is_file() for each in several):
         if folder := next((each for each in several if each.is_dir()), None):
             raise CommandFailed(f"{folder} is a directory; name a kubeconfig in it with --kubeconfig")

@@ -98,6 +98,16 @@ def test_a_context_chooses_the_server(devalloc: Shell, tmp_path: Path) -> None:
     assert (unknown.code, "c" in unknown.err) == (1, True)
 
 
+def test_empty_parts_of_kubectls_list_of_files_name_no_folder(
+    devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a colon too many."""
+    missing = f"{tmp_path / 'missing'}:"
+    monkeypatch.setenv("KUBECONFIG", missing)
+    words = f"error: {missing} does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG\n"
+    assert devalloc("adopt").err == words
+
+
 @pytest.mark.parametrize("way", ["KUBECONFIG", "~/.kube/config"])
 def test_a_context_alone_is_one_of_kubectls_kubeconfig(
     devalloc: Shell, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
