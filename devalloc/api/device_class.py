@@ -23,8 +23,8 @@ from devalloc.api.fields import (
     raise_faults,
     unique_by,
 )
+from devalloc.api.host_names import Path
 from devalloc.api.meta import DEVALLOC, DEVMGMT, Condition, ObjectMeta
-from devalloc.api.virtual_machine import Path
 
 
 class ForeignMeta(ApiModel):

@@ -297,3 +297,15 @@ def not_negative(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     faulty = {name: amount for name, amount in amounts.items() if amount.nano < 0}
     raise_faults(((name,), f"must not be negative, but is {amount}") for name, amount in faulty.items())
     return amounts
+
+
+def _reject_zero(amount: Quantity) -> Quantity:
+    if amount.nano <= 0:
+        raise ValueError(f"must be more than zero, but is {amount}")
+    return amount
+
+
+PositiveAmount = Annotated[Positive, AfterValidator(_reject_zero)]
+Cpus = Annotated[PositiveAmount, Unit("CPUs")]
+Bytes = Annotated[PositiveAmount, Unit("bytes")]
+BytesPerSecond = Annotated[PositiveAmount, Unit("bytes/s")]

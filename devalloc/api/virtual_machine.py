@@ -1,9 +1,8 @@
-"""VirtualMachine: a machine on one node; how it starts, and how far it scales."""
+"""VirtualMachine: a machine on one node, and how far it scales."""
 
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Callable
 from functools import reduce
 from operator import add
@@ -17,6 +16,9 @@ from devalloc.api.fields import (
     RELATED,
     AmountField,
     ApiModel,
+    Bytes,
+    BytesPerSecond,
+    Cpus,
     FieldFault,
     Int64,
     Mac,
@@ -25,11 +27,12 @@ from devalloc.api.fields import (
     SubdomainName,
     Text,
     Unit,
-    pattern_schema,
     quote_value,
     raise_faults,
     unique_by,
 )
+from devalloc.api.host_names import InterfaceName, SocketPath
+from devalloc.api.machine_start import MAX_NUMA_NODES, MachineStart
 from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 
@@ -44,18 +47,6 @@ MAX_SLOTS = 255
 MAX_CPUS = 1024
 MIN_CPU = NANO // 100
 """The minimum share of a CPU, in nano: kernels limit CPU time in steps of at least 1 ms per 100 ms."""
-
-
-def _reject_zero(amount: Quantity) -> Quantity:
-    if amount.nano <= 0:
-        raise ValueError(f"must be more than zero, but is {amount}")
-    return amount
-
-
-PositiveAmount = Annotated[Positive, AfterValidator(_reject_zero)]
-Cpus = Annotated[PositiveAmount, Unit("CPUs")]
-Bytes = Annotated[PositiveAmount, Unit("bytes")]
-BytesPerSecond = Annotated[PositiveAmount, Unit("bytes/s")]
 
 
 def _bounds_faults(least: Quantity, most: Quantity, use: Quantity | None) -> list[FieldFault]:
@@ -182,196 +173,6 @@ def _multiple_words(amount: Quantity, block: int, size: str) -> str:
     except QuantityError:
         hint = ""
     return f"must be a multiple of {size}, but is {amount}{hint}"
-
-
-MAX_NUMA_NODES = 1024
-"""Maximum NUMA nodes of a kernel."""
-MAX_LINE = 2047
-"""Maximum characters of a kernel's command line."""
-MAX_SOCKET_PATH = 107
-"""Maximum bytes of a socket's path."""
-
-# Components other than "." and "..", in a syntax that RE2 supports, too.
-_BLANK = r"\x00-\x1f\x7f"
-_COMPONENT = rf"([^/.{_BLANK}][^/{_BLANK}]*|\.[^/.{_BLANK}][^/{_BLANK}]*|\.\.[^/{_BLANK}]+)"
-_PATH = re.compile(rf"(/{_COMPONENT})+")
-_LINE = re.compile(rf"[^{_BLANK}]*")
-_INTERFACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,14}", re.ASCII)
-
-
-def _path(value: object) -> object:
-    if not isinstance(value, str) or len(value) > 4096 or _PATH.fullmatch(value) is None:
-        raise ValueError(f"must be an absolute path without '.', '..' and doubled '/', not {quote_value(value)}")
-    return value
-
-
-def _socket(value: object) -> object:
-    if isinstance(value, str) and len(value.encode("utf-8", "replace")) > MAX_SOCKET_PATH:
-        raise ValueError(f"must have at most {MAX_SOCKET_PATH} bytes, the maximum for a socket's path")
-    return _path(value)
-
-
-def _line(value: object) -> object:
-    if isinstance(value, str) and len(value) > MAX_LINE:
-        raise ValueError(f"must have at most {MAX_LINE} characters, but has {len(value)}")
-    if isinstance(value, str) and _LINE.fullmatch(value) is None:
-        raise ValueError("must be one line without control characters")
-    return value
-
-
-def _interface(value: object) -> object:
-    if not isinstance(value, str) or _INTERFACE.fullmatch(value) is None:
-        raise ValueError(f"must be the name of a network interface (at most 15 characters), not {quote_value(value)}")
-    return value
-
-
-_PATH_WORDS = "must be an absolute path without '.', '..' and doubled '/'"
-Path = Annotated[
-    str,
-    BeforeValidator(_path),
-    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=4096),
-]
-SocketPath = Annotated[
-    str,
-    BeforeValidator(_socket),
-    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=MAX_SOCKET_PATH),
-]
-CommandLine = Annotated[
-    str,
-    BeforeValidator(_line),
-    pattern_schema(_LINE.pattern, "must be one line without control characters", maxLength=MAX_LINE),
-]
-InterfaceName = Annotated[
-    str,
-    BeforeValidator(_interface),
-    pattern_schema(_INTERFACE.pattern, "must be the name of a network interface", maxLength=15),
-]
-
-
-class MachineDisk(ApiModel):
-    """A disk image or block device of the host."""
-
-    path: Path
-    """A path below one of the folders that the node's admin lists."""
-    format: Literal["raw", "qcow2"]
-    """The image's format. It is never guessed: a guest can make a raw image look like another format."""
-    read_only: bool = False
-    """Whether the guest can only read it."""
-    device: Literal["virtio", "nvme"] = "virtio"
-    """The type of controller that the guest sees."""
-    clone: Literal["overlay", "copy"] | None = None
-    """Give the machine a disk of its own that begins as the image, and never change the image. ``overlay``: a qcow2
-    image with what the machine writes, over the image, which must stay as it is. ``copy``: all of the image. The
-    machine's disk stays until the machine is deleted, or starts without it. Needs disk, the limit of all such disks."""
-
-    @model_validator(mode="after")
-    def _clone_is_written(self) -> MachineDisk:
-        if self.clone is not None and self.read_only:
-            raise_faults(
-                [(("clone",), "cannot be combined with readOnly: all machines can read the image itself")], RELATED
-            )
-        return self
-
-
-class MachineFirmware(ApiModel):
-    """The firmware of the machine."""
-
-    type: Literal["bios", "uefi"] = "bios"
-    """``bios``: SeaBIOS. ``uefi``: OVMF, with UEFI variables of its own, which stay until the machine is deleted."""
-    secure_boot: bool = False
-    """Start only boot loaders and kernels that are signed with keys which the node's firmware template contains, such
-    as those of Microsoft. Needs type uefi, and a disk to start from."""
-
-    @model_validator(mode="after")
-    def _secure_boot_of_uefi(self) -> MachineFirmware:
-        if self.secure_boot and self.type != "uefi":
-            raise_faults([(("secureBoot",), "needs type uefi")], RELATED)
-        return self
-
-
-MAX_CLOUD_INIT = 32 * 1024
-"""Characters of a text for cloud-init."""
-
-
-_CLOUD_INIT = re.compile(r"#|Content-Type:|MIME-Version:")
-
-
-def _user_data(value: object) -> object:
-    if isinstance(value, str) and value and _CLOUD_INIT.match(value) is None:
-        first = quote_value(value.split("\n", 1)[0])
-        raise ValueError(f"must have #cloud-config as its first line, or #! for a script, not {first}")
-    return value
-
-
-class MachineCloudInit(ApiModel):
-    """What cloud-init in the guest does at its first start. The node makes a small read-only disk of it (data source
-    NoCloud), which is the last disk of the machine. Everyone who can read the machine can read it: give it keys and
-    hashes of passwords, and no secrets."""
-
-    user_data: Annotated[
-        str,
-        BeforeValidator(_user_data),
-        Field(min_length=1, max_length=MAX_CLOUD_INIT, json_schema_extra={"pattern": f"^({_CLOUD_INIT.pattern})"}),
-    ]
-    """``#cloud-config`` with users, keys and packages, a script that begins with ``#!``, or another form of
-    cloud-init."""
-    network_data: Annotated[str, Field(max_length=MAX_CLOUD_INIT)] = ""
-    """The network, in cloud-init's format of version 2 or 1. By default the guest asks each card for an address by
-    DHCP."""
-
-
-class MachineStart(ApiModel):
-    """How the machine starts: with a kernel, from its first disk, or with a kernel and disks."""
-
-    kernel: Path | None = None
-    """The kernel image, below one of the folders that the node's admin lists."""
-    initrd: Path | None = None
-    """The initial RAM disk of the kernel, below one of the same folders."""
-    append: CommandLine = ""
-    """The kernel's command line."""
-    firmware: MachineFirmware | None = None
-    """The firmware; by default the BIOS."""
-    tpm: bool = False
-    """Give the guest a TPM 2.0 of its own, whose content stays until the machine is deleted."""
-    iommu: bool = False
-    """Give the guest an IOMMU, so that it can pass devices on to its own machines."""
-    numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
-    """The host's NUMA node that provides its memory; any by default."""
-    pci_window: Bytes | None = None
-    """The 64-bit prefetchable addresses that each of its PCI slots reserves for the memory of a device that is
-    plugged in while it runs: at least twice the device's largest BARs. By default enough for every device of its node.
-    """
-    pinned: bool = False
-    """Run each of its CPUs on one CPU of the host that is chosen when it starts, as many as its maximum, all on
-    numaNode if that is set. No other pinned machine has these; with a network card with backend warm, its setup names
-    them, and setups can share them."""
-    cloud_init: MachineCloudInit | None = None
-    """What cloud-init in the guest does at its first start."""
-    disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
-        default_factory=list
-    )
-    """The disks, in the order in which the guest sees them."""
-
-    @model_validator(mode="after")
-    def _something_to_boot(self) -> MachineStart:
-        faults: list[FieldFault] = []
-        if self.kernel is None:
-            if not self.disks:
-                faults.append((("kernel",), "is required without disks: there is nothing to start"))
-            if self.initrd is not None:
-                faults.append((("initrd",), "needs a kernel"))
-            if self.append:
-                faults.append((("append",), "needs a kernel"))
-        elif self.firmware is not None and self.firmware.secure_boot:
-            faults.append(
-                (
-                    ("kernel",),
-                    "cannot be combined with firmware.secureBoot: the firmware would start it without checking its "
-                    "signature; start from a disk",
-                )
-            )
-        raise_faults(faults, RELATED)
-        return self
 
 
 class MachineAdopt(ApiModel):

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
 from devalloc.api.fields import REFUSED, RELATED, ApiModel, json_names, quote_value
+from devalloc.api.machine_start import MachineStart
 from devalloc.api.pool import Attribute
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
@@ -28,7 +29,6 @@ from devalloc.api.validation.schema import (
     model_schema,
     path_sort_key,
 )
-from devalloc.api.virtual_machine import MachineStart
 from devalloc.printable import printable
 
 MAX_ROUNDS = 6

@@ -10,11 +10,11 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.fields import is_subdomain_name
+from devalloc.api.machine_start import MachineDisk
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.virtual_machine import (
     MAX_CLAIMS,
     MAX_CPUS,
-    MachineDisk,
     MachineNic,
     VirtualMachine,
     VirtualMachineSpec,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from devalloc.api.virtual_machine import MAX_CLOUD_INIT
+from devalloc.api.machine_start import MAX_CLOUD_INIT
 from devalloc_node.machine import seed_disk
 from devalloc_node.machine.command_line import start_disks
 from devalloc_node.machine.machine_files import MachineConfig
