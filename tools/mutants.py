@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import gc
 import importlib
+import importlib.metadata
 import itertools
 import math
 import os
@@ -293,6 +295,16 @@ def _git(tree: Path, *words: str) -> list[str]:
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_forks() -> None:
+    """Import what each run needs, and leave it out of garbage collections, which would copy its memory."""
+    for library in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
+    gc.freeze()
 
 
 class Copy:
@@ -628,9 +640,7 @@ def main(arguments: Sequence[str]) -> int:
     tree = Path.cwd()
     if others := [path for path in chosen.modules if not (is_ours(path) and (tree / path).is_file())]:
         parser.error(f"{others[0]} is not a module of {', '.join(ROOTS)}")
-    for library in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(library)
+    _prepare_forks()
     settings = tomllib.loads((tree / SETTINGS).read_text())
     with tempfile.TemporaryDirectory(prefix="devalloc-mutants-") as folder:
         if chosen.survey is not None and not chosen.map.exists():

@@ -16,7 +16,7 @@ from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.mig_cards import A100, SMALL, Layout
 
-EXAMPLES = examples(80)
+EXAMPLES = examples(40)
 PART = device_class("part", driver="gpu", deviceType="part")
 
 

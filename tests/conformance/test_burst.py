@@ -1,4 +1,4 @@
-"""Of 80 machines (200 each night) that are created at once on a host with room for a quarter of them exactly these run,
+"""Of 32 machines (200 each night) that are created at once on a host with room for a quarter of them exactly these run,
 the others have a reason, and when all are deleted nothing is left. Through all of the plugin, with a process for each
 machine."""
 
@@ -23,7 +23,7 @@ from tests.support.host_pools import host, machine, node_by_machine
 from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 
 pytestmark = pytest.mark.timeout(600)
-MANY, ROOM = (200, 50) if IS_FUZZ else (80, 20)
+MANY, ROOM = (200, 50) if IS_FUZZ else (32, 8)
 SECONDS = 60.0
 """For what takes under 15, also beside others on the same host. A machine that waits for a pause or for the next look
 at everything, instead of for what it needs, takes longer (`python -m benchmarks machine_burst` measures it)."""

@@ -22,7 +22,7 @@ from tests.support.answer_verifier import broken_rules
 from tests.support.examples import examples
 from tests.support.oracle_instance import read
 
-EXAMPLES = examples(100)
+EXAMPLES = examples(50)
 Documents = list[dict[str, Any]]
 
 

@@ -22,8 +22,8 @@ from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support.dra_builders import ANY, claim, counter_slice, device, node, request, slice_
 from tests.support.examples import examples
 
-EXAMPLES = examples(120)
-BATCH = 40
+EXAMPLES = examples(60)
+BATCH = 30
 Manifest = dict[str, Any]
 COUNTERS = 4
 """Slices of a card that has partitions."""

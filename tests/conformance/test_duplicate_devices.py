@@ -19,7 +19,7 @@ from tests.support.dra_builders import ANY, claim, counter_slice, device, reques
 from tests.support.examples import examples
 
 NODES = ("n0", "n1", "n2")
-EXAMPLES = examples(100)
+EXAMPLES = examples(50)
 Manifest = dict[str, Any]
 
 

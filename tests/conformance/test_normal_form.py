@@ -1,6 +1,6 @@
 """The exact model against exhaustive search over every answer, on tiny instances of the normal form.
 
-DEVALLOC_FUZZ_EXAMPLES sets how many (default 80 of each kind); `make fuzz` looks at more.
+DEVALLOC_FUZZ_EXAMPLES sets how many (default 40 of each kind); `make fuzz` looks at more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.examples import examples
 from tests.support.normal_form import Option, SearchInstance, best_score, objections, option_of, overuse, rank, score
 from tests.support.normal_instances import random_instance
 
-EXAMPLES = examples(80)
+EXAMPLES = examples(40)
 BUDGET = 4_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

@@ -25,7 +25,7 @@ from tests.support.examples import examples
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 
-EXAMPLES = examples(50)
+EXAMPLES = examples(25)
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 

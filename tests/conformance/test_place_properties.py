@@ -26,7 +26,7 @@ from tests.support.hash_seeds import outputs
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 from tests.support.normal_instances import random_instance
 
-EXAMPLES = examples(50)
+EXAMPLES = examples(25)
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
@@ -156,7 +156,7 @@ def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more
 def test_another_hash_seed_gives_the_same_placements() -> None:
     script = (
         "from tests.conformance.test_place_properties import StepsExhausted, answer, units\n"
-        "for seed, prepared, unit in units(range(40)):\n"
+        "for seed, prepared, unit in units(range(20)):\n"
         "    try: found = answer(prepared, unit)\n"
         "    except StepsExhausted: continue\n"
         "    for entry in (e for p in (found.placements if found else ()) for e in p.entries):\n"
@@ -164,4 +164,4 @@ def test_another_hash_seed_gives_the_same_placements() -> None:
     )
     one, other = outputs(script)
     assert one == other
-    assert len(one) > 500
+    assert len(one) > 250
