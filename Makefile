@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+COLLECTED := $(VENV)/.tests-collected
 # With the lowest versions that pyproject.toml allows; the second without the extra kubernetes, which wants newer ones.
 LOWEST := .venv-lowest
 LOWEST_BASE := .venv-lowest-base
@@ -22,9 +23,15 @@ FUZZ_INSTANCES ?= 20000
 FUZZ_EVENTS ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
-SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py blockers_of_cards.py \
-  reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py decomposition.py oracle.py fencing.py \
-  eviction.py dra_holders.py waiting.py waiting_for_nodes.py settled_rounds.py burst.py
+SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py \
+  blockers_of_cards.py reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py \
+  decomposition.py oracle.py fencing.py eviction.py dra_holders.py waiting.py waiting_for_nodes.py settled_rounds.py \
+  burst.py cel_differential.py oracle_dra.py incremental_check.py fleet_machine.py warm_rounds.py \
+  inventory_invariants.py inventory_faults.py answer_types.py dra_group_reasons.py partitions.py \
+  random_hosts_unreadable.py vm_scheduling.py columns_many_shapes.py columns.py columns_parts.py blockers_proven.py \
+  replay_elsewhere.py scaling_oracle.py check_mutations.py fleet_partitions.py node_faults.py \
+  resource_fleet_machine.py deadlines.py refusal.py resource_fleet_refusals.py moves_with_devices.py \
+  wrong_content_dra.py damaged_dra.py malformed_manifests.py
 # Workers of the quick tiers, of which one that has nothing left takes over from another.
 JOBS ?= auto
 # Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
@@ -84,17 +91,29 @@ demo: setup ## the main job, shown on this machine in a few seconds
 demo-machine: setup ## a machine with a GPU, from its claim to its guest, on an emulated host: minutes, no root
 	@$(BIN)/python -m tools.demo_machine $(ARGS)
 
-test: test-unit test-conformance ## the unit and conformance tiers: minutes, and nothing to build
+# In one run, which has the libraries imported once, and no worker that waits at the end of a tier.
+test: $(COLLECTED) ## the unit and conformance tiers: minutes, and nothing to build
+	@echo "== unit and conformance"
+	@$(PYTEST) tests/unit tests/conformance -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 # With CI=true a skip is a failure, so what the tests of `make test` would skip for is built before them.
 test-all: build-plan built test test-hosts ## all tiers: builds Kubernetes and test machines once (see make build-plan)
 ifeq ($(CI),true)
-test-conformance: built-upstream
+test test-conformance: built-upstream
 endif
 
 test-hosts: built-machine built-cluster ## the machine and cluster tiers, side by side
 	@echo "== machine and cluster"
 	@$(PYTEST) tests/machine tests/cluster -n $$(($(MACHINE_JOBS) + $(CLUSTER_JOBS))) $(ARGS)
+
+# Of a fresh clone each worker would compile all modules, and rewrite the assertions of all tests, at the same time as the
+# others. What cannot be collected is reported by the tests.
+$(COLLECTED): $(STAMP)
+	@echo "Compiling the tests, once: half a minute."
+	@for half in 'tests/unit/[a-m]*/ tests/conformance' 'tests/unit/[n-z]*/'; do \
+	  { $(PYTEST) --collect-only -qq $$half > /dev/null || true; } & \
+	done; wait
+	@touch $@
 
 # $(call tier,NAME,PYTEST OPTIONS): a tier without tests yet passes, and says so.
 define tier
@@ -103,10 +122,10 @@ define tier
 	else echo "== $(1): no tests yet"; fi
 endef
 
-test-unit: setup ## seconds: properties, fakes
+test-unit: $(COLLECTED) ## seconds: properties, fakes
 	$(call tier,unit,-n $(QUICK_JOBS) --dist worksteal)
 
-test-conformance: setup ## cases with known answers, examples, oracles
+test-conformance: $(COLLECTED) ## cases with known answers, examples, oracles
 	$(call tier,conformance,-n $(QUICK_JOBS) --dist worksteal)
 
 test-machine: built-machine ## real QEMU and kernel (skips where there is none)
@@ -198,7 +217,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	while [ $$SECONDS -lt $$end ]; do \
 	  seed=$$((RANDOM * 32768 + RANDOM)); \
 	  echo "== property tests, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \
-	  $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
+	  DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
 	done
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are

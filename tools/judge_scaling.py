@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import reference_data
+from tests.support import fast_yaml, reference_data
 from tests.support.tables import (
     agents,
     capacity,
@@ -96,7 +96,7 @@ def read(path: Path) -> Any:
     if path.suffix == ".xz":
         return reference_data.read(path)
     text = path.read_text(encoding="utf-8-sig")
-    return yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
+    return fast_yaml.load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
 
 
 def judge_file(path: Path) -> Iterator[CaseVerdict]:

@@ -9,8 +9,9 @@ from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.pipeline.strategy import find_placements
 from tests.support import random_fleets
+from tests.support.examples import examples
 
-SEEDS = range(60)
+SEEDS = range(examples(24, 0.15))
 
 
 def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_proven() -> None:

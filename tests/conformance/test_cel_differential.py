@@ -20,6 +20,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.device_claims import Budget, CompileError, EvaluationError, compile
 from tests.support.cel_outcomes import outcome
+from tests.support.examples import examples
 
 DEVICE: dict[str, Any] = {"model": "a100", "numa": 1, "slot": -7, "pcie-root": "r1"}
 ACTIVATION = {
@@ -117,7 +118,7 @@ BOOL: Text = st.one_of(
 
 
 @given(BOOL)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(36, 0.3), deadline=None)
 def test_predicates_agree(text: str) -> None:
     assert ours(text) == theirs(text)
 
@@ -172,13 +173,13 @@ MEASURES: Text = st.one_of(
 
 
 @given(st.recursive(MEASURES, bools, max_leaves=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 0.5), deadline=None)
 def test_the_evaluator_of_the_check_agrees(text: str) -> None:
     outcome(text, MEASURED)
 
 
 @given(LISTS, LEAF, INT)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15, 0.125), deadline=None)
 def test_filter_and_map_agree(items: str, condition: str, body: str) -> None:
     condition, body = (text.replace("device.numa", "x") for text in (condition, body))
     for text in (f"size({items}.filter(x, {condition})) == 1", f"{items}.map(x, {body}) == [1, 2]"):

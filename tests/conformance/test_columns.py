@@ -12,6 +12,7 @@ from benchmarks.fleets import scenario
 from devalloc_solver.columns import allocate
 from devalloc_solver.columns.priority_levels import LevelSolver
 from tests.support.column_batches import Batch, by_columns, exact_counts, exact_levels
+from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
@@ -38,7 +39,7 @@ def judge(batch: Batch) -> None:
         assert level.bound <= reached.get(level.goal, 0) or level.goal == "satisfied", "the bound is wrong"
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(examples(6, 0.04)))
 def test_a_small_fleet_at_work_is_answered_rightly(seed: int) -> None:
     rng = random.Random(seed)
     nodes, claims = rng.choice([1, 2, 3]), rng.choice([3, 5, 8])
@@ -46,7 +47,7 @@ def test_a_small_fleet_at_work_is_answered_rightly(seed: int) -> None:
     judge(by_columns(scenario(nodes, claims, seed=seed, fill=fill, partitioned=partitioned)))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(examples(10, 0.0625)))
 def test_every_rule_holds_and_every_bound_too(seed: int) -> None:
     """Shares, groups, network pools, admin details and the like are placed one by one between the columns."""
     batch = by_columns(documents(random.Random(seed)))
@@ -76,7 +77,7 @@ def in_groups(manifests: list[Manifest], every: int) -> list[Manifest]:
     return grouped
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(5, 0.03)))
 def test_groups_in_a_small_fleet_are_answered_rightly(seed: int) -> None:
     rng = random.Random(seed)
     nodes, claims = rng.choice([1, 2, 3]), rng.choice([4, 6, 8])

@@ -18,6 +18,7 @@ from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.column_batches import Batch, by_columns, exact_counts
+from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
@@ -59,7 +60,7 @@ def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_states")
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6, 7][: examples(3, 0.02)])
 def test_never_fewer_than_a_first_fit(seed: int) -> None:
     rng = random.Random(seed)
     nodes, devices = rng.choice([(1, 24), (2, 16), (4, 8)])
@@ -84,7 +85,7 @@ def test_thresholds_of_every_sort_are_proven(nodes: int, claims: int, most: int)
     assert (batch.satisfied, batch.bounds) == ([most], [most])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(16, 0.1)))
 def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
     """Shares, groups, pins, network pools, admin details, alternatives: whatever there is."""
     prepared = prepare(read_documents(documents(random.Random(seed))))
@@ -110,7 +111,7 @@ def test_counting_knows_where_there_are_too_few() -> None:
     assert counting.bound(0, {}) == 4, "no more than nine halves"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 0.05)))
 def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
     """Shares of two amounts, some pinned, some of a higher priority, some in groups; part of it is in use."""
     rng = random.Random(seed)
@@ -158,7 +159,7 @@ def test_claims_that_take_little_of_a_scarce_resource_come_first_and_the_bound_c
     assert batch.satisfied[0] >= most - 2
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(3, 0.015)))
 def test_every_first_answer_is_right(seed: int) -> None:
     """In whatever order units come: what others hold by now is not given again, and high priorities go first."""
     prepared = prepare(read_documents(documents(random.Random(seed))))
@@ -181,7 +182,7 @@ def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
     assert placed[-1] == 4, "as they come: one and three here, two and two there"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(4, 0.025)))
 def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     asks = []
@@ -201,7 +202,7 @@ def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: p
     assert 0 < sum(together[0]) < len(asks)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(3, 0.015)))
 def test_a_first_answer_is_left_unfinished_only_if_it_cannot_win(seed: int) -> None:
     prepared = prepare(read_documents(documents(random.Random(seed))))
     priorities = sorted({unit.demands[0].claim.priority for unit in prepared.units}, reverse=True)

@@ -28,6 +28,7 @@ from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.place import SearchDeadline, SearchTimeout
 from devalloc_solver.problem.allocations import Usage
+from tests.support.examples import examples
 
 
 def board_of(nodes: int, claims: int, seed: int) -> StateSpace:
@@ -65,7 +66,7 @@ def some_claim(rng: random.Random) -> LocalClaim:
     return LocalClaim(requests, rng.choice([(), (1,)]), relations, None)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(12, 0.075)))
 def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
     """Compared with all choices of single devices."""
     rng = random.Random(seed)
@@ -79,7 +80,7 @@ def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
         ]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(12, 0.075)))
 def test_claims_of_a_group_take_their_devices_side_by_side(seed: int) -> None:
     """What the one must match is nothing to the other."""
     rng = random.Random(seed)
@@ -161,7 +162,7 @@ def test_a_node_may_have_thousands_of_different_devices() -> None:
     assert find_patterns(Geometry(cells, (), ((),)), way) is None, "millions of pairs"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(examples(60, 0.5)))
 def test_all_ways_to_take_devices_of_cells_each_once(seed: int) -> None:
     rng = random.Random(seed)
     left = [rng.randrange(4) for _ in range(rng.randrange(6))]
@@ -305,7 +306,7 @@ def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.Monk
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(4, 0.025)))
 def test_no_prices_give_a_bound_below_what_was_found(seed: int) -> None:
     """The bound holds for any prices, not only for those of the linear program."""
     state_space = board_of(5, 40, seed)

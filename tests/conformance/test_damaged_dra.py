@@ -14,11 +14,12 @@ from devalloc.cli.main import cli
 from devalloc_solver.dialects.resource_k8s.manifests import with_defaults
 from devalloc_solver.dra import AllocationError, allocate, solve_manifests
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support.examples import examples
 from tests.support.manifest_mutations import mutated
 from tests.support.repository import REPO
 
 DOCUMENTS = [document.content for document in load([REPO / "examples" / "dra"]).documents]
-ROUNDS = 25
+ROUNDS = examples(10, 0.0625)
 
 
 def damaged(seed: int) -> list[Any]:

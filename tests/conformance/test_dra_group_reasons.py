@@ -10,10 +10,11 @@ from typing import Any
 
 from devalloc_solver.dra import solve_manifests
 from tests.support.dra_builders import ANY, claim, device, request, slice_
+from tests.support.examples import examples
 
 Content = dict[str, Any]
 MEMBERS = "xyz"
-SEEDS = range(120)
+SEEDS = range(examples(40, 0.3))
 
 
 def test_blockers_of_groups_are_true() -> None:

@@ -22,6 +22,7 @@ from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.fleet import equal_devices, node_index
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from tests.support.examples import examples
 from tests.support.identity_attributes import with_identities
 from tests.support.manifests import Manifest
 from tests.support.random_fleets import documents
@@ -223,7 +224,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 settings_of_machine = settings(
-    max_examples=16, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(5, 0.04), stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestFleet = FleetMachine.TestCase
 TestFleet.settings = settings_of_machine

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
+from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
-SEEDS = range(60)
+SEEDS = range(examples(24, 0.15))
 RULES = device_class("any")
 
 

@@ -17,6 +17,7 @@ from devalloc_solver import solve_manifests
 from devalloc_solver.check import IncrementalChecker, check
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_documents
 from tests.support.answer_builders import answer, claim, device, device_class, held_claim, pool
+from tests.support.examples import examples
 from tests.support.manifest_mutations import mutated
 from tests.support.random_fleets import documents
 
@@ -63,7 +64,7 @@ def holds(problem_input: ProblemInput, each: Manifest) -> bool:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(18, 0.15), deadline=None)
 def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -> None:
     manifests = documents(random)
     problem_input = read_documents(manifests)

@@ -18,6 +18,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import Device, DevicePool
 from devalloc.inventory import discover
 from tests.support import pci_cards
+from tests.support.examples import examples
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Function, Sriov
@@ -274,4 +275,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=10, stateful_step_count=10, deadline=None)
+TestAnyHistory.settings = settings(max_examples=examples(4, 0.025), stateful_step_count=10, deadline=None)

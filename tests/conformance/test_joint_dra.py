@@ -53,7 +53,7 @@ def test_devices_that_several_nodes_reach_are_judged_node_by_node(first: int) ->
     assert sum(is_compared for _, is_compared in by_seed.values()) > BATCH
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(4, 0.0375), deadline=None, suppress_health_check=SLOW)
 @given(one=JOINTS)
 def test_shrinkable_instances_agree_with_trying_everything(one: JointInstance) -> None:
     assert complaints(one)[0] == []

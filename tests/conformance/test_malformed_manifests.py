@@ -11,10 +11,12 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.manifests import dump_yaml, load
 from devalloc.api.problems import Problem
-from tests.support.good_manifests import examples, good_manifests
+from tests.support.examples import examples
+from tests.support.good_manifests import examples as good_examples
+from tests.support.good_manifests import good_manifests
 from tests.support.manifest_mutations import mutated, mutated_text
 
-COUNT = 2_000
+COUNT = examples(500, 5.0)
 BATCH = 500
 GOOD = "apiVersion: devmgmtproto.k8s.io/v1alpha1\nkind: DeviceClass\nmetadata: {name: good}\n"
 
@@ -34,7 +36,7 @@ def is_clear(problem: Problem) -> bool:
 @pytest.mark.parametrize("batch", range(COUNT // BATCH))
 def test_malformed_manifests_are_clear_errors_or_valid_objects(batch: int, tmp_path: Path) -> None:
     random = Random(f"malformed-{batch}")
-    sources = good_manifests() + [content for _, content in examples()]
+    sources = good_manifests() + [content for _, content in good_examples()]
     for i in range(BATCH):
         content = random.choice(sources)
         if i % 2:

@@ -17,6 +17,7 @@ from devalloc_node.claims.steps import StepRunner, UndoResult
 from devalloc_node.machine import hotplug
 from tests.support import machine_scenarios
 from tests.support.deadlines import soon
+from tests.support.examples import IS_FUZZ, examples
 from tests.support.fake_tree import memory_folder
 from tests.support.fault_points import ONCE, FaultPoint, FaultPoints
 from tests.support.fault_scenarios import SCENARIOS
@@ -24,8 +25,8 @@ from tests.support.machine_faults import OF_MACHINES, MachineFaults, MachinePlug
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 from tools import fault_points as command
 
-MOST_OF_BINDINGS = 4
-MOST = 3
+MOST_OF_BINDINGS = examples(2, 0.01)
+MOST = examples(2, 0.0075)
 """Points of a scenario with bindings, and with machines, that are tried here; the longer ones have more."""
 ONCE_EACH = ("fail", "after")
 """What is killed before a call has come as far as what is killed after the one before it: `make faults` tries both."""
@@ -62,7 +63,7 @@ def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_shou
         others = [point for point in points if point not in of_machines]
         draw = random.Random(name)
         drawn = draw.sample(of_machines, min(len(of_machines), MOST))
-        for point in drawn + draw.sample(others, min(len(others), 3)):
+        for point in drawn + draw.sample(others, min(len(others), MOST)):
             faults.check(point)
 
 
@@ -97,4 +98,4 @@ def test_killed_again_while_it_recovers_it_recovers_all_the_same(name: str) -> N
     with memory_folder() as folder:
         faults = FaultPoints(SCENARIOS[name], Path(folder))
         points = faults.points(["after"])
-        assert sum(faults.check_twice(point) for point in points[::14]) > 6
+        assert sum(faults.check_twice(point) for point in points[:: 14 if IS_FUZZ else 28]) > 6 * IS_FUZZ

@@ -63,7 +63,7 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
 
     def write(name: str, seed: int) -> None:
         rng = Random(seed)
-        for _ in range(12):
+        for _ in range(6):
             least = rng.randint(1, 2)
             change(store, name, spec(least, rng.randint(least, 7)))
             time.sleep(rng.uniform(0, 0.15))
@@ -136,14 +136,14 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWith
     def ask(name: str, seed: int) -> None:
         rng = Random(seed)
         with closing(bench.client()) as client:
-            for _ in range(25):
+            for _ in range(12):
                 wanted = rng.randint(1, 10)
                 granted = client.ask(name, wanted, "1Gi")["permit"]["vCPUs"]
                 tally["granted" if granted == wanted else "short"] += 1
 
     def begin(number: int, seed: int) -> None:
         rng, name = Random(seed), pb.MachineRef(namespace="default", name=f"other{number}")
-        for _ in range(8):
+        for _ in range(4):
             milli = rng.randint(1, 5) * 1000
             spec = pb.MachineSpec(
                 cpu=pb.CpuBounds(min_milli=1000, use_milli=milli, max_milli=8000),

@@ -54,7 +54,7 @@ def test_groups_that_agree_on_an_attribute_agree_with_exhaustive_search() -> Non
     assert {seed: wrong for seed, wrong in by_seed.items() if wrong} == {}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(12, 0.1), deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS)
 def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:
     try:
@@ -64,7 +64,7 @@ def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[
     assert problems == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(8, 0.0625), deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS, seed=st.integers(0, 1000))
 def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]], seed: int) -> None:
     shuffled = list(documents)
@@ -74,7 +74,7 @@ def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]],
     assert one["objective"] == other["objective"]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(4, 0.0375), deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS)
 def test_the_same_input_gives_the_same_bytes(documents: list[dict[str, Any]]) -> None:
     assert _comparable(solve_manifests(documents)) == _comparable(solve_manifests(documents))

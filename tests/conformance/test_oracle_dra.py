@@ -14,18 +14,19 @@ from tests.support import dra_oracle
 from tests.support.dra_differential import judge, ours
 from tests.support.dra_instances import Instance, instance
 from tests.support.dra_random_pools import Manifest
+from tests.support.examples import examples
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 INSTANCES = st.randoms(use_true_random=False).map(instance)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(24, 0.2), deadline=None, suppress_health_check=SLOW)
 @given(one=INSTANCES)
 def test_shrinkable_instances_agree_with_exhaustive_search(one: Instance) -> None:
     assert list(judge(one, ours(one), dra_oracle.solve(one))) == []
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(18, 0.15), deadline=None, suppress_health_check=SLOW)
 @given(one=INSTANCES, seed=st.integers(0, 1000))
 def test_the_order_of_slices_and_classes_does_not_matter(one: Instance, seed: int) -> None:
     other = deepcopy(one)
@@ -37,7 +38,7 @@ def test_the_order_of_slices_and_classes_does_not_matter(one: Instance, seed: in
     assert (first.outcome, first.node_local) == (second.outcome, second.node_local)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(18, 0.15), deadline=None, suppress_health_check=SLOW)
 @given(one=INSTANCES)
 def test_what_allocated_claims_hold_is_in_use(one: Instance) -> None:
     content = one["input"]

@@ -17,9 +17,10 @@ import pytest
 from devalloc.scaling.actions import Actions, PluginRequest, ResourceChange, next_actions
 from devalloc.scaling.state import ScalingState
 from devalloc_node.agent import scaler
+from tests.support.examples import examples
 from tests.support.partition_world import EXPECTED, LINKS, PARTIES, Cut, Kill, PartitionOutcome, points, run_course
 
-SOME = 16
+SOME = examples(6, 0.04)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def test_some_of_all_points_come_right() -> None:
 def test_two_at_a_time_come_right() -> None:
     every = points(undisturbed().steps)
     rng = random.Random(2)
-    for _ in range(4):
+    for _ in range(examples(2, 0.01)):
         assert run_course(*rng.sample(every, 2)).complaints == []
 
 

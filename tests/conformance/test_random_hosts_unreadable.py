@@ -20,10 +20,11 @@ import pytest
 
 from devalloc.inventory import network_use
 from tests.support.discovery_view import DiscoveredPools
+from tests.support.examples import examples
 from tests.support.fake_tree import memory_folder
 from tests.support.random_hosts import RandomHost
 
-HOSTS, FAULTS = 40, 40
+HOSTS, FAULTS = examples(14, 0.1), 40
 CALLS = ("listdir", "lstat", "open", "readlink", "scandir")
 _NOT_TRIED = re.compile(
     r"/proc|/proc/[0-9]+/.*|.*/(class|vendor|iommu_group)|/sys/.*/[0-9a-f:]{10}\.[0-7]|/sys/bus/pci/devices"

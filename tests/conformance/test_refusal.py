@@ -15,10 +15,11 @@ from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.fleet.device_claims import explainer
 from tests.support.apply_blockers import with_blockers_applied
+from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
-SEEDS = range(45, 53)
+SEEDS = range(45, 45 + examples(3, 0.02))
 PARTS = 4
 """Random fleets, or copies of one, of which a large one is put together: up to 12 nodes."""
 

@@ -23,6 +23,7 @@ from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
 from tests.support.dra_random_pools import Manifest
+from tests.support.examples import examples
 
 STEPS = 14
 
@@ -193,7 +194,7 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(16, 0.1)))
 def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # few values already are many
         monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 3)

@@ -15,6 +15,7 @@ from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.dra_builders import claim, counter_slice, device, device_class, first_of, request, slice_
+from tests.support.examples import IS_FUZZ
 
 NODES = 44
 ROOT = "resource.kubernetes.io/pcieRoot"
@@ -212,8 +213,9 @@ def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
         if number < 40:
             continue
         reasons[answer["reason"]] = reasons.get(answer["reason"], 0) + 1
-        everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
-        assert answer == next(one for one in everything if one["name"] == name)
+        if IS_FUZZ or Random(number).random() < 0.4:
+            everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
+            assert answer == next(one for one in everything if one["name"] == name)
         if held and rng.random() < 0.3:
             fleet.delete(held.pop(rng.choice(sorted(held))))
 
@@ -249,8 +251,9 @@ def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.
             held[name] = {**waiting, "status": {"allocation": answer["allocations"]}}
             continue
         reasons[answer["reason"]] = reasons.get(answer["reason"], 0) + 1
-        everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
-        assert answer == next(one for one in everything if one["name"] == name)
+        if IS_FUZZ or Random(number).random() < 0.4:
+            everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
+            assert answer == next(one for one in everything if one["name"] == name)
         if held and rng.random() < 0.6:
             gone = rng.choice(sorted(held))
             fleet.delete(held.pop(gone))

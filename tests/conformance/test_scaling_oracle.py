@@ -10,6 +10,7 @@ from devalloc.scaling.config import read_defaults
 from devalloc.scaling.goals import compute_goal
 from devalloc.scaling.metrics import LfcMetrics
 from tests.support import scaling_oracle as oracle
+from tests.support.examples import examples
 from tests.support.random_scaling_histories import (
     UNITS,
     ScalingHistory,
@@ -20,11 +21,14 @@ from tests.support.random_scaling_histories import (
     system_metrics,
 )
 
+GOALS, HISTORIES = examples(600, 5.0), examples(50, 0.375)
+"""How many are drawn."""
+
 
 def test_goals_are_what_exact_fractions_give() -> None:
     rng = random.Random(1)
     decided = 0
-    for number in range(2000):
+    for number in range(GOALS):
         unit, content = rng.choice(UNITS), random_config(rng)
         config = read_defaults(content).config
         assert config is not None
@@ -42,7 +46,7 @@ def test_goals_are_what_exact_fractions_give() -> None:
         if not _on_the_edge(parts):
             decided += 1
             assert got.units == oracle.units(parts), number
-    assert decided > 1900
+    assert decided > GOALS * 95 // 100
 
 
 def _on_the_edge(parts: dict[str, Fraction | None]) -> bool:
@@ -55,7 +59,7 @@ def _on_the_edge(parts: dict[str, Fraction | None]) -> bool:
 
 def test_random_histories_lead_to_the_same_actions() -> None:
     acted = {"plugin": 0, "machine": 0, "up": 0, "down": 0}
-    for seed in range(150):
+    for seed in range(HISTORIES):
         rng = random.Random(seed)
         walk = ScalingHistory.begin(rng)
         history = []
@@ -65,4 +69,4 @@ def test_random_histories_lead_to_the_same_actions() -> None:
             assert got == walk.oracle.next(walk.now), (seed, history[-12:])
             for name in acted.keys() & got.keys():
                 acted[name] += 1
-    assert min(acted.values()) > 250, acted
+    assert min(acted.values()) > HISTORIES * 3 // 2, acted

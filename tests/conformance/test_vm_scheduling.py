@@ -17,11 +17,12 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
+from tests.support.examples import examples
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held, owners
 from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
 
 Object = dict[str, Any]
-EXAMPLES = 60
+EXAMPLES = examples(20, 0.15)
 MILLION = 10**6
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver import Fleet, solve_manifests
+from tests.support.examples import examples
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.random_fleets import documents
 
@@ -46,7 +47,7 @@ def written(document: Object, answers: dict[str, Any], random: Random) -> Object
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(4, 0.03), deadline=None)
 def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
     warm = IncrementalSolver()
     state = unique(documents(random))
@@ -61,7 +62,7 @@ def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(4, 0.03), deadline=None)
 def test_rounds_that_differ_by_little_are_answered_as_if_each_were_the_first(random: Random) -> None:
     warm, allocate_all = IncrementalSolver(), Mock(wraps=Fleet.allocate_all)
     drawn = unique(documents(random))

@@ -34,7 +34,16 @@ def devalloc(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed command."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-compile",
+    ]
     subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     # Only the path: what is installed editable there is by a file that this does not read

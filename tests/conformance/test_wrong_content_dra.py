@@ -26,6 +26,7 @@ from tests.support.dra_builders import (
     request,
     slice_,
 )
+from tests.support.examples import examples
 from tests.support.manifest_mutations import places
 
 API = "resource.k8s.io/v1"
@@ -102,7 +103,7 @@ WORLD: dict[str, Any] = {
     "slices": [*map(content, (SLICE, COUNTERS, FAR, PLENTY, WIDE, *SPREAD))],
     "allocated": {"devices": [{"driver": "gpu.io", "pool": "p", "device": "c"}], "shares": [], "consumedCapacity": []},
 }
-SEEDS = range(6)
+SEEDS = range(examples(2, 0.015))
 
 
 MANY = claim(request("r", 20), name="many")

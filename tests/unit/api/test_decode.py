@@ -16,6 +16,7 @@ from devalloc.api.json_content import MAX_DEPTH
 from devalloc.api.kinds import API_KINDS, find_kind
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import errors
+from tests.support.examples import examples
 from tests.support.good_manifests import good
 from tests.support.manifest_edit import with_change
 
@@ -255,7 +256,7 @@ places = st.sampled_from(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(24, 0.2), deadline=None)
 @given(st.sampled_from(["DevicePool", "DeviceClass", "DeviceClaim", "VfConfig"]), places, json_content)
 def test_any_content_at_any_place_gives_an_object_or_errors_in_words(kind: str, where: str, value: Any) -> None:
     try:

@@ -14,6 +14,7 @@ from devalloc.api import fast_pool
 from devalloc.api.content_cache import ContentCache
 from devalloc.api.decode import Decoded, decode
 from devalloc.api.pool import Attribute, Device, DevicePool
+from tests.support.examples import examples
 from tests.support.good_manifests import good_manifests
 from tests.support.manifest_mutations import mutated
 
@@ -57,7 +58,7 @@ def test_the_quick_way_is_taken() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 def test_damaged_pools_have_the_same_problems(seed: int) -> None:
     random = Random(seed)
     manifest = mutated(random.choice(POOLS), random)
@@ -78,7 +79,7 @@ FIELDS = st.sampled_from(["stringValue", "intValue", "quantityValue", "semVerVal
 
 
 @given(st.lists(st.tuples(NAMES, st.lists(st.tuples(FIELDS, SCALARS), max_size=2)), max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 def test_attributes_of_all_sorts(listed: list[tuple[Any, list[tuple[str, Any]]]]) -> None:
     attributes = [{"name": name, **dict(values)} for name, values in listed]
     assert_same(_pool([{"name": "d", "attributes": attributes}]))
@@ -100,7 +101,7 @@ def test_attributes_of_all_sorts(listed: list[tuple[Any, list[tuple[str, Any]]]]
         max_size=3,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 def test_devices_of_all_sorts(devices: list[dict[str, Any]]) -> None:
     assert_same(_pool(devices))
 

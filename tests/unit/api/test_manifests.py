@@ -18,6 +18,7 @@ from devalloc.api.decode import decode
 from devalloc.api.json_content import MAX_FIELDS, DecimalFloat
 from devalloc.api.manifests import Manifests, dump_yaml, load, load_text
 from devalloc.api.problems import Problem
+from tests.support.examples import examples
 
 CLASS = "apiVersion: devmgmtproto.k8s.io/v1alpha1\nkind: DeviceClass\nmetadata: {name: %s}\n"
 
@@ -327,7 +328,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(24, 0.2), deadline=None)
 @given(st.lists(st.dictionaries(st.text("abc", min_size=1), json_values, min_size=1), min_size=1, max_size=3))
 def test_dumped_yaml_is_read_back_equal(objects: list[dict[str, Any]]) -> None:
     assert contents(dump_yaml(objects)) == objects
@@ -348,10 +349,10 @@ def loaded(text: str) -> tuple[Manifests, float]:
 
 @pytest.mark.parametrize("line", ["#\n", "# a comment\r\n", "%TAG ! x\n", "...\n", "  \n"])
 def test_lines_without_content_take_no_memory(line: str) -> None:
-    text = line * (2 * 2**20 // len(line))
+    text = line * (2**20 // len(line))
     parsed, mebibytes = loaded(text)
     assert [problem.message for problem in parsed.problems] == ["contains no documents"]
-    assert mebibytes < 30, "a few copies of the text"
+    assert mebibytes < 15, "a few copies of the text"
     assert len(load_text(f"{text}--- {{kind: x}}\n").documents) == 1
 
 

@@ -21,6 +21,7 @@ from devalloc.controller import replica_sets
 from devalloc.controller.replica_sets import KIND, MACHINE, ReplicaSets, plan
 from devalloc.store import Forbidden, NotFound, Object, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.examples import examples
 from tests.support.refusing_store import DENIED, RefusingStore
 from tests.support.waiting import in_threads, until
 
@@ -421,7 +422,7 @@ def test_a_controller_that_knows_too_little_creates_nothing_twice(world: World) 
     assert list(world.machines()) == ["web-1", "web-2", "web-3"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(8, 0.0625), deadline=None)
 @given(data=st.data())
 def test_whatever_happens_it_converges_and_never_has_too_many_or_deletes_one_that_is_wanted(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

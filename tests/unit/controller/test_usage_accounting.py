@@ -32,6 +32,7 @@ from devalloc.controller.usage.records import MAX_ROWS_BYTES, parse_record, read
 from devalloc.controller.usage.report import grouped, parse_month, read_report, report_json
 from devalloc.store import AlreadyExists, Conflict, Listing, NotFound, Object, StoreError
 from devalloc.store.errors import Key
+from tests.support.examples import examples
 
 DAY = 86_400_000
 START = month_start("2026-11") + 27 * DAY
@@ -292,7 +293,7 @@ def act(world: World, what: str, slot: int, says_when: bool, user: str) -> None:
         world.objects.fails = False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 0.5), deadline=None)
 @given(STEPS)
 def test_every_millisecond_counts_once_whatever_is_restarted(
     steps: list[tuple[str, int, int, bool, str]],

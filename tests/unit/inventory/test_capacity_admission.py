@@ -16,6 +16,7 @@ from devalloc.inventory.capacity.machines import MachineUsage, booking_usage, ma
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
 from tests.support.capacity_fakes import host, machine
+from tests.support.examples import examples
 
 GIB = 2**30
 ONE = {"cpu": "1", "memory": "1", "network": "1", "disk": "1", "disk_io": "1"}
@@ -208,7 +209,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(18, 0.15), deadline=None)
 def test_reservations_agree_with_adding_it_all_up_anew(steps: list[tuple[str, str, Request]]) -> None:
     """The oracle: a plain dictionary of who has or was promised what, added up for each question."""
     limits = (8000, 8, 8, 8, 8)

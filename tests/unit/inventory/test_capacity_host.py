@@ -24,6 +24,7 @@ from devalloc.inventory.capacity import (
 from devalloc.inventory.capacity.cpus import format_cpu_list, free_huge_pages, parse_cpu_list
 from devalloc.inventory.capacity.machines import DefaultRates, default_rates
 from devalloc.inventory.sysfs import Tree
+from tests.support.examples import examples
 
 GIB = 2**30
 
@@ -266,7 +267,7 @@ def test_lists_of_cpus(text: str, numbers: set[int] | None) -> None:
 
 
 @given(st.text(alphabet="0123456789 +-.bBpPsS/kKmMgGiItT\u0661\u00bd", max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 def test_any_text_is_an_amount_or_an_error_that_shows_it(text: str) -> None:
     for parse in (parse_bandwidth, parse_size):
         complaint = repr(text)

@@ -20,6 +20,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.inventory import Discovery
 from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, diff_pools
+from tests.support.examples import examples
 
 SETTINGS = WatchSettings(quiet=0.2, longest_delay=2, min_interval=1, resync=60, retry=5)
 
@@ -267,7 +268,7 @@ class TestFailures:
 class TestRandomSchedules:
     HAPPENINGS = ("change", "event", "silent change", "rescan", "discover fails", "publish fails")
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(45, 0.375), deadline=None)
     @given(
         happenings=st.lists(
             st.tuples(st.floats(0, 20).map(lambda t: round(t, 2)), st.sampled_from(HAPPENINGS)), max_size=30
@@ -298,7 +299,7 @@ class TestRandomSchedules:
         starts = world.discoveries
         assert all(b - a >= SETTINGS.min_interval - 1e-9 for a, b in pairwise(starts))
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(30, 0.25), deadline=None)
     @given(times=st.lists(st.floats(3, 20).map(lambda t: round(t, 2)), min_size=1), took=st.sampled_from([0.0, 0.3, 3]))
     def test_news_is_never_older_than_the_longest_delay(self, times: list[float], took: float) -> None:
         world = World(took=took)
@@ -347,7 +348,7 @@ class TestDiff:
         old=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2)),
         new=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2)),
     )
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(15, 0.125), deadline=None)
     def test_applied_to_the_old_pools_it_gives_the_new_ones(self, old: dict[str, int], new: dict[str, int]) -> None:
         changes = diff_pools([pool(*p) for p in old.items()], [pool(*p) for p in new.items()])
         pools = {name: pool(name, state) for name, state in old.items()}

@@ -19,6 +19,7 @@ from devalloc_node.machine.guest_report import (
     LineBuffer,
     updated_report,
 )
+from tests.support.examples import examples
 
 
 def after(*lines: Any) -> GuestReport:
@@ -99,7 +100,7 @@ def test_as_many_metrics_as_there_may_be() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(90, 0.75), deadline=None)
 def test_nothing_that_a_guest_writes_raises_anything_else(line: bytes) -> None:
     try:
         report = updated_report(GuestReport(), line)

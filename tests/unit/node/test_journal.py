@@ -29,6 +29,7 @@ from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.journal.state_folder import _has_tables, damaged_journals, move_aside
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Prepared, PreparedDevice, Step
+from tests.support.examples import examples
 from tests.support.fake_tree import memory_folder
 from tests.support.node_errors import raises
 
@@ -204,7 +205,7 @@ class JournalMachine(RuleBasedStateMachine):
         assert {one.device for one in self.journal.withheld()} == withheld
 
 
-JournalMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+JournalMachine.TestCase.settings = settings(max_examples=examples(8, 0.0625), stateful_step_count=25, deadline=None)
 TestJournalMachine = JournalMachine.TestCase
 
 

@@ -20,6 +20,7 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
 from devalloc_node.service.request_fields import BadField, machine_to_adopt, machine_to_start
 from devalloc_node.service.spec_messages import ELSEWHERE, SpecField, content_of, spec_fields
+from tests.support.examples import examples
 from tests.support.good_manifests import good_manifests
 
 OF_START_ONLY = {
@@ -269,7 +270,7 @@ def machines(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(90, 0.75), deadline=None)
 @given(machines())
 def test_every_manifest_comes_back_as_it_was(manifest: dict[str, Any]) -> None:
     decoded = decode(manifest)

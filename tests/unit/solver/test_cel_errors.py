@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.device_claims import Budget, BudgetExceeded, CompileError, EvaluationError, compile
+from tests.support.examples import examples
 
 DEVICE: dict[str, str | int | Quantity | SemVer] = {
     "model": "a100",
@@ -236,13 +237,13 @@ def judge(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(30, 0.25), deadline=None)
 def test_any_text_is_answered_with_an_error_for_people(text: str) -> None:
     judge(text)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=25), st.sampled_from(["", " "]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(90, 0.75), deadline=None)
 def test_any_tokens_are_answered_with_an_error_for_people(pieces: list[str], blank: str) -> None:
     judge(blank.join(pieces))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from devalloc_solver.exact.linear_constraints import add_at_least, add_at_most
+from tests.support.examples import examples
 
 NANO = 10**9
 AMOUNTS = st.one_of(
@@ -35,7 +36,7 @@ def feasible(amounts: list[int], bound: int, fixed: tuple[int, ...], *, least: b
     return status == cp_model.OPTIMAL
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 @given(st.lists(st.tuples(AMOUNTS, st.integers(0, 3)), min_size=1, max_size=4), st.integers(-2, 2), st.booleans())
 def test_a_bound_next_to_the_sum_is_exact_to_the_last_nano(terms: list[tuple[int, int]], off: int, least: bool) -> None:
     amounts, fixed = [a for a, _ in terms], tuple(v for _, v in terms)

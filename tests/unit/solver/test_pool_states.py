@@ -12,6 +12,7 @@ from devalloc_solver.bounds.largest_partition import fitting_parts, losses, shap
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.pool_states import SOLE_USE, NodeClasses, PoolKind, PoolState
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, join_pools
+from tests.support.examples import examples
 
 NAMES = [f"slice{number}" for number in range(6)]
 
@@ -34,7 +35,7 @@ def pool_kinds(draw: st.DrawFn) -> PoolKind:
     return PoolKind(0, resources, tuple(kinds), groups, ())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(45, 0.375))
 @given(st.data())
 def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None:
     kind = data.draw(pool_kinds())
@@ -61,7 +62,7 @@ def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None
         assert state.least_partition_loss == min((by_group[group, 1] for group in usable), default=None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 0.25))
 @given(st.data())
 def test_parts_have_all_groups_and_no_resource_in_common(data: st.DataObject) -> None:
     kind = data.draw(pool_kinds())

@@ -23,6 +23,7 @@ from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machi
 from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.pipeline import admission, quota
 from tests.support.cli_shell import claim, device_class, pool
+from tests.support.examples import examples
 from tests.support.host_pools import host, machine
 
 QUOTA = {
@@ -351,7 +352,7 @@ def test_what_a_quota_refuses_is_not_explained_by_claims_that_hold_nothing() -> 
 
 
 @given(random=st.randoms(use_true_random=False), most=st.lists(st.integers(0, 3), min_size=2, max_size=2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 def test_reasons_beside_quotas_are_true_whatever_else_waits(random: Random, most: list[int]) -> None:
     """Who is named as a holder holds something, quotas are kept, and a quota that has no room is the reason."""
     count = random.randint(2, 4)
@@ -664,7 +665,7 @@ def entries_held(document: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(45, 0.375), deadline=None)
 @given(claims=odd_claims(), most=st.integers(0, 3))
 def test_never_more_than_the_quota_is_given_whatever_shape_claims_have(
     entry: str, claims: list[dict[str, Any]], most: int
@@ -679,7 +680,7 @@ def test_never_more_than_the_quota_is_given_whatever_shape_claims_have(
     json.dumps(answer, ensure_ascii=False).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(90, 0.75), deadline=None)
 @given(claims=odd_claims())
 def test_whatever_claim_the_decoder_reads_is_asked_for(claims: list[dict[str, Any]]) -> None:
     readable = [one for one in claims if isinstance(decode(one).object, DeviceClaim)]

@@ -75,7 +75,7 @@ def test_a_search_after_its_deadline_begins_with_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["half full", "oneOf", "groups"])
 def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
-    prepared = problem(kind, 12, 18)
+    prepared = problem(kind, 10, 13)
 
     def levels_of(search: GoalSearch) -> list[GoalLevel]:
         return optimize_goals(search.model, placement="pack", ends=None, search=search)[1]

@@ -14,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 from devalloc.store import AlreadyExists, Change, Conflict, EventType, Expired, Fence, Key, NotFound
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.examples import examples
 from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
@@ -243,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {Key.of(obj): obj for obj in self.store.list().objects} == self.model
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=examples(12, 0.1), stateful_step_count=30, deadline=None)
 TestStoreAgainstModel = StoreMachine.TestCase
 
 
@@ -251,5 +252,5 @@ class ClusterMachine(StoreMachine):
     place = OnCluster
 
 
-ClusterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+ClusterMachine.TestCase.settings = settings(max_examples=examples(12, 0.1), stateful_step_count=30, deadline=None)
 TestClusterStoreAgainstModel = ClusterMachine.TestCase

@@ -21,6 +21,7 @@ from devalloc.scaling.permits.ledger import NO_RESOURCES, next_to_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
+from tests.support.examples import examples
 from tests.support.permit_bench import GIB, amounts, machine
 
 NOW = "2026-02-02T00:00:00Z"
@@ -116,7 +117,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=examples(10, 0.0875), deadline=None)
 @given(st.lists(steps, max_size=15), st.sampled_from([ProtocolEra.V0_31, ProtocolEra.NEWEST, ProtocolEra.V0_12]))
 def test_a_server_that_begins_anew_has_the_same_ledger(
     history: list[tuple[str, str, int, Any]], era: ProtocolEra
@@ -491,7 +492,7 @@ def test_what_there_is_anyway_need_not_wait() -> None:
 amount_of = st.builds(amounts, st.integers(1, 6).map(lambda cpus: cpus * 1000), st.sampled_from([1, 6, 8]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(18, 0.15), deadline=None)
 @given(
     before=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=6),
     uses=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=2),

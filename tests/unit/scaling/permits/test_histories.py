@@ -20,6 +20,7 @@ from devalloc.scaling.permits.ledger import (
 )
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
+from tests.support.examples import examples
 from tests.support.node_scoring import shortfall
 
 TOTAL, MARK = Resources(40, 30), Resources(36, 27)
@@ -158,7 +159,7 @@ def _play(node: NodeLedger, books: tuple[Book, Book], action: tuple[str, str, An
     return node.without(key)
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=examples(21, 0.175), deadline=None)
 @given(ACTIONS)
 def test_every_history_is_kept_as_the_bookkeeper_has_it(actions: list[tuple[str, str, Any, Any]]) -> None:
     node, books = make_ledger(TOTAL, MARK), _books()
@@ -197,7 +198,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=examples(27, 0.225), deadline=None)
 @given(
     st.dictionaries(st.sampled_from([("ns", n) for n in NAMES]), machines, min_size=1),
     st.lists(st.tuples(st.sampled_from(NAMES), amounts, amounts, st.booleans()), max_size=12),
