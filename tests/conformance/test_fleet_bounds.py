@@ -82,13 +82,13 @@ def reachable_count(fleet: Fleet) -> int:
     seen: set[int] = set()
     waiting: list[Any] = [fleet]
     while waiting:
-        found = {
+        referents = {
             id(each): each
             for each in gc.get_referents(*waiting)
             if gc.is_tracked(each) and not isinstance(each, PROGRAM)
         }
-        waiting = [found[one] for one in found.keys() - seen]
-        seen |= found.keys()
+        waiting = [referents[one] for one in referents.keys() - seen]
+        seen |= referents.keys()
     return len(seen)
 
 
