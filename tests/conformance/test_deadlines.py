@@ -49,6 +49,13 @@ def hidden(number: int, read: str) -> str:
     return f"{numbers}.all(x, {numbers}.all(y, {inner}.exists(z, true))) && {read} != {-1 - number}"
 
 
+@pytest.fixture(autouse=True)
+def little_time_for_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the cheap ones run out of it anyway."""
+    monkeypatch.setattr(budget, "SHARE_OF_TIME", 0.15)
+    monkeypatch.setattr(budget, "MIN_SECONDS", 0.15)
+
+
 Make = Callable[[int, str], str]
 HOSTILE: dict[str, tuple[int, int, Make]] = {
     "one selector": (1, 1, lambda n, read: nested(99, n, read)),

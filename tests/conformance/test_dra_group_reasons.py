@@ -14,7 +14,7 @@ from tests.support.examples import examples
 
 Content = dict[str, Any]
 MEMBERS = "xyz"
-SEEDS = range(examples(40, 0.3))
+SEEDS = range(examples(24, 0.3))
 
 
 def test_blockers_of_groups_are_true() -> None:

@@ -17,8 +17,8 @@ from tests.support.dra_differential import violations
 from tests.support.dra_joint_instances import JointInstance, TooLarge, best, counts, joint, networked, placed
 from tests.support.examples import examples
 
-EXAMPLES = examples(20)
-BATCH = 20
+EXAMPLES = examples(10)
+BATCH = 10
 JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

@@ -178,11 +178,24 @@ def git(tree: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=tree, check=True, capture_output=True, text=True).stdout
 
 
+_SCRIPT = """
+import sys
+from tools import mutants
+
+mutants.LIBRARIES = ("pytest", "hypothesis", "xdist")  # all that the tests of these trees import
+sys.exit(mutants.main(sys.argv[1:]))
+"""
+COMMAND = ("-c", _SCRIPT)
+
+
 def run(tree: Path, *words: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    command = [sys.executable, *(words or ("-m", "tools.mutants", "devalloc/math/sums.py"))]
+    command = [sys.executable, *words]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+ONE = (*COMMAND, "devalloc/math/sums.py", "--jobs", "1")
 
 
 def survivors(output: str) -> list[str]:
@@ -190,11 +203,11 @@ def survivors(output: str) -> list[str]:
     return sorted(line for line in lines if line.startswith("devalloc/"))
 
 
-SURVEY = ("-m", "tools.mutants", "--map", "build/map", "--jobs", "1", "--survey")
+SURVEY = (*COMMAND, "--map", "build/map", "--jobs", "1", "--survey")
 
 
 def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> None:
-    code, output = run(tree)
+    code, output = run(tree, "-m", "tools.mutants", "devalloc/math/sums.py")
     assert (code, output.startswith(SURVIVORS)) == (1, True), output
     assert "11 of 11 mutants, 4 survived, 0 accepted, 0 undecided; 1 test modules" in output
     assert git(tree, "status", "--porcelain") == "", "all of it is done in copies"
@@ -203,21 +216,21 @@ def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> Non
     (tree / "tests/unit/math/test_sums.py").write_text("import devalloc.math.sums\n\n\ndef test_nothing(): ...\n")
     reasons = "".join(f"'{line.partition(': ')[2]}' = 'it has no caller'\n" for line in SURVIVORS.splitlines())
     (tree / "tools/mutants.toml").write_text(f'[accepted."devalloc/math/sums.py"]\n{reasons}')
-    code, output = run(tree)
+    code, output = run(tree, *ONE)
     assert (code, "0 survived, 4 accepted" in output) == (0, True), output
 
 
 def test_tests_that_fail_anyhow_and_tests_that_are_not_there_tell_nothing(tree: Path) -> None:
     tests = tree / "tests/unit/math/test_sums.py"
     tests.write_text(TESTS.replace("== (0, 5)", "== (0, 6)"))
-    code, output = run(tree)
+    code, output = run(tree, *ONE)
     assert (code, "its tests fail without a mutant" in output, "assert (0, 5) == (0, 6)" in output) == (
         2,
         True,
         True,
     ), output
     tests.unlink()
-    code, output = run(tree)
+    code, output = run(tree, *ONE)
     assert (code, "no unit tests have its name or import it" in output) == (2, True), output
 
 

@@ -20,6 +20,7 @@ from devalloc.controller.page.view import PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.examples import examples
 from tests.support.fleet_manifests import fill
 from tests.support.overview_checks import adds_up
 from tests.support.resource_manifests import (
@@ -64,7 +65,7 @@ def places(content: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(2, 0.01)))
 def test_the_overview_shows_the_rest_beside_any_junk(tmp_path: Path, seed: int) -> None:
     examples = load([f"examples/{name}" for name in ("mig-partitions", "placed-machines", "admin-access")]).documents
     with closing(SQLiteStore(tmp_path / "devalloc.db")) as store:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import examples
 from tests.support.reference_data import scaling_tables
 from tools.judge_scaling import forms_of, judge, judge_file, main, read, shown
 
@@ -179,7 +180,7 @@ def test_runner_tells_file_case_and_path(tmp_path: Path, capsys: pytest.CaptureF
 def test_runner_survives_anything_at_any_place_of_a_table(junk: Any) -> None:
     for path in TABLES:
         rng, table = random.Random(path.name), _cached(path)
-        for _ in range(2):
+        for _ in range(examples(1, 0.005)):
             changed = list(judge(_with(rng, table, junk)))
             assert changed, path.name
             "".join(shown(verdict, path.name) for verdict in changed).encode()

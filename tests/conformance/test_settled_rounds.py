@@ -201,7 +201,7 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WAKE_SECONDS", None)
 
 
-@pytest.mark.parametrize("seed", range(examples(2, 0.1)))
+@pytest.mark.parametrize("seed", range(examples(1, 0.1)))
 def test_the_store_is_as_a_new_allocator_would_leave_it(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path, seed)
     for _ in range(STEPS):

@@ -120,7 +120,7 @@ def pools_of_parts(count: int) -> list[Manifest]:
 
 
 def test_a_model_is_not_built_beyond_the_deadline() -> None:
-    prepared = prepare(read_documents([*classes(), *pools(200), claim("x", *entries())]))
+    prepared = prepare(read_documents([*classes(), *pools(140), claim("x", *entries())]))
     arguments = prepared.snapshot, prepared.allocations, prepared.units
     whole = calls(lambda: build_model(*arguments))
 

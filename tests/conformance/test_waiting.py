@@ -170,7 +170,7 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WAKE_SECONDS", None)
 
 
-@pytest.mark.parametrize("seed", range(examples(4, 0.1)))
+@pytest.mark.parametrize("seed", range(examples(2, 0.1)))
 def test_claims_get_what_a_solve_of_everything_gives(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path, seed)
     for _ in range(STEPS):
@@ -273,7 +273,7 @@ def _resource_class(driver: str, *expressions: str) -> Object:
     return device_class(driver, f"device.driver == '{driver}.io'", *expressions)
 
 
-@pytest.mark.parametrize("seed", range(examples(4, 0.1)))
+@pytest.mark.parametrize("seed", range(examples(2, 0.1)))
 def test_resource_claims_get_what_a_solve_of_everything_gives(seed: int) -> None:
     history = ResourceHistory(seed)
     for _ in range(STEPS):

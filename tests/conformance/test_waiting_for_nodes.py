@@ -149,7 +149,7 @@ def history(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[History]
     made.store.close()
 
 
-@pytest.mark.parametrize("history", range(examples(3, 0.1)), indirect=True)
+@pytest.mark.parametrize("history", range(examples(2, 0.1)), indirect=True)
 def test_it_comes_to_the_same_as_asking_for_all(history: History) -> None:
     for _ in range(STEPS):
         history.check_step()
