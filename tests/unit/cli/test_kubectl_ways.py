@@ -166,6 +166,7 @@ def test_a_verb_of_stores_takes_none_while_a_variable_names_a_cluster(
     filled: Shell, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`devalloc get` would show the cluster, in which nothing has changed."""
+    monkeypatch.chdir(tmp_path)  # what a verb writes although it must not is written there
     before = filled("get", "all", "-A", "-o", "name").out
     monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(kubeconfig(tmp_path / "config")))
     refused = filled(*words)
