@@ -209,7 +209,7 @@ class Reason(StrEnum):
         "",
         "Its node cannot start it, so nothing is reserved for it.",
         "Correct what the message names. devalloc tries again when the machine, or a file or interface that it needs, "
-        "changes; otherwise after 10 minutes at most.",
+        "changes, or its node plugin starts anew; otherwise after 10 minutes at most.",
     )
     NODES_TOO_SMALL = (
         "NodesTooSmall",

@@ -133,7 +133,9 @@ class MachineReconciler:
             if views.MachineView(obj).is_deleting or views.MachineView(obj).node != self._operations.node_name:
                 self._undo(obj, vm)
                 return None
-            if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj, vm):
+            # One that an earlier run of the plugin refused waits for this node, which alone takes its refusal back.
+            waits = not start_refusal(obj) and objects.holder_of(obj) is None
+            if vm is not None and vm.spec.running and waits and self._is_unplaced(obj, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(obj))  # its status is the allocator's until then
             held = objects.take_object(self._store, obj, self._operations.node_name)
             if held is None:

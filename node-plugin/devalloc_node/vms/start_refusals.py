@@ -24,10 +24,10 @@ FAILURES = 5
 RETRY_SECONDS = 600.0
 """The pause before a machine asks for room again though nothing changed."""
 SOON_SECONDS = 60.0
-"""The same for what may pass without a change of the host, and for what another run of the plugin refused: this run may
-have other options."""
+"""The same for what may pass without a change of the host."""
 CHANGE_SECONDS = 5.0
-"""The least pause: files of the host can change again and again, as while an image is copied."""
+"""The least pause: files of the host can change again and again, as while an image is copied. Also for what another run
+of the plugin refused: this run may have been started with the options that the refusal asked for."""
 HOST_FILES = frozenset(
     {
         "DeviceReserved",
@@ -90,7 +90,9 @@ class _Failures:
     host: Hashable = None
     """What it needs of the host, as that was when its room was given back."""
     may_pass: bool = True
-    """Whether what failed may succeed without a change of the host, or with the options of this run of the plugin."""
+    """Whether what failed may succeed without a change of the host."""
+    by_another: bool = False
+    """Whether another run of the plugin refused it, and this one has not tried."""
 
 
 class StartRefusals:
@@ -110,7 +112,7 @@ class StartRefusals:
             before = self._failures.get(key)
             if before is None or before.generation != generation:
                 before = self._failures[key] = _Failures(generation)
-            before.count, before.host = before.count + 1, host
+            before.count, before.host, before.by_another = before.count + 1, host, False
             before.may_pass = not lasts(error.code, retryable=error.retryable)
             return not before.may_pass or before.count >= FAILURES
 
@@ -120,13 +122,15 @@ class StartRefusals:
             self._failures.pop(key, None)
 
     def pause(self, key: str, condition: Mapping[str, Any], host: Hashable) -> float:
-        """Seconds until a machine with this condition is worth another try; soon if something of the host changed."""
+        """Seconds until a machine with this condition is worth another try; soon if something of the host changed, or
+        if another run of the plugin refused it."""
         with self._mutex:
             before = self._failures.get(key)
-            if before is None:  # another run of the plugin refused it
-                before = self._failures[key] = _Failures(condition.get("observedGeneration"), FAILURES - 1, host)
+            if before is None:
+                generation = condition.get("observedGeneration")
+                before = self._failures[key] = _Failures(generation, FAILURES - 1, host, by_another=True)
             whole = SOON_SECONDS if before.may_pass else RETRY_SECONDS
-            if before.host != host:
+            if before.by_another or before.host != host:
                 whole = CHANGE_SECONDS
         try:
             since = parse_time(str(condition.get("lastTransitionTime"))).timestamp()

@@ -1886,7 +1886,20 @@ class TestCannotStart:
         assert tries == self.starts(world) == 1
         assert world.store.list().resource_version == version, "no one writes anything"
 
-    def test_a_plugin_and_an_allocator_that_start_again_leave_it_alone(self, world: World) -> None:
+    @pytest.mark.parametrize("ending", ["killed", "stopped"])
+    def test_a_plugin_that_starts_anew_tries_it_again(
+        self, world: World, ending: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Perhaps with the option that the refusal asked for, of which no file shows anything."""
+        monkeypatch.setattr(start_refusals, "CHANGE_SECONDS", 0.3)
+        self.refused(world, Denied("PathNotAllowed", "not below a folder of --image-folder"))
+        if ending == "stopped":
+            world.loop.leave_idle()
+        world.restart()
+        world.machines.refuse.clear()
+        until(lambda: self.both(world, times=1) or world.phase() == "Running", "it starts", 30)
+
+    def test_a_plugin_and_an_allocator_that_start_again_and_again_leave_it_alone(self, world: World) -> None:
         self.refused(world, Denied("PathNotAllowed", "no"))
         version = world.store.list().resource_version
         world.restart()
@@ -1985,11 +1998,15 @@ class TestStartRefusals:
     def test_a_clock_that_was_set_back_delays_it_by_no_more_than_one_pause(self) -> None:
         assert self.pause("PathNotAllowed", retryable=False, after=-(10**6)) == RETRY_SECONDS
 
-    def test_one_of_another_run_of_the_plugin_is_tried_soon_and_gives_back_at_once(self) -> None:
+    def test_one_of_another_run_of_the_plugin_is_tried_when_this_one_starts_and_gives_back_at_once(self) -> None:
+        """This run may have the option that the refusal asked for, such as --image-folder."""
         now = parse_time("2026-01-31T12:00:00Z").timestamp()
         refusals = StartRefusals(lambda: now)
-        assert refusals.pause("k", self.CONDITION, "host") == SOON_SECONDS
+        assert refusals.pause("k", self.CONDITION, "host") == CHANGE_SECONDS, "a plugin that starts again and again"
+        now += CHANGE_SECONDS
+        assert refusals.pause("k", self.CONDITION, "host") == 0
         assert refusals.gives_back("k", 1, Failed("QemuFailed", "no"), "host")
+        assert refusals.pause("k", self.CONDITION, "host") == SOON_SECONDS - CHANGE_SECONDS, "this run has tried"
 
     @pytest.mark.parametrize("error", [Denied("MachineRuns", "it runs"), Unknown("QemuSilent", "no answer")])
     def test_what_may_run_gives_nothing_back(self, error: NodeError) -> None:
