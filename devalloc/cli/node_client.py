@@ -138,9 +138,10 @@ def _check_socket(path: Path) -> None:
 
 def _connect_problem(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        up = "devalloc up" if os.geteuid() == 0 else "devalloc up --node"  # else it runs the plugin only as root
         return (
-            f"no node plugin at {path}; start one on this machine with `devalloc node` or `devalloc up`, or name "
-            "another socket with --socket or DEVALLOC_NODE_SOCKET"
+            f"no node plugin at {path}; start one on this machine with `devalloc node` or `{up}`, or name another "
+            "socket with --socket or DEVALLOC_NODE_SOCKET"
         )
     if error.errno == errno.ECONNREFUSED:
         return f"no answer at {path}: its node plugin is gone; start `devalloc node` or `devalloc up` again"

@@ -67,7 +67,7 @@ class UpOptions:
     with_node: bool | None = setting(
         "Also run the node plugin, which binds devices and runs machines.",
         flag="--node/--no-node",
-        unset="if it can run: as root, with its packages, on this machine's own devices",
+        unset="if it can run: as root or with options of it, with its packages, on this machine's own devices",
     )
     page: str | None = declared(PAGE)
     plugin: PluginOptions = group(PluginOptions)
@@ -209,8 +209,9 @@ def _wants_node(options: UpOptions, display: ProgressDisplay) -> bool:
         if why is not None:
             raise CommandFailed(f"the node plugin cannot run here: {why}")
         return True
-    if why is None and os.geteuid() != 0:
-        why = "it needs root"
+    # Who gives options of it wants it: without root it binds nothing, but runs machines.
+    if why is None and os.geteuid() != 0 and not _given_node_options(env=True):
+        why = "it needs root; --node runs machines without devices"
     if why is not None:
         display.say(f"no node plugin, so devices are allocated but not bound: {why}")
     return why is None

@@ -114,6 +114,30 @@ def test_without_the_plugin_options_without_effect_are_named_and_publish_nothing
     assert "no effect" not in devalloc(*elsewhere).out
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [((), False), (("--node",), True), (("--host-capacity",), True), (("--image-folder", "/var/tmp"), True)],
+)
+def test_without_root_it_runs_for_those_who_give_options_of_it(
+    monkeypatch: pytest.MonkeyPatch, devalloc: Shell, options: tuple[str, ...], runs: bool
+) -> None:
+    """A laptop runs machines without root; only devices need it."""
+    loops = SimpleNamespace(run=lambda: None, stop=lambda: None, rescan=None, fail=None)
+    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: loops)
+    started: list[Path] = []
+
+    def made(path: Path, *_: Any, **__: Any) -> Any:
+        started.append(path)
+        return SimpleNamespace(stop=lambda: True)
+
+    monkeypatch.setattr(up, "StandaloneNode", made)
+    monkeypatch.setattr(up, "os", SimpleNamespace(geteuid=lambda: 1000))
+    done = devalloc("up", *options)
+    assert (done.code, started) == (0, [devalloc.store] * runs)
+    assert ("it needs root; --node runs machines without devices" in done.out) is not runs
+    assert "no effect" not in done.out
+
+
 def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

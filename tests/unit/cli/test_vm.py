@@ -325,6 +325,13 @@ class TestSocket:
             assert "no node plugin at" in output.err
             assert "devalloc node" in output.err
 
+    @pytest.mark.parametrize(("user", "command"), [(0, "`devalloc up`"), (1000, "`devalloc up --node`")])
+    def test_what_it_says_to_start_runs_the_plugin(
+        self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, command: str
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        assert f" or {command}, or name another socket" in devalloc("vm", "list", "--socket", tmp_path / "no.sock").err
+
     def test_a_plugin_that_ended_has_another_message_than_one_that_never_ran(
         self, devalloc: Shell, tmp_path: Path
     ) -> None:
