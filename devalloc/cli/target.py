@@ -257,6 +257,17 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
+def no_plugin_takes(store: Store, machine: dict[str, Any]) -> bool:
+    """Whether no plugin is there to take a machine that waits for its node. False if that cannot be told."""
+    from devalloc.api.views import MachineView
+    from devalloc.cli.served_store import ServedStore
+    from devalloc.store.serving import lacks_plugin
+
+    if not isinstance(store, ServedStore) or not missing_node_note(machine):
+        return False
+    return lacks_plugin(store.path, str(MachineView(machine).node))
+
+
 def explain_waiting(store: Store, *, answers: bool = False) -> None:
     """Have an embedded store show of machines that wait whether there is a node plugin to take them. ``answers``: and
     of claims their answers as on a cluster."""

@@ -18,6 +18,7 @@ from devalloc.cli.target import (
     StoreTarget,
     missing_controller_note,
     missing_node_note,
+    no_plugin_takes,
     open_target,
     target_options,
     unanswered_advice,
@@ -118,7 +119,7 @@ def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: f
     is_refused = False
     for key, why in missing.items():
         verb_text = "has not" if state in ("succeeded", "failed") else "is not"
-        advice = _advice(store, key) if state in _ADVISED else ""
+        advice = _advice(store, key) if state in _ADVISED else _leaving_advice(store, key)
         print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice}")
         is_refused = is_refused or (state in _ADVISED and _has_reason(store, key))
     return REFUSED if is_refused else int(bool(missing))
@@ -192,6 +193,16 @@ def _advice(store: Store, key: Key) -> str:
         return f"; it has no answer yet: {unanswered_advice(store)}"
     name = format_key(key) if key.kind == "ResourceClaim" else key.name
     return f": {reason}; see: devalloc explain {name} -n {key.namespace}"
+
+
+def _leaving_advice(store: Store, key: Key) -> str:
+    """Why a machine is not stopped or deleted yet; as the end of a sentence."""
+    from devalloc.store.errors import NotFound
+
+    with suppress(NotFound):
+        if key.kind == "VirtualMachine" and (why := _stopping_note(store.get(*key))):
+            return f": {why}"
+    return ""
 
 
 def _verb_advice(machine: dict[str, Any]) -> str:
@@ -315,8 +326,14 @@ class _Notes:
         if (obj := _same_object(self._store, key, None)) is None:
             return "", ""
         if key.kind == "VirtualMachine":
-            reason = why_not_running(obj) if self._state in _OF_MACHINES_THAT_RUN else unserved_reason(obj)
-            return reason if reason[0] or self._state not in _OF_MACHINES_THAT_RUN else ("", self._silence_of(obj))
+            if stopping := _stopping_note(obj):
+                return "", stopping
+            if self._state not in _OF_MACHINES_THAT_RUN:
+                return unserved_reason(obj)
+            code, message = why_not_running(obj)
+            if code == "NotPlaced":  # its node cannot know whether one who places it is there
+                return "", self._no_answer()
+            return (code, message) if code else ("", self._silence_of(obj))
         if key.kind == REPLICA_SET:
             return "", _replica_set_advice(self._store, obj).lstrip(":; ")
         if key.kind == MIGRATION:
@@ -349,7 +366,19 @@ class _Notes:
         if self._state not in _OF_MACHINES_THAT_RUN:
             return False
         code = why_not_running(obj)[0] if view.status.get("phase", "Pending") == "Pending" else ""
-        return lasts(code) if view.is_held and code else not view.is_held and bool(unanswered_note(self._store))
+        if view.is_held and code:
+            return lasts(code)
+        return not view.is_held and (bool(unanswered_note(self._store)) or no_plugin_takes(self._store, obj))
+
+
+def _stopping_note(machine: dict[str, Any]) -> str:
+    """A sentence if its guest has its time to power down; "" otherwise."""
+    from devalloc.api.views import MachineView
+
+    view = MachineView(machine)
+    seconds = view.spec.get("powerdownSeconds", 30)
+    is_stopping = view.status.get("phase") == "Stopping"
+    return f"its guest powers down, or is ended after {seconds} s (spec.powerdownSeconds)" if is_stopping else ""
 
 
 def _uid(store: Store, key: Key) -> str | None:

@@ -306,6 +306,41 @@ class TestWhatItWaitsFor:
         assert (ended.code, "and stays so until that is changed" in ended.err) == (3, True), ended.err
         assert "after 0.4 s" in devalloc(*command, "--timeout", "400ms").err, "who names a time gets it"
 
+    def test_without_a_time_it_ends_soon_where_no_plugin_runs(
+        self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its spec names a node that none serves; that `devalloc up` runs on this host helps nothing."""
+        monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.2)
+        monkeypatch.setattr(waits, "unanswered_note", lambda *_: "")
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web"))).code == 0
+        ended = devalloc("start", "vm/web")
+        assert (ended.code, "and stays so until that is changed" in ended.err) == (1, True), ended.err
+        assert "waiting: no node has taken the machine yet: is a node plugin running on node node-a?" in ended.err
+
+    @pytest.mark.parametrize("command", [["stop", "vm/web"], ["wait", "vm/web", "--for=delete"]])
+    def test_it_says_that_a_guest_powers_down(self, devalloc: Shell, command: list[str]) -> None:
+        assert devalloc("apply", "-f", "-", stdin=text(vm("web", powerdownSeconds=40))).code == 0
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            held = {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "node-a"}}
+            web = store.replace({**web, "metadata": {**web["metadata"], **held}})
+            store.replace_status({**web, "status": {"phase": "Stopping", "nodeName": "node-a"}})
+        shown = devalloc(*command, "--timeout", "300ms").err
+        why = "its guest powers down, or is ended after 40 s (spec.powerdownSeconds)"
+        assert f"waiting: {why}\n" in shown
+        assert shown.endswith(f"after 0.3 s: {why}\n")
+
+    def test_it_does_not_ask_for_a_controller_that_is_there(
+        self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A machine that has just been started is placed with the controller's next round."""
+        self.refused(devalloc, "NotPlaced: no controller has placed it yet: is `devalloc up` running?")
+        monkeypatch.setattr(waits, "unanswered_note", lambda *_: "")
+        assert "waiting: " not in devalloc("wait", "vm/web", "--timeout", "300ms").err
+        monkeypatch.undo()
+        monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+        assert "waiting: no `devalloc up` runs on this store" in devalloc("wait", "vm/web", "--timeout", "300ms").err
+
     def test_what_may_pass_is_waited_for(self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.1)
         monkeypatch.setattr(scale, "DEFAULT_SECONDS", 0.5)
