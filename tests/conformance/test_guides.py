@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import fast_yaml
 from tests.support.cli_shell import Shell
 from tests.support.repository import REPO
 
@@ -72,7 +73,7 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
         text = page.read_text()
         for match in _MANIFESTS.finditer(text):
             where = f"{page.relative_to(REPO)}:{text.count(chr(10), 0, match.start()) + 1}"
-            for one in yaml.safe_load_all(textwrap.dedent(match[2])):
+            for one in fast_yaml.load_all(textwrap.dedent(match[2])):
                 is_whole = isinstance(one, dict) and one.keys() >= {"apiVersion", "kind", "metadata"}
                 if is_whole and one["apiVersion"].startswith(OURS):
                     whole.append((where, one))
