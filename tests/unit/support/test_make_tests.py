@@ -50,7 +50,7 @@ def test_all_tests_are_of_all_tiers_after_all_builds() -> None:
 def test_what_tests_would_skip_for_is_built_first_if_a_skip_is_a_failure() -> None:
     plan = planned("test", "CI=true")
     assert builds(plan) == ["upstream", "selectors", "browser"]
-    assert plan.index("tests.support.builds") < plan.index("pytest tests/conformance")
+    assert plan.index("tests.support.builds") < plan.index("pytest tests/unit tests/conformance")
 
 
 def test_the_check_before_a_merge_runs_each_tier_once() -> None:
