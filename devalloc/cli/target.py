@@ -329,18 +329,23 @@ def unserved_reason(machine: dict[str, Any]) -> tuple[str, str]:
     return (str(status["reason"]), str(status.get("message") or "")) if is_unserved else ("", "")
 
 
-def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
-    """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
-    be empty; both are if it is as it should be, or is to run no more."""
+def has_ended_for_good(machine: dict[str, Any]) -> bool:
+    """Whether a machine ended, and its restart policy keeps it from running again."""
     from devalloc.api.decode import decode
-    from devalloc.api.views import MachineView
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 
-    view, vm = MachineView(machine), decode(machine).object
-    if view.is_deleting or view.spec.get("running") is False:
-        return "", ""
-    if isinstance(vm, VirtualMachine) and has_ended(vm):
+    vm = decode(machine).object
+    return isinstance(vm, VirtualMachine) and has_ended(vm)
+
+
+def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
+    """Why a machine that is to run does not, or not as its spec says: code and message of its status, each of which may
+    be empty; both are if it is as it should be, or is to run no more."""
+    from devalloc.api.views import MachineView
+
+    view = MachineView(machine)
+    if view.is_deleting or view.spec.get("running") is False or has_ended_for_good(machine):
         return "", ""
     return str(view.status.get("reason") or ""), str(view.status.get("message") or "")
 

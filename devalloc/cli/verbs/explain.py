@@ -40,6 +40,7 @@ from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import (
     StoreTarget,
+    has_ended_for_good,
     missing_controller_note,
     missing_node_note,
     open_target,
@@ -203,11 +204,11 @@ def _explain_answer(
     _print_problems_about(key, answer, question)
     if kind == MIGRATION:
         return _explain_migration(question, answer, key, output, is_cluster=place.is_cluster)
-    if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
-        print_line(*why)
-        return question.code or REFUSED
     answers = answer.get("machines", []) if is_machine else answer["claims"]
     claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    if is_machine and claim is None:
+        for machine in _stored_machines(question.all, namespace, name):
+            return question.code or _explain_unplaced(machine, namespace, name, output)
     if claim is None:
         if any((problem.kind, problem.name) == (kind, name) for problem in question.documents.problems):
             return 2  # its problems were already shown
@@ -570,30 +571,38 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
     return message + similar_names_hint(key.name, names)
 
 
-def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> Sequence[str]:
-    """The lines about a machine that devalloc does not place, because its spec names its node; none for all others."""
+def _explain_unplaced(machine: dict[str, Any], namespace: str, name: str, output: str) -> int:
+    """Print what became of a machine that devalloc places nowhere now: it is not to run, has ended, or its spec names
+    its node; the exit code."""
     from devalloc.api.views import machine_node, machine_phase, machine_reason
 
-    if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
-        return ()
-    for obj in _stored_machines(objects, namespace, name):
-        words = ": ".join(filter(None, machine_reason(obj)))
-        node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
-        state = f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
-        if silence := missing_node_note(obj):
-            state = _capitalized(silence)
-        return (
-            f"devalloc does not place {namespace}/{name}, because its spec.nodeName is {node}.",
-            state,
-            "",
-            f"What to do: see `devalloc describe vm/{name}{where}`; without spec.nodeName, devalloc chooses a node "
-            "with enough room.",
-        )
-    return ()
+    (code, message), phase, node = machine_reason(machine), machine_phase(machine), machine_node(machine)
+    words, where = ": ".join(filter(None, (code, message))), "" if namespace == "default" else f" -n {namespace}"
+    state = f"It is {phase}{'; ' + words if words else ''}."
+    is_over, advice = True, f"`devalloc start vm/{name}{where}`."
+    if phase == "Deleting":
+        why, advice = "is not placed, because it is being deleted", ""
+    elif MachineView(machine).spec.get("running") is False:
+        why = "is not placed, because its spec.running is false"
+    elif has_ended_for_good(machine):
+        why = "is not placed again, because it ended and its spec.restartPolicy is Never"
+    else:
+        is_over, why = False, f"is not placed by devalloc, because its spec.nodeName is {node}"
+        state = _capitalized(missing_node_note(machine)) or state
+        advice = f"see `devalloc describe vm/{name}{where}`; without spec.nodeName, devalloc chooses one with room."
+    runs = phase == "Running" and not is_over
+    if output in ("json", "yaml"):
+        entry: dict[str, Any] = {"namespace": namespace, "name": name, "allocated": not is_over, "node": node or None}
+        entry |= {"allocations": [], "oneOf": None, "reason": code or None, "message": message or None}
+        print_content(entry, output)
+    else:
+        todo = ("", f"What to do: {advice}") if advice and (words or not runs) else ()
+        print_line(f"{namespace}/{name} {why}.", state, *todo)
+    return int(bool(words)) if runs else REFUSED
 
 
 def _capitalized(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _stored_machines(objects: list[Any], namespace: str, name: str) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from devalloc.api.views import MachineView
 from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.target import StoreTarget, open_target, target_options, unserved_note
+from devalloc.cli.target import StoreTarget, has_ended_for_good, open_target, target_options, unserved_note
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.wait import report_missing, wait_until
 
@@ -267,12 +267,8 @@ def _reason(obj: Object) -> str:
 
 def _has_ended(store: Store, key: Key) -> bool:
     """Whether its restart policy keeps it from running again."""
-    from devalloc.api.decode import decode
-    from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
-
-    vm = decode(fetch_machine(store, key)).object
-    return isinstance(vm, VirtualMachine) and vm.spec.running and has_ended(vm)
+    machine = fetch_machine(store, key)
+    return MachineView(machine).spec.get("running") is not False and has_ended_for_good(machine)
 
 
 def _check_runs(store: Store, key: Key, what: str) -> None:

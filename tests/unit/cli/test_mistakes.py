@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devalloc.cli import node_client
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.machine import preflight
 from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import machine
+from tests.support.toy_machines import vm
 
 FULL_NAME = "A100 SXM4 80GB"
 Object = dict[str, Any]
@@ -224,6 +227,55 @@ def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devallo
     assert "because its spec.nodeName is node-a" in result.out
     assert "No node has taken the machine yet: is a node plugin running on node node-a?" in result.out
     assert "there is no machine" in devalloc("explain", "vm/wep").err
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "why"),
+    [
+        ({"running": False}, {"reason": "StoppedOnRequest"}, "its spec.running is false"),
+        ({"restartPolicy": "Never"}, {"reason": "MachineEnded"}, "it ended and its spec.restartPolicy is Never"),
+    ],
+)
+def test_explain_of_a_machine_that_has_stopped_says_how_to_start_it(
+    devalloc: Shell, spec: dict[str, Any], status: dict[str, Any], why: str
+) -> None:
+    """Its status names its node and its spec names none: it is not placed because it does not want to be."""
+    assert devalloc("apply", "-f", "-", stdin=text(free_machine(**spec))).code == 0
+    says(devalloc, phase="Stopped", nodeName="node-a", message="as it is", **status)
+
+    result = devalloc("explain", "vm/web")
+
+    assert (result.code, "nodeName" in result.out) == (3, False), result.out
+    assert f", because {why}.\nIt is Stopped; {status['reason']}: as it is.\n" in result.out
+    assert result.out.endswith("\n\nWhat to do: `devalloc start vm/web`.\n")
+    answer = devalloc("explain", "vm/web", "-o", "json").json
+    assert (answer["allocated"], answer["reason"], answer["message"]) == (False, status["reason"], "as it is")
+
+
+def test_explain_of_a_machine_that_runs_on_the_node_of_its_spec_finds_nothing_wrong(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(free_machine(nodeName="node-a"))).code == 0
+    says(devalloc, phase="Running", nodeName="node-a")
+
+    result = devalloc("explain", "vm/web")
+
+    assert (result.code, result.out) == (
+        0, "default/web is not placed by devalloc, because its spec.nodeName is node-a.\nIt is Running.\n",
+    )  # fmt: skip
+    assert devalloc("explain", "vm/web", "-o", "json").json["allocated"]
+
+
+def free_machine(**spec: Any) -> Any:
+    """One that may be on any node."""
+    made = vm("web", **spec)
+    if "nodeName" not in spec:
+        del made["spec"]["nodeName"]
+    return made
+
+
+def says(devalloc: Shell, **status: Any) -> None:
+    """Of the machine ``web``, as its node does."""
+    with closing(SQLiteStore(devalloc.store)) as store:
+        store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
 
 
 def test_without_qemu_the_log_says_so_and_nothing_of_kvm(
