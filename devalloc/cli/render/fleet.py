@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ClaimSummary,
         DeviceSummary,
         MachineSummary,
+        NodeSummary,
         QuotaSummary,
     )
 
@@ -90,6 +91,20 @@ def number_lines(overview: Overview) -> tuple[str, str]:
 
 def _lost(overview: Overview) -> str:
     return f"; {count_noun(overview.lost, 'lost device')}" if overview.lost else ""
+
+
+def words_of_node(node: NodeSummary) -> str:
+    """What is behind the row of a node: its cards, their devices, and who holds them."""
+    words = [node.name]
+    for card in node.cards:
+        words += (card.name, card.model, card.driver)
+        for device in card.devices:
+            words += (
+                device.name,
+                device.what,
+                *(f"{one.namespace}/{one.name} {one.machine}" for one in device.holders),
+            )
+    return "\n".join(words)
 
 
 def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:

@@ -60,7 +60,7 @@ def card_lines(card: CardSummary, width: int) -> Iterator[Text]:
     yield Text()
     yield Text(f"{one_line(card.name)}  ", "bold").append(one_line(words), "not bold dim")
     for remark in filter(None, (card.cordoned, card.note)):
-        yield Text(one_line(remark), "red")
+        yield from (Text(part, "red") for part in wrap_sentence(one_line(remark), width))
     sizes = _sizes(picture, width)
     for texts in ([each.name for each in picture.pieces], [each.holder for each in picture.pieces]):
         line = Text()
@@ -69,7 +69,7 @@ def card_lines(card: CardSummary, width: int) -> Iterator[Text]:
         yield line
     for piece, size in zip(picture.pieces, sizes, strict=True):
         if max(len(piece.name), len(piece.holder)) >= size:
-            yield _in_words(piece)
+            yield from _in_words(piece, width)
     if picture.left:
         yield Text(f"  left: {one_line(picture.left)}", "green")
 
@@ -80,11 +80,17 @@ def _sizes(picture: CardPicture, width: int) -> list[int]:
     return [max(1, end - start) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _in_words(piece: Piece) -> Text:
+def _in_words(piece: Piece, width: int) -> Iterator[Text]:
+    """Its name, its state, and who holds it or why none can: below, if that does not fit beside them."""
     from rich.text import Text
 
     line = Text(f"  {one_line(piece.name)}  ").append(piece.state, STYLES[piece.state])
-    return line.append(f"  {one_line(piece.holder)}" if piece.holder else "")
+    holder = one_line(piece.holder)
+    if not holder or len(line) + 2 + len(holder) <= width:
+        yield line.append(f"  {holder}" if holder else "")
+        return
+    yield line
+    yield from (Text(f"    {part}") for part in wrap_sentence(holder, max(1, width - 4)))
 
 
 def claim_lines(claim: ClaimSummary, refusal: Refusal | None, width: int) -> Iterator[Text]:

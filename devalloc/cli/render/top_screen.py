@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from devalloc.cli.keys import BACKSPACE, ENTER, ESCAPE
 from devalloc.cli.layout import fit_lines, wrap_sentence
-from devalloc.cli.render.fleet import COUNTS, NETWORK, TitledTable, claim_id, number_lines, overview_tables
+from devalloc.cli.render.fleet import (
+    COUNTS,
+    NETWORK,
+    TitledTable,
+    claim_id,
+    number_lines,
+    overview_tables,
+    words_of_node,
+)
 from devalloc.cli.render.output import Cell, StyledText, one_line
 from devalloc.cli.render.pictures import BAR, claim_lines, counts_bar, node_lines, plain_lines
 from devalloc.controller.overview import Overview
@@ -121,7 +129,12 @@ class TopScreen:
                 line.no_wrap, line.overflow = True, "ellipsis"
             return Group(Text(one_line(self._title()), "bold"), *shown, keys)
         self._behind = ""
-        tables = [_searched(part, self._search.lower()) for part in overview_tables(seen.overview, wide=self._wide)]
+        tables = overview_tables(seen.overview, wide=self._wide)
+        if self._search:
+            behind = {f"node:{node.name}": words_of_node(node) for node in seen.overview.nodes}
+            tables = [_searched(part, self._search.lower(), behind) for part in tables]
+            if not any(part.rows for part in tables):
+                keys.append("   nothing has it", "not bold")
         tables = [part for part in tables if part.rows]
         self._ids = [each for part in tables for each in part.ids]
         if self._selected not in self._ids:
@@ -168,11 +181,12 @@ def _machine_lines(overview: Overview, name: str, width: int) -> list[Text] | No
     return list(plain_lines([*lines, f"More: devalloc explain vm/{machine.name} -n {machine.namespace}"], width))
 
 
-def _searched(part: TitledTable, needle: str) -> TitledTable:
-    """The rows of a table that have what is searched."""
-    if not needle:
-        return part
-    fits = [any(needle in one_line(cell).lower() for cell in row) for row in part.rows]
+def _searched(part: TitledTable, needle: str, behind: Mapping[str, str]) -> TitledTable:
+    """The rows of a table that have what is searched. ``behind``: what is behind a row, by its id."""
+    texts = [[*map(one_line, row)] for row in part.rows]
+    for i, text in enumerate(map(behind.get, part.ids)):
+        texts[i].append(text or "")
+    fits = [any(needle in text.lower() for text in row) for row in texts]
 
     def those(items: Sequence[_T]) -> list[_T]:
         return [item for item, does in zip(items, fits, strict=False) if does]

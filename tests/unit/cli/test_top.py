@@ -278,7 +278,25 @@ def test_a_search_leaves_the_rows_that_have_it() -> None:
     assert "Nodes: 1" in lines
     assert "n2" in terminal.marked()
     assert "Nodes: 2" in terminal.press("enter", "escape")
-    assert terminal.press("/", *"nothing", "enter")[-1].startswith("/nothing")
+    assert terminal.press("/", *"nothing", "enter")[-1] == "/nothing   esc clears it   nothing has it"
+
+
+@pytest.mark.parametrize("text", ["MI300", "d1", "team-b/train"])
+def test_a_search_finds_the_node_of_a_card_of_a_device_and_of_who_holds_it(text: str) -> None:
+    """On the page it does, too."""
+    held = gpu_claim("train") | {"status": {"allocations": [{"devicePoolName": "b", "deviceName": "d0"}]}}
+    held["metadata"]["namespace"] = "team-b"
+    terminal = Terminal([gpu_class(), gpu_pool("a", 1, "n1"), gpu_pool("b", 2, "n2", model="MI300X"), held])
+    assert "Nodes: 1" in terminal.press("/", *text, "enter")
+    assert "n2" in terminal.marked()
+
+
+def test_why_a_device_cannot_be_had_is_there_to_the_end_on_a_narrow_terminal() -> None:
+    why = "reserved: default route; no IOMMU group for 0000:00:03.0 (is the IOMMU switched on?); no reset method at all"
+    pool = gpu_pool("a", 1, "n1")
+    pool["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": why}]
+    lines = Terminal([gpu_class(), pool], 80).press("enter")
+    assert why in " ".join(" ".join(lines).split())
 
 
 def test_a_row_that_is_moved_to_is_shown() -> None:
