@@ -331,7 +331,8 @@ class _Notes:
             if self._state not in _OF_MACHINES_THAT_RUN:
                 return unserved_reason(obj)
             code, message = why_not_running(obj)
-            if code == "NotPlaced":  # its node cannot know whether one who places it is there
+            # Of the time before it was wanted, and its node cannot know whether one who places it is there.
+            if code in ("NotPlaced", "StoppedOnRequest"):
                 return "", self._no_answer()
             return (code, message) if code else ("", self._silence_of(obj))
         if key.kind == REPLICA_SET:
@@ -365,7 +366,10 @@ class _Notes:
             return True
         if self._state not in _OF_MACHINES_THAT_RUN:
             return False
-        code = why_not_running(obj)[0] if view.status.get("phase", "Pending") == "Pending" else ""
+        code, phase = why_not_running(obj)[0], view.status.get("phase", "Pending")
+        if self._state == "scaled" and phase == "Running":
+            return code in _NEVER_SCALED
+        code = code if phase == "Pending" else ""
         if view.is_held and code:
             return lasts(code)
         return not view.is_held and (bool(unanswered_note(self._store)) or no_plugin_takes(self._store, obj))
@@ -443,6 +447,8 @@ def _why_never_running(store: Store, key: Key, state: str) -> str:
     return _STAYS if _is_refused_for_good(obj) else ""
 
 
+_NEVER_SCALED = ("CgroupShared", "CpusEmulated")
+"""Reasons of nodes for which a machine that runs keeps what it has until its next start."""
 _PERMANENT = ("MachineInvalid", "NodesTooSmall", "NodeNotFound")
 """Reasons of the controller that pass only if the machine or the fleet is changed."""
 

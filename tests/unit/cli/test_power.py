@@ -330,16 +330,36 @@ class TestWhatItWaitsFor:
         assert f"waiting: {why}\n" in shown
         assert shown.endswith(f"after 0.3 s: {why}\n")
 
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "NotPlaced: no controller has placed it yet: is `devalloc up` running?",
+            "StoppedOnRequest: it was stopped on request",
+        ],
+    )
     def test_it_does_not_ask_for_a_controller_that_is_there(
-        self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+        self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch, reason: str
     ) -> None:
         """A machine that has just been started is placed with the controller's next round."""
-        self.refused(devalloc, "NotPlaced: no controller has placed it yet: is `devalloc up` running?")
+        self.refused(devalloc, reason)
         monkeypatch.setattr(waits, "unanswered_note", lambda *_: "")
         assert "waiting: " not in devalloc("wait", "vm/web", "--timeout", "300ms").err
         monkeypatch.undo()
         monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
         assert "waiting: no `devalloc up` runs on this store" in devalloc("wait", "vm/web", "--timeout", "300ms").err
+
+    @pytest.mark.parametrize(("reason", "ends"), [("CgroupShared: as it is", True), ("GuestRefused: as it is", False)])
+    def test_a_machine_that_will_not_be_scaled_while_it_runs_is_not_waited_for(
+        self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch, reason: str, ends: bool
+    ) -> None:
+        monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.2)
+        monkeypatch.setattr(scale, "DEFAULT_SECONDS", 2.0)
+        self.refused(devalloc, reason)
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            store.replace_status({**web, "status": {**web["status"], "phase": "Running"}})
+        scaled = devalloc("scale", "vm/web", "--cpu", "1500m")
+        assert (scaled.code, "and stays so until that is changed" in scaled.err) == (3, ends), scaled.err
 
     def test_what_may_pass_is_waited_for(self, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waits, "HOPELESS_SECONDS", 0.1)
