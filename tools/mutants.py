@@ -589,9 +589,11 @@ def _running(mutant: Mutant, seen: CoverageMap) -> list[str]:
 
 
 def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap, seed: int) -> list[str]:
-    """What runs it, at most MOST_TESTS, of which half can be those of its module, and three quarters with those of its
-    package. Each test module gives one in turn: tests of one module are alike. The quick ones come first."""
+    """What runs it, at most MOST_TESTS, of which half can be those of its module, all that have its name before others,
+    and three quarters with those of its package. Each test module gives one in turn: tests of one module are alike. The
+    quick ones come first."""
     own = unit_tests_of(tree, mutant.path, settings.get("tests", {}))
+    named = [module for module in own if Path(module).stem == f"test_{Path(mutant.path).stem}"]
     running = _running(mutant, seen)
     if not running:
         return own
@@ -601,6 +603,7 @@ def _tests_of(tree: Path, mutant: Mutant, settings: Settings, seen: CoverageMap,
     package = _tests_of_package(mutant.path)
     chosen = list[str]()
     for most, concerned in (
+        (MOST_TESTS // 2, [module for module in named if module in by_module]),
         (MOST_TESTS // 2, [module for module in own if module in by_module]),
         (MOST_TESTS * 3 // 4, [module for module in by_module if module.startswith(f"{package}/")]),
         (MOST_TESTS, [*by_module]),

@@ -61,7 +61,7 @@ def test_build_metadata_has_no_part_in_precedence_but_in_equality() -> None:
         "-1.2.3",
         "1.2.3-a_b",
         "1.2.\u0663",
-        "1.2.3+" + "a" * 300,
+        "1.2.3+" + "a" * 251,
     ],
 )
 def test_an_invalid_version_is_an_error(text: str) -> None:
@@ -69,7 +69,9 @@ def test_an_invalid_version_is_an_error(text: str) -> None:
         SemVer.parse(text)
 
 
-@pytest.mark.parametrize("text", ["1.2.3", "1.2.3-0", "1.2.3-x.7.z.92", "1.2.3-0a", "1.2.3+001", "1.2.3----RC.--.1+0"])
+@pytest.mark.parametrize(
+    "text", ["1.2.3", "1.2.3-0", "1.2.3-x.7.z.92", "1.2.3-0a", "1.2.3+001", "1.2.3----RC.--.1+0", "1.2.3+" + "a" * 250]
+)
 def test_a_version_keeps_its_text(text: str) -> None:
     assert str(SemVer.parse(text)) == text
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.verbs import apply as verbs
-from devalloc.store import Unavailable
+from devalloc.store import Conflict, Key, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, claim, devalloc, device_class, text
+from tests.support.waiting import until
 
 __all__ = ["devalloc"]
 NUMBER = 2 * verbs.TOGETHER + 5
@@ -68,3 +72,32 @@ def test_what_is_not_there_does_not_keep_the_others(devalloc: Shell) -> None:
     deleted = devalloc("delete", "claim", "a", "none", "b")
     assert deleted.out.splitlines() == ["deviceclaim/a deleted", "deviceclaim/b deleted"]
     assert "DeviceClaim default/none does not exist" in deleted.err
+
+
+@pytest.mark.parametrize(("others", "code"), [(verbs.ATTEMPTS - 1, 0), (verbs.ATTEMPTS, 1)])
+def test_an_object_that_others_write_at_the_same_time_is_tried_again(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, others: int, code: int
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(device_class("gpu")))
+    replace, conflicts = SQLiteStore.replace, iter(range(others))
+
+    def contended(self: SQLiteStore, obj: dict[str, Any]) -> dict[str, Any]:
+        if next(conflicts, None) is not None:
+            raise Conflict({Key.of(obj): "it was changed"})
+        return replace(self, obj)
+
+    monkeypatch.setattr(SQLiteStore, "replace", contended)
+    applied = devalloc("apply", "-f", "-", stdin=text(device_class("gpu", driver="nic.devalloc.io")))
+    assert (applied.code, applied.out) == (code, "deviceclass/gpu configured\n" if code == 0 else "")
+    assert ("it was changed" in applied.err) == (code != 0)
+
+
+def test_a_spinner_says_how_many_are_done_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with show_spinner("deleting", 2000) as done:
+        until(lambda: "deleting (0 of 2,000, 1 s)" in terminal.getvalue())
+        done(1500)
+        until(lambda: "deleting (1,500 of 2,000, " in terminal.getvalue())
+    assert terminal.getvalue().endswith("\r\x1b[K")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.api import meta
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
@@ -92,6 +93,18 @@ def test_what_only_pods_need_is_left_aside(devalloc: Shell) -> None:
     assert applied.err.startswith(
         "warning: ResourceClaimTemplate theirs: of this API group, `devalloc up` reads claims"
     )
+
+
+def test_a_machine_of_another_group_says_once_that_nothing_answers_it(devalloc: Shell) -> None:
+    theirs = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "theirs"}, "spec": {}}
+    devalloc("apply", "-f", "-", stdin=text(theirs))
+    devalloc.allocate()
+    (stored,) = devalloc("get", "virtualmachine.kubevirt.io", "-o", "json").json["items"]
+    assert stored["metadata"]["annotations"][meta.REASON] == "LeftAside"
+    assert stored["metadata"]["annotations"][meta.MESSAGE].startswith("devalloc ignores this API group; ")
+    devalloc.allocate()
+    (again,) = devalloc("get", "virtualmachine.kubevirt.io", "-o", "json").json["items"]
+    assert again["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
 
 
 def test_applying_a_claim_again_that_waits_changes_nothing(devalloc: Shell) -> None:

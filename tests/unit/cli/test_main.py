@@ -203,6 +203,34 @@ def _takes_path(param: click.Parameter) -> bool:
     return (isinstance(param.type, click.Path) or names_one is not None) and param.default != ""
 
 
+LEAST = {
+    "--dump-port": 0,
+    "--fencing-one-in": 1,
+    "--max-vfs": 0,
+    "--permits-dump-port": 0,
+    "--permits-port": 1,
+    "--replicas": 0,
+    "--requests": 0,
+    "--tail": 1,
+    "--vcpus of vm scale": 1,
+    "--vcpus of warm take": 0,
+    "--warm": 0,
+    "--warm-most": 1,
+    "--warm-vcpus-per-cpu": 1,
+}
+"""Of each option that counts something: the least that it takes. A port of 0 is any that is free."""
+
+
+def test_an_option_that_counts_takes_what_makes_sense() -> None:
+    least = {
+        (option.opts[-1] if option.opts[-1] in LEAST else f"{option.opts[-1]} of {' '.join(words)}"): option.type.min
+        for words, command in _verbs(cli)
+        for option in command.params
+        if isinstance(option.type, click.IntRange)
+    }
+    assert least == LEAST
+
+
 TAKE_PATHS = [
     (words, command, param) for words, command in _verbs(cli) for param in command.params if _takes_path(param)
 ]

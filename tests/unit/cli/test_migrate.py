@@ -178,6 +178,22 @@ class TestMigrate:
                 follower._say(MigrationView({**migration(), "status": status}))
         assert capsys.readouterr().out.count("94Mi sent, 0 left") == 1
 
+    def test_it_says_now_and_then_how_much_was_sent(
+        self, fleet: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seconds = [100.0]
+        monkeypatch.setattr(verb.time, "monotonic", lambda: seconds[0])
+        with closing(SQLiteStore(fleet.store)) as store:
+            names = (Key("VirtualMachine", "default", "web"), Key(KIND, "default", "move"))
+            follower = verb.Follower(store, *names)
+            for mebibytes, phase in ((0, "TargetReady"), (10, "Running"), (20, "Running"), (30, "Running")):
+                progress = {"transferred": mebibytes << 20, "remaining": 0}
+                status = {"phase": phase, "sourceNode": "node-a", "targetNode": "node-b", "progress": progress}
+                follower._say(MigrationView({**migration(), "status": status}))
+                seconds[0] += 1.5
+        lines = [line for line in capsys.readouterr().out.splitlines() if "sent" in line]
+        assert lines == ["  10Mi sent, 0 left", "  30Mi sent, 0 left"]
+
     def test_when_the_time_is_up_it_is_withdrawn_and_the_reason_why_it_waits_was_shown(self, fleet: Shell) -> None:
         fleet("cordon", "node/node-b", "--reason", "test")
         with working(fleet):

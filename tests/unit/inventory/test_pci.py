@@ -63,6 +63,14 @@ def test_a_function_is_read(tmp_path: Path) -> None:
     assert (function.sriov.total, function.sriov.active, function.sriov.vf_device) == (7, 0, 0x10CA)
 
 
+@pytest.mark.parametrize("total", ["0", "-1", "65536", "many"])
+def test_a_function_with_no_possible_number_of_vfs_is_no_pf(tmp_path: Path, total: str) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(pci_cards.nic("0000:41:00.0"))
+    host.write(f"{host.path('0000:41:00.0')}/sriov_totalvfs", total)
+    assert functions(host)["0000:41:00.0"].sriov is None
+
+
 def test_numa_minus_one_means_not_known(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
     host.add(pci_cards.gpu(numa=-1))

@@ -18,7 +18,7 @@ from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
-from devalloc_node.service.request_fields import BadField, machine_to_adopt, machine_to_start
+from devalloc_node.service.request_fields import BadField, machine_to_adopt, machine_to_start, requested_scaling
 from devalloc_node.service.spec_messages import ELSEWHERE, SpecField, content_of, spec_fields
 from tests.support.examples import examples
 from tests.support.good_manifests import good_manifests
@@ -352,3 +352,27 @@ def test_a_fraction_is_the_decimal_number_that_its_caller_wrote(value: float) ->
     message = pb.MachineScaling(address="10.0.0.5", cpu_stable_zone_ratio=value)
     written = content_of(message, api.MachineScaling)["cpuStableZoneRatio"]
     assert Decimal(written) == Decimal(repr(value))
+
+
+@pytest.mark.parametrize(
+    ("amounts", "path"),
+    [
+        ({}, "vcpus"),
+        ({"vcpus": 0}, "vcpus"),
+        ({"vcpus": 1025}, "vcpus"),
+        ({"cpu_milli": 1_024_001}, "cpuMilli"),
+        ({"memory_bytes": 0}, "memoryBytes"),
+        ({"memory_bytes": 2**62 + 1}, "memoryBytes"),
+    ],
+)
+def test_an_amount_that_no_machine_has_is_refused(amounts: dict[str, int], path: str) -> None:
+    with pytest.raises(BadField) as refused:
+        requested_scaling(pb.ScaleMachineRequest(**amounts))
+    assert refused.value.path == path
+
+
+def test_amounts_are_scaled_to_their_bounds() -> None:
+    least, most = {"vcpus": 1, "cpu": 0, "memory": 1}, {"vcpus": 1024, "cpu": 1_024_000, "memory": 2**62}
+    for wanted in (least, most):
+        request = pb.ScaleMachineRequest(vcpus=wanted["vcpus"], cpu_milli=wanted["cpu"], memory_bytes=wanted["memory"])
+        assert requested_scaling(request) == wanted

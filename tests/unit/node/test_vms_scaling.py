@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -22,6 +22,7 @@ from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.agent import actuator
 from devalloc_node.agent.actuator import MachineActuator, MachineExecutors, memory_rounded_down, scaling_steps
 from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
 from devalloc_node.deadline import Deadline
@@ -536,6 +537,21 @@ class TestBody:
         with pytest.raises(Denied):
             asyncio.run(body.change(Resources(3000, 2 * GIB)))
         assert world.machines.calls.count("scale default/web") == 1
+
+    def test_a_machine_is_changed_with_the_slow_ones_after_a_slow_change_until_one_is_quick(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        body, change, slow = self.body(world), self.executors.change, list[bool]()
+
+        async def noted(key: str, work: Callable[[], Any], **how: bool) -> Any:
+            slow.append(how["slow"])
+            return await change(key, work, slow=how["slow"])
+
+        monkeypatch.setattr(self.executors, "change", noted)
+        for limit in (60.0, -1.0, 60.0, 60.0):
+            monkeypatch.setattr(actuator, "SLOW_SECONDS", limit)
+            asyncio.run(body.change(Resources(3000, 2 * GIB)))
+        assert slow == [False, False, True, False]
 
     def test_a_look_does_not_wait_and_no_further_step_begins(self, world: World) -> None:
         body, scale = self.body(world), world.machines.scale
