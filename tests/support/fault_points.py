@@ -146,11 +146,10 @@ class FaultPoints:
         """All there are, found by running once undisturbed."""
         points = []
         for act in ("prepare", "unprepare"):
-            self._start(act)
-            calls, error = self._run(act, FaultGate())
-            assert calls is not None, error
-            assert error is None, error
-            points += [FaultPoint(act, number, how, call) for number, call in enumerate(calls, 1) for how in hows]
+            gate = FaultGate()
+            with self.life(gate=gate) as plugin:
+                getattr(plugin, act)(self.uid)
+            points += [FaultPoint(act, number, how, call) for number, call in enumerate(gate.calls, 1) for how in hows]
         assert_same(self.state(), self.initial, "after counting")
         return points
 
