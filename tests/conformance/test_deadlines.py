@@ -49,7 +49,7 @@ def hidden(number: int, read: str) -> str:
     return f"{numbers}.all(x, {numbers}.all(y, {inner}.exists(z, true))) && {read} != {-1 - number}"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def little_time_for_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the cheap ones run out of it anyway."""
     monkeypatch.setattr(budget, "SHARE_OF_TIME", 0.15)
@@ -207,6 +207,7 @@ def some_pairs(entries: list[Entry]) -> list[tuple[Entry, str]]:
     return [(entry, what) for (row, entry), (column, what) in pairs if IS_FUZZ or (row + column) % 2 == 0]
 
 
+@pytest.mark.usefixtures("little_time_for_expressions")
 @pytest.mark.parametrize(
     ("entry", "what"), some_pairs([allocated, explained, solved, one_by_one, all_at_once, by_the_controller])
 )
@@ -214,6 +215,7 @@ def test_no_selector_delays_other_claims(entry: Entry, what: str) -> None:
     held(entry, evil_resource_claim(what))
 
 
+@pytest.mark.usefixtures("little_time_for_expressions")
 @pytest.mark.parametrize(
     ("entry", "what"),
     some_pairs([solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command]),
