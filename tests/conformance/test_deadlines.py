@@ -258,9 +258,9 @@ def test_steps_bound_an_expression_when_no_clock_does(
     answer: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who gives no deadline waits for the steps of the budgets, a second or two, and not for minutes. Here there is
-    a fifth of them."""
-    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", budget.EXPRESSION_BUDGET // 5)
-    monkeypatch.setattr(budget, "COMMON_BUDGET", budget.COMMON_BUDGET // 5)
+    a tenth of them."""
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", budget.EXPRESSION_BUDGET // 10)
+    monkeypatch.setattr(budget, "COMMON_BUDGET", budget.COMMON_BUDGET // 10)
     one = answer()
 
     assert not one["allocated"]

@@ -316,12 +316,12 @@ def test_a_quick_search_of_many_parts_answers_those_that_it_has_time_for() -> No
     """An even share of its time would cut each of them short."""
     load_solver()
     documents = [device_class("gpu", driver="gpu")]
-    for node in range(300):
+    for node in range(150):
         devices = [device(f"d{n}", attributes={"node": node}) for n in range(4)]
         documents.append(pool(f"p{node}", f"n{node}", "gpu", devices=devices))
     waiting = [
         claim(f"c{node}-{n}", {"deviceClass": "gpu", "constraints": f"device.node == {node}", "requests": {"count": 2}})
-        for node in range(300)
+        for node in range(150)
         for n in range(3)
     ]
     answer = Fleet.from_manifests(documents).allocate_all(waiting, 3.0, is_quick=True)

@@ -560,7 +560,7 @@ ACTIONS = ("allocate", "allocate", "a", "b", "lose", "back", "fence", "unfence",
 
 
 @pytest.mark.parametrize("kind", STORES)
-@pytest.mark.parametrize("seed", range(8 if IS_FUZZ else 4))
+@pytest.mark.parametrize("seed", range(8 if IS_FUZZ else 3))
 def test_two_nodes_never_run_it_in_any_order_of_losses_fences_and_comebacks(seed: int, kind: Kind) -> None:
     """The admin's word is true: only a node that is off is fenced. At every write and every change of a machine, one
     node at most runs it; and in the end it runs."""

@@ -92,8 +92,10 @@ def reachable_count(fleet: Fleet) -> int:
     return len(seen)
 
 
-ROUNDS = 80
+ROUNDS = 60
 """Long enough to meet every bound."""
+MOST_GROWTH = 1.12
+"""Two or three objects that each step leaves are more."""
 
 
 def grows(fleet: Fleet, step: Callable[[int], None]) -> float:
@@ -127,14 +129,14 @@ def place(fleet: Fleet, constraints: str, **detail: Any) -> None:
     ],
 )
 def test_claims_that_never_ask_for_the_same_leave_nothing_behind(fleet: Fleet, constraints: str) -> None:
-    assert grows(fleet, lambda n: place(fleet, constraints.format(n))) < 1.15
+    assert grows(fleet, lambda n: place(fleet, constraints.format(n))) < MOST_GROWTH
 
 
 def test_refused_shares_leave_nothing_behind(fleet: Fleet) -> None:
     def step(number: int) -> None:
         fleet.allocate(claim("c", {"deviceClass": "gpu", "requests": {"memory": f"{number + 100}Gi"}}))
 
-    assert grows(fleet, step) < 1.15
+    assert grows(fleet, step) < MOST_GROWTH
 
 
 def test_pools_that_come_anew_leave_nothing_behind(fleet: Fleet) -> None:
@@ -143,7 +145,7 @@ def test_pools_that_come_anew_leave_nothing_behind(fleet: Fleet) -> None:
         place(fleet, "device.card != 50")
         place(fleet, "device.numa == 1")
 
-    assert grows(fleet, step) < 1.15
+    assert grows(fleet, step) < MOST_GROWTH
 
 
 def test_nodes_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
@@ -155,7 +157,7 @@ def test_nodes_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
         fleet.delete({"kind": "DevicePool", "metadata": {"name": f"new-{number}"}})
         fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": "c"}})
 
-    assert grows(fleet, step) < 1.15
+    assert grows(fleet, step) < MOST_GROWTH
 
 
 def test_claims_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
@@ -165,7 +167,7 @@ def test_claims_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
         fleet.allocate(claim(f"large-{number}", {"deviceClass": "gpu", "requests": {"count": 5}}))
         fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number}"}})
 
-    assert grows(fleet, step) < 1.15
+    assert grows(fleet, step) < MOST_GROWTH
 
 
 def test_shares_of_the_network_leave_nothing_behind(fleet: Fleet) -> None:
@@ -180,7 +182,7 @@ def test_shares_of_the_network_leave_nothing_behind(fleet: Fleet) -> None:
         if number >= 5:
             fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number - 5}"}})
 
-    assert grows(fleet, step) < 1.15
+    assert grows(fleet, step) < MOST_GROWTH
 
 
 # -- resource.k8s.io ---------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def test_resource_claims_that_never_ask_for_the_same_leave_nothing_behind(cluste
         if cluster.allocate(resource_claim("c", expression.format(number)))["allocated"]:
             cluster.delete(resource_claim("c"))
 
-    assert grows(cluster, step) < 1.15
+    assert grows(cluster, step) < MOST_GROWTH
 
 
 @pytest.mark.parametrize("expression", ["uuid != 'u{}'", "uuid.matches('x{}')", "numa{} == 1", "numa == {} +"])
@@ -257,7 +259,7 @@ def test_batches_of_resource_claims_that_never_ask_for_the_same_leave_nothing_be
         if cluster.allocate_all([wanted])["claims"][-1]["allocated"]:
             cluster.delete(wanted)
 
-    assert grows(cluster, step) < 1.15
+    assert grows(cluster, step) < MOST_GROWTH
 
 
 def test_resource_claims_that_come_and_go_leave_nothing_behind(cluster: Fleet) -> None:
@@ -266,7 +268,7 @@ def test_resource_claims_that_come_and_go_leave_nothing_behind(cluster: Fleet) -
         cluster.allocate(resource_claim(f"large-{number}", count=5))
         cluster.delete(resource_claim(f"c{number}"))
 
-    assert grows(cluster, step) < 1.15
+    assert grows(cluster, step) < MOST_GROWTH
 
 
 def test_slices_that_come_and_go_leave_nothing_behind(cluster: Fleet) -> None:
@@ -279,4 +281,4 @@ def test_slices_that_come_and_go_leave_nothing_behind(cluster: Fleet) -> None:
         cluster.delete(node_gpus(f"node-{number}"))
         cluster.delete(resource_claim("c"))
 
-    assert grows(cluster, step) < 1.15
+    assert grows(cluster, step) < MOST_GROWTH

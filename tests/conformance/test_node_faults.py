@@ -26,7 +26,7 @@ from tests.support.machine_scenarios import SCENARIOS as MACHINES
 from tools import fault_points as command
 
 MOST_OF_BINDINGS = examples(2, 0.01)
-MOST = examples(2, 0.0075)
+MOST = examples(1, 0.0075)
 """Points of a scenario with bindings, and with machines, that are tried here; the longer ones have more."""
 ONCE_EACH = ("fail", "after")
 """What is killed before a call has come as far as what is killed after the one before it: `make faults` tries both."""

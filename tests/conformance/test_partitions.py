@@ -20,7 +20,7 @@ from devalloc_node.agent import scaler
 from tests.support.examples import examples
 from tests.support.partition_world import EXPECTED, LINKS, PARTIES, Cut, Kill, PartitionOutcome, points, run_course
 
-SOME = examples(6, 0.04)
+SOME = examples(4, 0.04)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from tests.support.examples import examples
 from tests.support.fake_tree import memory_folder
 from tests.support.random_hosts import RandomHost
 
-HOSTS, FAULTS = examples(14, 0.1), 40
+HOSTS, FAULTS = examples(8, 0.1), 40
 CALLS = ("listdir", "lstat", "open", "readlink", "scandir")
 _NOT_TRIED = re.compile(
     r"/proc|/proc/[0-9]+/.*|.*/(class|vendor|iommu_group)|/sys/.*/[0-9a-f:]{10}\.[0-7]|/sys/bus/pci/devices"

@@ -27,7 +27,7 @@ from tests.support.manifests import Manifest
 from tests.support.reference_data import claim_cases
 from tests.support.reference_data import documents as documents_of
 
-EXAMPLES = examples(30)
+EXAMPLES = examples(20)
 BATCH = 40
 WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting"}
 """Reasons of claims that are not solved at all."""

@@ -22,7 +22,7 @@ from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, 
 from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
 
 Object = dict[str, Any]
-EXAMPLES = examples(20, 0.15)
+EXAMPLES = examples(10, 0.15)
 MILLION = 10**6
 
 
@@ -185,10 +185,10 @@ def _number(text: str) -> int:
     return Quantity.parse(text).nano // NANO
 
 
-@pytest.mark.parametrize("first", range(0, EXAMPLES, 20))
+@pytest.mark.parametrize("first", range(0, EXAMPLES, 10))
 def test_as_many_are_placed_as_can_be_each_with_all_that_it_needs(first: int, tmp_path: Path) -> None:
     wrong: dict[int, Any] = {}
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         nodes, machines = drawn(Random(seed))
         with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
             fill(store, *manifests(nodes, machines))
