@@ -33,6 +33,16 @@ def is_default_store(store: Path) -> bool:
     return store == default_path({name: value for name, value in os.environ.items() if name != STORE_VARIABLE})
 
 
+def root_store_note(store: Path) -> str:
+    """The end of a sentence about a user's own store that root has another one, which `sudo devalloc up` uses; "" where
+    root has none."""
+    from devalloc.store import paths
+
+    folder = paths.ROOT_STORE.parent
+    is_own = os.geteuid() != 0 and is_default_store(store)
+    return f" (root has its own in {folder}: sudo devalloc …)" if is_own and folder.is_dir() else ""
+
+
 def node_state_folder(path: Path | None, store: Path) -> Path:
     """The given state folder of the node plugin, or the one beside the store."""
     return (path if path is not None else store.parent / "node").absolute()
@@ -63,8 +73,9 @@ def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[
                 "export DEVALLOC_KUBECONFIG=$KUBECONFIG"
             )
         raise CommandFailed(
-            f"there is no store at {where}; create one with `devalloc up` or `devalloc apply -f`, "
-            "name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or DEVALLOC_KUBECONFIG"
+            f"there is no store at {where}{root_store_note(where)}; create one with `devalloc up` or "
+            "`devalloc apply -f`, name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or "
+            "DEVALLOC_KUBECONFIG"
         )
     store = ServedStore(where)
     try:

@@ -295,11 +295,12 @@ def unserved_note(store: Store, *nodes: str | None) -> str:
 def unanswered_note(store: Store, remedy: str = "; start it, and repeat the command") -> str:
     """A sentence if the store is an embedded one that no controller answers now; "" otherwise. ``remedy``: its end."""
     from devalloc.cli.served_store import ServedStore
+    from devalloc.cli.storage import root_store_note
     from devalloc.store.serving import is_answered
 
     if not isinstance(store, ServedStore) or is_answered(store.path):
         return ""
-    return f"no `devalloc up` runs on this store{remedy}"
+    return f"no `devalloc up` runs on this store{root_store_note(store.path)}{remedy}"
 
 
 def silence_note(store: Store, objects: Iterable[dict[str, Any]]) -> str:

@@ -15,6 +15,9 @@ from devalloc.store.errors import Damaged, StoreLocked, Unavailable, Unusable
 STORE_VARIABLE = "DEVALLOC_STORE"
 """Environment variable with the path of the store."""
 
+ROOT_STORE = Path("/var/lib/devalloc/devalloc.db")
+"""The default store of root."""
+
 SMALLEST_DATABASE_BYTES = 512
 """SQLite's smallest page."""
 
@@ -31,7 +34,7 @@ def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None
     if path := environ.get(STORE_VARIABLE):
         return Path(path).expanduser()
     if (os.geteuid() if uid is None else uid) == 0:
-        return Path("/var/lib/devalloc/devalloc.db")
+        return ROOT_STORE
     state = Path(environ.get("XDG_STATE_HOME", ""))
     # The XDG specification says to ignore relative paths.
     if not state.is_absolute():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +16,10 @@ from devalloc.api.serving import node_lease
 from devalloc.api.views import MachineView
 from devalloc.cli import target
 from devalloc.cli.served_cluster import ServedCluster
+from devalloc.cli.served_store import ServedStore
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.pool_publisher import PublishLock
+from devalloc.store import paths
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.paths import hold_store
@@ -104,6 +107,26 @@ def test_apply_says_on_a_terminal_that_nothing_answers_the_store(
     with hold_store(devalloc.store):
         assert note not in terminal("apply", "-f", tmp_path / "web.yaml")
     assert devalloc("apply", "-f", tmp_path / "web.yaml").err == "", "programs read stderr"
+
+
+@pytest.mark.parametrize(("user", "is_shown"), [(1000, True), (0, False)])
+def test_a_user_is_shown_that_root_has_another_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, is_shown: bool
+) -> None:
+    """Devices take `sudo devalloc up`. In another terminal one easily forgets the sudo, and gets a store of one's own,
+    in which nothing is ever answered."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(paths, "ROOT_STORE", tmp_path / "root" / "devalloc.db" if user else tmp_path / "own.db")
+    own = paths.default_path({"XDG_STATE_HOME": str(tmp_path)}, uid=user)
+    with closing(ServedStore(tmp_path / "other.db")) as other, closing(ServedStore(own)) as store:
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        assert target.unanswered_note(store, "") == "no `devalloc up` runs on this store", "root has none"
+        paths.ROOT_STORE.parent.mkdir(exist_ok=True)
+        note = f" (root has its own in {tmp_path}/root: sudo devalloc …)" if is_shown else ""
+        assert target.unanswered_note(store, "") == f"no `devalloc up` runs on this store{note}"
+        assert target.unanswered_note(other, "") == "no `devalloc up` runs on this store", "it was named"
+    own.unlink()
+    assert f"there is no store at {own}{note}; create one with " in Shell(own)("get", "claims").err
 
 
 @pytest.mark.parametrize("command", [["get", "claims"], ["get", "claim/train"], ["get", "vms"], ["top", "--once"]])
