@@ -146,7 +146,9 @@ def _connect_problem(path: Path, error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
         return f"no answer at {path}: its node plugin is gone; start `devalloc node` or `devalloc up` again"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"only root and the node plugin's user may open {path}; run this as root (sudo devalloc …)"
+        from devalloc.store.paths import as_root
+
+        return f"only root and the node plugin's user may open {path}; run this as root ({as_root()})"
     return f"{path}: {error.strerror or error}"
 
 

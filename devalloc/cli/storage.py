@@ -40,7 +40,7 @@ def root_store_note(store: Path) -> str:
 
     folder = paths.ROOT_STORE.parent
     is_own = os.geteuid() != 0 and is_default_store(store)
-    return f" (root has its own in {folder}: sudo devalloc …)" if is_own and folder.is_dir() else ""
+    return f" (root has its own in {folder}: {paths.as_root()})" if is_own and folder.is_dir() else ""
 
 
 def node_state_folder(path: Path | None, store: Path) -> Path:

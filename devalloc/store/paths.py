@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,9 +46,16 @@ def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None
     return state / "devalloc" / "devalloc.db"
 
 
+def as_root() -> str:
+    """The command as root, for messages. sudo has a PATH of its own, in which no virtual environment is."""
+    script = Path(sys.argv[0])
+    is_elsewhere = sys.prefix != sys.base_prefix and script.name.endswith("devalloc")
+    return f"sudo {script.absolute() if is_elsewhere else 'devalloc'} …"
+
+
 def access_error(what: str, error: OSError) -> Unavailable:
     """The error about a file or folder of a store that cannot be used, with what to do if this user has no right to."""
-    advice = f"; run as root (sudo devalloc …), or use a store of your own with --store or {STORE_VARIABLE}"
+    advice = f"; run as root ({as_root()}), or use a store of your own with --store or {STORE_VARIABLE}"
     return Unavailable(f"{what}: {error.strerror}" + (advice if isinstance(error, PermissionError) else ""))
 
 
@@ -105,7 +113,7 @@ def check_private(path: Path) -> None:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a plain file"
         raise Unusable(f"{path} is {what}, which devalloc does not use; give the path of the file itself")
     if status.st_uid != os.geteuid():
-        how = "run as root (sudo devalloc …)" if status.st_uid == 0 else "run as that user"
+        how = f"run as root ({as_root()})" if status.st_uid == 0 else "run as that user"
         raise Unusable(
             f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()}); "
             f"{how}, or use a store of your own with ${STORE_VARIABLE}"

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from devalloc.cli.command import Verb, translate_error, verb
 from devalloc.cli.main import USUAL_OPTIONS, VERBS, cli
+from devalloc.store import paths
 from devalloc.store.errors import Invalid, NotFound
 from tests.support.cli_shell import Shell, claim, pool, text
 
@@ -341,6 +342,23 @@ def test_an_unknown_kind_is_answered_with_the_names_of_all(devalloc: Shell) -> N
     assert output.err.endswith("; for an object: claim/nothings\n")
     for name in output.err.partition("are: ")[2].partition(";")[0].split(", "):
         assert devalloc("get", name).code == 0, name
+
+
+@pytest.mark.parametrize(
+    ("script", "prefix", "command"),
+    [
+        ("/home/me/.venv/bin/devalloc", "/home/me/.venv", "sudo /home/me/.venv/bin/devalloc …"),
+        ("/usr/bin/devalloc", sys.base_prefix, "sudo devalloc …"),
+        ("/home/me/.venv/bin/pytest", "/home/me/.venv", "sudo devalloc …"),
+    ],
+)
+def test_sudo_is_named_such_that_it_finds_the_command(
+    monkeypatch: pytest.MonkeyPatch, script: str, prefix: str, command: str
+) -> None:
+    """Its PATH has nothing of a virtual environment."""
+    monkeypatch.setattr(sys, "argv", [script])
+    monkeypatch.setattr(sys, "prefix", prefix)
+    assert paths.as_root() == command
 
 
 def test_a_store_without_rights_names_sudo(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
