@@ -167,6 +167,19 @@ def test_fine_and_coarse_blocks_of_one_resource_go_together(requests: tuple[str,
     assert sum(content["allocated"] for content in by_name.values()) == fit
 
 
+def test_claims_of_a_batch_share_a_node_if_they_can() -> None:
+    """The first node has room for one of them only."""
+
+    def card(name: str, node: str, *groups: int) -> dict[str, Any]:
+        like = [device(f"d{number}", attributes={"group": group}) for number, group in enumerate(groups)]
+        return pool(name, node, devices=like)
+
+    fleet = (card("p0", "n0", 2), card("p1", "n1", 1), card("p2", "n1", 1, 1), card("p3", "n1", 2))
+    of_one_group = {"deviceClass": "gpu", "matchAttributes": ["group"]}
+    pair, single = claim("pair", of_one_group, of_one_group), claim("single", of_one_group)
+    assert {content["node"] for content in answers(*fleet, pair, single).values()} == {"n1"}
+
+
 def test_devices_that_differ_are_taken_in_natural_order() -> None:
     fleet = pool("p", devices=[device(f"d{i}", attributes={"numa": 12 - i}) for i in range(12)])
     by_name = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from devalloc.api.meta import PRIORITY
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from devalloc_solver.fleet.resource_k8s.claim_reader import ResourceClaimReader
 from tests.support.dra_builders import ANY, counter_slice, device, request, slice_
 from tests.unit.solver.dra.test_joint import node_slice, wants
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {PRIORITY: "7"}},
+        {"annotations": {PRIORITY: "-7"}},
+        {"annotations": {PRIORITY: "\u0667"}},
+        {"annotations": {PRIORITY: "much"}},
+        {"annotations": {PRIORITY: ""}},
+        {"annotations": {PRIORITY: 7}},
+        {"annotations": {PRIORITY: "1" * 19}},
+        {"annotations": {PRIORITY: "7", "team": 1}},
+        {"annotations": {PRIORITY: "7", 1: "team"}},
+        {"annotations": "none"},
+        {"namespace": "other"},
+        {"namespace": 5},
+        {"namespace": ""},
+        {"name": ""},
+        {"name": 7},
+        {"uid": 7},
+        {"creationTimestamp": "yesterday"},
+        {"creationTimestamp": "2026-11-29T12:00:00Z"},
+    ],
+    ids=str,
+)
+def test_metadata_is_read_as_strictly_with_a_spec_that_was_read_before(metadata: dict[str, Any]) -> None:
+    manifest = wants("c")
+    manifest["metadata"] |= metadata
+    warm, anew = (ResourceClaimReader(frozenset()) for _ in range(2))
+    warm.read(wants("before"))
+    first, again = (reader.read(deepcopy(manifest)) for reader in (anew, warm))
+    assert repr(again) == repr(first)  # requests are equal only to themselves
 
 
 def name_of(name: str) -> dict[str, Any]:
