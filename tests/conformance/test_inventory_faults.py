@@ -140,7 +140,7 @@ def plain(tmp_path: Path) -> FakeSysfs:
 
 @pytest.mark.parametrize("name", ["net/route", "net/ipv6_route", "net/if_inet6", "mounts", "swaps", "self/mountinfo"])
 @given(content=st.binary(max_size=200))
-@settings(max_examples=examples(4, 0.025), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(2, 0.025), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_content_of_proc_is_survived(plain: FakeSysfs, name: str, content: bytes) -> None:
     host = plain
     host.proc(name, "")

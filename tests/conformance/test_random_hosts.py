@@ -22,7 +22,7 @@ from tests.support.fake_tree import memory_folder
 from tests.support.random_hosts import NEEDED, UNNEEDED, RandomHost
 
 BATCHES = 8
-HOSTS = examples(40)
+HOSTS = examples(24)
 BOUND = 12
 """Hosts of each batch on which the devices are also taken."""
 

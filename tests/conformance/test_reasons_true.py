@@ -22,7 +22,7 @@ from tests.conformance import case as cases
 from tests.support import oracle, random_fleets
 from tests.support.answer_verifier import after
 from tests.support.apply_blockers import Key, key_of, with_blockers_applied
-from tests.support.examples import examples
+from tests.support.examples import IS_FUZZ, examples
 from tests.support.manifests import Manifest
 from tests.support.reference_data import claim_cases
 from tests.support.reference_data import documents as documents_of
@@ -34,7 +34,7 @@ WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "D
 
 
 def _corpus() -> Iterator[Any]:
-    for case in claim_cases():
+    for case in claim_cases()[:: 1 if IS_FUZZ else 2]:
         yield pytest.param(documents_of(case), id=case["name"])
     for name, case in cases.load().items():
         yield pytest.param(cases.documents(case), id=name)

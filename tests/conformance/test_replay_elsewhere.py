@@ -17,7 +17,7 @@ from tests.support.repository import REPO
 
 def test_decisions_and_their_reasons_come_out_again_byte_for_byte_in_another_process(tmp_path: Path) -> None:
     """With another order of sets and of the input: only ``seconds`` may differ."""
-    documents = [document for seed in range(examples(3, 0.015)) for document in _apart(f"replay {seed}", seed)]
+    documents = [document for seed in range(examples(2, 0.015)) for document in _apart(f"replay {seed}", seed)]
     fleet, snapshots = tmp_path / "fleet.json", [tmp_path / "one.json", tmp_path / "two.json"]
     for seed, path in enumerate(snapshots):
         Random(seed).shuffle(documents)

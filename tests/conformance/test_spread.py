@@ -20,7 +20,7 @@ from tests.support.oracle_instance import read
 from tests.support.spread_situations import as_device_claims, as_resources, measure, mixed
 
 Manifest = dict[str, Any]
-EXAMPLES = examples(24)
+EXAMPLES = examples(16)
 
 
 def fleet(nodes: int, pools: int, gpus: int = 1) -> list[Manifest]:
