@@ -253,7 +253,7 @@ def _called(call: Callable[..., Any], *arguments: Any) -> Answer:
 
 def _commands() -> list[str]:
     """Those of the record; when there is none yet, those of the documents and of the help."""
-    if RECORD.exists() and "GOLDEN_RECORD" not in os.environ:
+    if RECORD.exists() and not _is_recording():
         return [key.removeprefix("commands/") for key in _read_record()["commands"]]
     from devalloc.cli.main import VERBS
     from tests.support import console_blocks
@@ -543,15 +543,26 @@ class Intended:
         return not self.is_wording or before.split()[0] == now.split()[0]
 
 
+def _is_recording() -> bool:
+    """Whether answers are recorded, whole and with nothing taken from the record before."""
+    return "GOLDEN_RECORD" in os.environ
+
+
 @cache
+def _added(what: str) -> frozenset[str]:
+    if _is_recording() or not INTENDED.exists():
+        return frozenset()
+    return frozenset(tomllib.loads(INTENDED.read_text()).get(what, []))
+
+
 def added_fields() -> frozenset[str]:
     """Fields of answers that came later, and that are left out of the comparison."""
-    return frozenset(tomllib.loads(INTENDED.read_text()).get("added", []) if INTENDED.exists() else [])
+    return _added("added")
 
 
 def added_warnings() -> tuple[str, ...]:
     """How warnings end that came later."""
-    return tuple(tomllib.loads(INTENDED.read_text()).get("added_warnings", []) if INTENDED.exists() else [])
+    return tuple(_added("added_warnings"))
 
 
 def intended() -> list[Intended]:
