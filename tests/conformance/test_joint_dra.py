@@ -18,7 +18,7 @@ from tests.support.dra_joint_instances import JointInstance, TooLarge, best, cou
 from tests.support.examples import examples
 
 EXAMPLES = examples(10)
-BATCH = 10
+BATCH = min(20, EXAMPLES)
 JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
