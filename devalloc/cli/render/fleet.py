@@ -93,8 +93,8 @@ def _lost(overview: Overview) -> str:
     return f"; {count_noun(overview.lost, 'lost device')}" if overview.lost else ""
 
 
-def words_of_node(node: NodeSummary) -> str:
-    """What is behind the row of a node: its cards, their devices, and who holds them."""
+def node_search_text(node: NodeSummary) -> str:
+    """Return what a search of a node looks at: its name, its cards, their devices, and who holds them."""
     words = [node.name]
     for card in node.cards:
         words += (card.name, card.model, card.driver)

@@ -14,9 +14,9 @@ from devalloc.cli.render.fleet import (
     NETWORK,
     TitledTable,
     claim_id,
+    node_search_text,
     number_lines,
     overview_tables,
-    words_of_node,
 )
 from devalloc.cli.render.output import Cell, StyledText, one_line
 from devalloc.cli.render.pictures import BAR, claim_lines, counts_bar, node_lines, plain_lines
@@ -131,10 +131,10 @@ class TopScreen:
         self._behind = ""
         tables = overview_tables(seen.overview, wide=self._wide)
         if self._search:
-            behind = {f"node:{node.name}": words_of_node(node) for node in seen.overview.nodes}
+            behind = {f"node:{node.name}": node_search_text(node) for node in seen.overview.nodes}
             tables = [_searched(part, self._search.lower(), behind) for part in tables]
             if not any(part.rows for part in tables):
-                keys.append("   nothing has it", "not bold")
+                keys.append("   no match", "not bold")
         tables = [part for part in tables if part.rows]
         self._ids = [each for part in tables for each in part.ids]
         if self._selected not in self._ids:

@@ -278,7 +278,7 @@ def test_a_search_leaves_the_rows_that_have_it() -> None:
     assert "Nodes: 1" in lines
     assert "n2" in terminal.marked()
     assert "Nodes: 2" in terminal.press("enter", "escape")
-    assert terminal.press("/", *"nothing", "enter")[-1] == "/nothing   esc clears it   nothing has it"
+    assert terminal.press("/", *"nothing", "enter")[-1] == "/nothing   esc clears it   no match"
 
 
 @pytest.mark.parametrize("text", ["MI300", "d1", "team-b/train"])
