@@ -21,9 +21,12 @@ from typing import Any
 import pytest
 import yaml
 
+from devalloc_node.machine import seed_disk
 from devalloc_node.machine.process import process
 from devalloc_node.net.unix_sockets import has_listener
 from tests.support import tiny_guest, waiting
+from tests.support.debian_programs import fsck_vfat
+from tests.support.go_build import Unavailable
 from tests.support.guest import Guest, GuestGone
 from tests.support.images import Image
 from tests.support.machines import short_folder
@@ -235,6 +238,18 @@ def test_a_guest_sees_the_seed_disk_for_cloud_init(host: Host) -> None:
         host("delete", "vm/web")
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
         assert not list((host.folder / "state" / "machines").glob("*.seed"))
+
+
+def test_other_programs_find_no_fault_in_a_seed_disk(tmp_path: Path) -> None:
+    try:
+        fsck = fsck_vfat()
+    except Unavailable as reason:
+        pytest.skip(f"no fsck.vfat: {reason}")
+    path = tmp_path / "seed"
+    texts = {"user-data": b"#cloud-config\nusers: [{name: ops}]\n" * 50, "meta-data": b"{}", "network-config": b""}
+    path.write_bytes(seed_disk.image(texts))
+    done = subprocess.run([fsck, "-n", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_machine_whose_disk_is_full_is_paused_at_once(host: Host, full_disk: Path) -> None:

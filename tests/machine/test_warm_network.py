@@ -24,9 +24,9 @@ from devalloc_node.warm.setup import NotEnoughSetups, Setup
 from tests.support import tap_guest as guests
 from tests.support import warm_bed
 from tests.support.deadlines import soon
+from tests.support.debian_programs import nft
 from tests.support.fault_gates import HOWS, KILLS, FaultGate
 from tests.support.go_build import Unavailable
-from tests.support.network_tools import nft
 from tests.support.tap_guest import ARP, BROADCAST, IPV4, IPV6, VLAN, arp, frame, host_pings, ipv4, tap_guest, udp
 from tests.support.waiting import until
 from tests.support.warm_bed import RUN, forked, in_a_bed, opened_after_a_kill

@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.debian_programs import RELEASE
 from tests.support.go_build import cache_folder
 from tests.support.kube_build import API_SERVER, CONTAINERD, HELM, KUBECTL, KUBERNETES, NODE, RUNTIME
-from tests.support.network_tools import PLUGINS, RELEASE
+from tests.support.network_tools import PLUGINS
 from tests.support.promtool import PROMETHEUS
 
 _KUBERNETES = [f"kubernetes-{KUBERNETES}/{name}" for name in (*API_SERVER, *KUBECTL, *NODE)]

@@ -1,41 +1,21 @@
-"""What warm setups with a network need on a host: nft, and CNI's reference plugins.
+"""What warm setups with a network need on a host: nft, and CNI's reference plugins, built from their Go module.
 
-nft is the one that is installed, else Debian's, unpacked into the cache; the plugins are built from their Go module.
 Run this module to have both ahead of the tests: ``python -m tests.support.network_tools``.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 import sys
 from pathlib import Path
 
-from deploy.images import debs
+from tests.support.debian_programs import nft
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked, run, toolchain
 
-RELEASE = "bookworm"
 PLUGINS = "1.9.1"
 """The version of CNI's reference plugins."""
 _MODULE = "github.com/containernetworking/plugins"
 _PACKAGES = {"bridge": "./plugins/main/bridge", "host-local": "./plugins/ipam/host-local"}
-
-
-def nft(progress: Progress = lambda line: None) -> Path:
-    """An executable. Raises Unavailable."""
-    if installed := shutil.which("nft"):
-        return Path(installed)
-    folder = cache_folder() / f"nft-{RELEASE}"
-    with locked(folder):
-        if not (folder / "nft").exists():
-            shutil.rmtree(folder / "root", ignore_errors=True)
-            debs.unpack(RELEASE, ["nftables"], folder, progress)
-            launcher = folder / "nft.unfinished"
-            launcher.write_text(f'#!/bin/sh\nexec {shlex.join(debs.program(folder / "root", "usr/sbin/nft"))} "$@"\n')
-            launcher.chmod(0o755)
-            launcher.replace(folder / "nft")
-    return folder / "nft"
 
 
 def cni_plugins(progress: Progress = lambda line: None) -> Path:
