@@ -22,7 +22,7 @@ _MANIFESTS = (f"{_DIALECTS}/device_claims/manifests.py", f"{_DIALECTS}/resource_
 _EXPLAIN = "solver/devalloc_solver/explain"
 _EXPLAINER = f"{_EXPLAIN}/explainer.py"
 _SPECIAL = f"{_EXPLAIN}/relaxations.py"
-_RULES = (f"{_EXPLAIN}/device_claims/relaxations.py", f"{_EXPLAIN}/resource_k8s/relaxations.py")
+_RULES = (f"{_DIALECTS}/device_claims/relaxations.py", f"{_DIALECTS}/resource_k8s/relaxations.py")
 _FLEET = "solver/devalloc_solver/fleet"
 _ADMISSION = "solver/devalloc_solver/pipeline/admission.py"
 _RECONCILE = "devalloc/controller/reconcile"
@@ -111,7 +111,7 @@ class Reason(StrEnum):
 
     NO_MATCHING_DEVICES = (
         "NoMatchingDevices",
-        (*_RULES, _EXPLAINER, f"{_EXPLAIN}/device_claims/explainer.py"),
+        (*_RULES, _EXPLAINER, f"{_DIALECTS}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "No device passes class, type and constraints, in use or not.",
         "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` lists all).",
@@ -140,7 +140,7 @@ class Reason(StrEnum):
     )
     MATCH_ATTRIBUTES_CONFLICT = (
         "MatchAttributesConflict",
-        (_SPECIAL, f"{_EXPLAIN}/device_claims/explainer.py"),
+        (_SPECIAL, f"{_DIALECTS}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "Enough devices exist, but not with equal values of matchAttributes.",
         "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
@@ -188,7 +188,7 @@ class Reason(StrEnum):
     )
     SEARCH_LIMIT = (
         "SearchLimit",
-        (_EXPLAINER, f"{_EXPLAIN}/resource_k8s/one_node_explainer.py", _UNITS, f"{_RECONCILE}/searches.py"),
+        (_EXPLAINER, f"{_DIALECTS}/resource_k8s/one_node_explainer.py", _UNITS, f"{_RECONCILE}/searches.py"),
         "the search ended early",
         "The search reached its deadline or its limit first; nothing is known to be in the way.",
         "Give the search more time with --deadline. If the message names an expression, simplify it.",

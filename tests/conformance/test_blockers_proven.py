@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.pipeline.strategy import find_placements
 from tests.support import random_fleets

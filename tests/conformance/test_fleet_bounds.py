@@ -13,8 +13,8 @@ from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
+from devalloc_solver.dialects.device_claims import typos
 from devalloc_solver.dialects.resource_k8s import cluster_devices, selectors
-from devalloc_solver.explain.device_claims import typos
 from devalloc_solver.fleet import claim_reader, explanation_nodes, node_index, pool_states, unique_attribute_search
 from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, rules

@@ -1,1 +1,1 @@
-"""The dialects of claims: from manifests to the solver's vocabulary, and back to answers."""
+"""The dialects of claims: from manifests to the solver's vocabulary, and back to answers and reasons."""

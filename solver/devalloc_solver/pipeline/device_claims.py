@@ -28,10 +28,10 @@ from devalloc_solver.dialects.device_claims.answers import (
 )
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
+from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_documents, read_objects
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
-from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission

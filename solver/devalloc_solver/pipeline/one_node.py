@@ -19,8 +19,8 @@ from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import PendingClaim, make_unit
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.one_node_explainer import CallExplainer, CallInput, sort_slices
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
-from devalloc_solver.explain.resource_k8s.one_node_explainer import CallExplainer, CallInput, sort_slices
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request

@@ -15,8 +15,8 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
-from devalloc_solver.explain.device_claims.typos import TypoFinder
+from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
+from devalloc_solver.dialects.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations

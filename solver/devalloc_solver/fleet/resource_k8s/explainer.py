@@ -16,12 +16,12 @@ from typing import Any
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, make_snapshot
+from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.explainer import FleetTotals
-from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
-from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer, FleetSubset
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterCounts,

@@ -11,13 +11,13 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.cluster_devices import MAX_VERDICTS, ClusterDevices
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.explainer import FleetTotals
-from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
-from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.pipeline.strategy import place_unit

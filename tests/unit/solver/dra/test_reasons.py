@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
+from devalloc_solver.dialects.resource_k8s import explainer as resource_explainer
+from devalloc_solver.dialects.resource_k8s import one_node_explainer
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.typos import nearest_name
 from devalloc_solver.dra import AllocationError, explain, solve_manifests
-from devalloc_solver.explain.resource_k8s import explainer as resource_explainer
-from devalloc_solver.explain.resource_k8s import one_node_explainer
-from devalloc_solver.explain.resource_k8s.typos import nearest_name
 from tests.support.dra_builders import ANY, claim, counter_slice, device, device_class, devices, request, slice_
 
 Content = dict[str, Any]

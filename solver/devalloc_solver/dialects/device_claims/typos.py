@@ -18,7 +18,7 @@ from devalloc_solver.cel.reads import Comparison, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Call, Literal, Node, Select
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.parts import is_left_out
-from devalloc_solver.explain.device_claims.relaxations import path_of
+from devalloc_solver.dialects.device_claims.relaxations import path_of
 from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (

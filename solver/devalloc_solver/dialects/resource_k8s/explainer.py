@@ -16,13 +16,13 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
+from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
+from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Users, count_devices, describe_missing
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
-from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
-from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request

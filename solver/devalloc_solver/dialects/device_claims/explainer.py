@@ -14,8 +14,8 @@ from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, short_reason
-from devalloc_solver.explain.device_claims.typos import TypoFinder
+from devalloc_solver.dialects.device_claims.relaxations import DeviceClaimRelaxations, short_reason
+from devalloc_solver.dialects.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.funnel import Funnel, describe_shortage

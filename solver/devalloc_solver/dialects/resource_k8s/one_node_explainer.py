@@ -19,9 +19,15 @@ from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.relaxations import (
+    ResourceClaimRelaxations,
+    SourceRelaxations,
+    relax_counters,
+)
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Finding, describe_remedy
@@ -35,8 +41,6 @@ from devalloc_solver.explain.relaxations import (
     fewest_relaxations,
     relaxation_sets,
 )
-from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
-from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, SourceRelaxations, relax_counters
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 

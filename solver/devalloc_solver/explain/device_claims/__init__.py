@@ -1,1 +1,0 @@
-"""Why a DeviceClaim is not satisfied."""

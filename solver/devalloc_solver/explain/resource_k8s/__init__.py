@@ -1,1 +1,0 @@
-"""Why a ResourceClaim is not satisfied."""
