@@ -15,7 +15,14 @@ from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
 from devalloc_solver.dialects.device_claims import typos
 from devalloc_solver.dialects.resource_k8s import cluster_devices, selectors
-from devalloc_solver.fleet import claim_reader, explanation_nodes, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet import (
+    claim_reader,
+    explanation_nodes,
+    node_index,
+    place_finder,
+    pool_states,
+    unique_attribute_search,
+)
 from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, rules
 from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
@@ -48,7 +55,7 @@ def hash_of(name: str, number: int) -> int:
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """With bounds that are soon reached."""
     for module, name, most in (
-        (node_index, "MAX_SHAPES", 8),
+        (place_finder, "MAX_SHAPES", 8),
         (node_index, "SPARE_CLASSES", 50),
         (node_index, "SPARE_KINDS", 20),
         (node_index, "SPARE_RANKS", 10),

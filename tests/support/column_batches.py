@@ -10,7 +10,8 @@ from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.answers import allocated_answer, placed_answer
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.exact.goals import GoalSearch, optimize_goals
+from devalloc_solver.exact.goal_search import GoalSearch
+from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement

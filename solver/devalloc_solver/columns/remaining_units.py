@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.exact.goals import GoalSearch, optimize_goals
+from devalloc_solver.exact.goal_search import GoalSearch
+from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes

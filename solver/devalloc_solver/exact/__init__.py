@@ -4,5 +4,5 @@
 - ``unit_constraints``: what units ask for; ``supply_constraints``: what there is
 - ``linear_constraints``: amounts, exact beyond 64 bits
 - ``claim_groups``: equal claims are counted
-- ``goals``, ``policy``: the goals of S17, one after the other
+- ``goals``, ``policy``: the goals of S17, one after the other; ``goal_search``: how one is searched for
 """

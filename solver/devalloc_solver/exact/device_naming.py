@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, DeviceBin, GroupCellVars, Target
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.device_groups import Place

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import gcd
-from typing import TYPE_CHECKING
 
+from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
 from devalloc_solver.problem.placement_policy import growth
-
-if TYPE_CHECKING:
-    from devalloc_solver.exact.goals import GoalSearch
 
 MAX_WEIGHT = 2**40
 """A preference whose weight would pass this is left out rather than let sums overflow."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.exact.builder import sum_terms
-from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.variables import ClaimGroupVars, GroupSiteVars, RequestVars
 from devalloc_solver.place.greedy import close_pools, has_later_choice, place_compactly
 from devalloc_solver.problem.allocations import Allocation

@@ -361,7 +361,7 @@ class FeasibilityChecker:
         self, question: FeasibilityQuestion, node: str | None, limit: float | None = None
     ) -> Sequence[Placement] | None:
         """The same for a node that ``place`` does not settle within its budget. Raises Undecided."""
-        from devalloc_solver.exact.goals import STEP_LIMIT, GoalSearch
+        from devalloc_solver.exact.goal_search import STEP_LIMIT, GoalSearch
         from devalloc_solver.exact.model import build_model
 
         pinned = question if node is None else question.pinned(node)

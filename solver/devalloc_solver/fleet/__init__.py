@@ -6,8 +6,10 @@
 - ``waiting``: refusals that still hold, and which of them a change could lift
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
-- ``node_index``: the nodes and who holds what there; the best node of each class, caught up from what changed
-- ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; a known shape is a look-up
+- ``node_index``: the nodes, who holds what there, and what has changed
+- ``place_finder``: the best place for a claim; a known shape is a look-up
+- ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; the best node of each class, caught up
+  from what changed
 - ``fleet_stats``, ``funnels``: the numbers of the whole fleet, and what they say of a request
 - ``explanation_nodes``: the few nodes that explain a refusal
 - ``unique_attribute_search``: claims that read attributes unique to a device

@@ -14,6 +14,7 @@ from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
+from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
@@ -39,6 +40,7 @@ class FleetState(Protocol):
     """The objects of one dialect, and all that is kept up to date with them."""
 
     index: NodeIndex
+    places: PlaceFinder
     holders: Holders
 
 
@@ -146,14 +148,14 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     def _prospects_by_index(self, query: ClaimQuery, key: Hashable, pin: str | None, stats: FleetStats) -> Prospects:
         """Those of a claim of which the index knows all."""
-        index = self._state.index
-        shape = index.shape(query)
+        places = self._state.places
+        shape = places.shape(query)
         requests = [*shape.demand.requests]
         kinds = None
         if isinstance(shape, ShapeSearch):
             kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
         drivers = self._drivers(query, requests)
-        if index.find(query, pin) is None:
+        if places.find(query, pin) is None:
             return Prospects(key, kinds, drivers, fits=False, most=0)
         most = None if kinds is None else _most_copies(shape.demand, stats)
         return Prospects(key, kinds, drivers, fits=True, most=most)

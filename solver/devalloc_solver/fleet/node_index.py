@@ -1,4 +1,4 @@
-"""The index: every node with what is in use there, kept up to date, and queried for the best place of a claim."""
+"""The index: every node with what is in use there, kept up to date."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from devalloc_solver.fleet.equal_devices import (
     columns_of_node,
     empty_snapshot,
 )
-from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeClassPlan
 from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord, PoolKind
-from devalloc_solver.fleet.shape_search import ShapeSearch
-from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
 from devalloc_solver.place import SearchDeadline
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
@@ -105,8 +101,6 @@ HeldAmounts = tuple[tuple[str, int], ...]
 HeldItem = tuple[str | None, int, HeldAmounts | None]
 """(node, or None for the network; device in the snapshot of that node; nano units of a share, None when whole)"""
 
-MAX_SHAPES = 1_000
-"""Shapes remembered; the one not asked for longest is forgotten first."""
 SPARE_CLASSES = 10_000
 """Classes without nodes that are remembered, beside a few for each node; when there are more, all are forgotten."""
 SPARE_KINDS = 10_000
@@ -119,7 +113,7 @@ STEP = 1 << 24
 
 @dataclass(slots=True, eq=False)
 class NodeIndex:
-    """The devices of a fleet by node, who holds them, and for each shape of claim the best node.
+    """The devices of a fleet by node, and who holds them.
 
     Not thread-safe.
     """
@@ -144,15 +138,15 @@ class NodeIndex:
     """kinds of devices of pools that went or are other than before, the same"""
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
+    edition: int = 0
+    """another one once nothing that was derived of kinds, classes of nodes or claims counts any more"""
     allowance: Allowance = field(default_factory=Allowance)
     """of the call that goes on"""
     _deadline: tuple[object, SearchDeadline] = (None, SearchDeadline(None))
     """a call, and the deadline of its searches"""
-    _shapes: dict[Hashable, ShapeSearch | UniqueAttributeSearch] = field(default_factory=dict)
     _order: list[tuple[object, int]] = field(default_factory=list)
     """(natural order of the name, rank) of every node ever met, sorted"""
     _ranks: dict[str, int] = field(default_factory=dict)
-    _sample: Snapshot | None = None
     _most_kinds: int = 0
     _most_device_kinds: int = 0
 
@@ -225,7 +219,7 @@ class NodeIndex:
         kinds = self.kinds.read(snapshot, columns)
         self.kinds.enter(node, columns)
         if len(self.kinds.kinds) > before:
-            self._forget_shapes()
+            self.forget()
         record = self.classes.record(node, rank, snapshot, kinds)
         self._touch(node)
         if node is None:
@@ -265,7 +259,7 @@ class NodeIndex:
         old = [*self.records.values(), *([self.network] if self.network is not None else [])]
         columns = self._choose({record.name: record.snapshot for record in old})
         self.by_rank.clear()
-        self._forget_shapes()
+        self.forget()
         for record in old:
             kinds = self.kinds.read(record.snapshot, columns[record.name])
             self.kinds.enter(record.name, columns[record.name])
@@ -352,15 +346,15 @@ class NodeIndex:
             self.log.enter(record.rank, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
-            self._forget_shapes()
+            self.forget()
 
     def _network_changed(self, *, kinds: bool) -> None:
         self.network_version += 1
         self.classes.limit_states()
         if kinds:
-            self._forget_shapes()
+            self.forget()
 
-    # -- the best place ------------------------------------------------------------------------------------------------
+    # -- for searches --------------------------------------------------------------------------------------------------
 
     @property
     def search_deadline(self) -> SearchDeadline:
@@ -370,78 +364,21 @@ class NodeIndex:
             self._deadline = call, SearchDeadline(self.allowance.until)
         return self._deadline[1]
 
-    def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
-        """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
-        shape = self.shape(query)
-        if pin is None and self.records:
-            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()
-        else:
-            best = self._on_one(shape, self.records.get(pin or "") or self._unknown(pin))
-        if best is None:
-            return None
-        record, recipe = best
-        given = recipe.given(record, self.network)
-        return ChosenPlace(record.name if pin is not None or recipe.local else None, given)
-
-    def _on_one(
-        self, shape: ShapeSearch | UniqueAttributeSearch, record: NodeRecord
-    ) -> tuple[NodeRecord, NodeClassPlan | BestOnNode] | None:
-        recipe = shape.on(record)
-        return None if recipe is None else (record, recipe)
-
-    def _unknown(self, node: str | None) -> NodeRecord:
-        """A node without pools, which reaches the network all the same (S7)."""
-        record = self.classes.record(node, -1, empty_snapshot(), ())
-        record.member_of = self.classes.class_of(record)
-        return record
-
     def emptied(self, record: NodeRecord) -> NodeRecord:
         """The node as it would be if nothing were in use."""
         fresh = self.classes.record(record.name, record.rank, record.snapshot, record.kinds)
         fresh.member_of = self.classes.class_of(fresh)
         return fresh
 
-    def shape(self, query: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
-        """What is known of the shape of a claim."""
-        key = query.shape
-        shape = self._shapes.pop(key, None)
-        if shape is None:
-            shape = self._new_shape(query)
-            if len(self._shapes) >= MAX_SHAPES:
-                del self._shapes[next(iter(self._shapes))]
-        self._shapes[key] = shape  # the last one asked for is the last of the dict
-        return shape
-
-    def _new_shape(self, query: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
-        if self._sample is None:
-            self._sample = self.kinds.sample()
-        unit = query.unit_on(self._sample)
-        (demand,) = unit.demands
-        network = self.network.kinds if self.network is not None else ()
-        reaching = any(kind.one.reach is not None for kind in network)
-        values = {
-            *demand.match,
-            *(n for s in demand.requests for n in s.match),
-            *(r.attribute for r in demand.relations),
-        }
-        choice = self.kinds.choice
-        apart = self._tells_apart(query, demand.requests) or not values.isdisjoint(choice.scattered)
-        if apart or (network and (reaching or not values.isdisjoint(choice.varied))):
-            return UniqueAttributeSearch(self, query, unit)
-        return ShapeSearch(self, query, unit)
-
-    def _tells_apart(self, query: ClaimQuery, requests: Iterable[Request]) -> bool:
-        """Whether an expression reads what differs between devices of one kind."""
-        varied = self.kinds.varied
-        return any(bool(varied) if (reads := query.reads(request)) is None else reads & varied for request in requests)
+    def without_pools(self, node: str | None) -> NodeRecord:
+        """A node that reaches nothing but the network (S7)."""
+        record = self.classes.record(node, -1, empty_snapshot(), ())
+        record.member_of = self.classes.class_of(record)
+        return record
 
     def forget(self) -> None:
         """What claims ask for has changed: classes, or the meaning of expressions."""
-        self._forget_shapes()
-
-    def _forget_shapes(self) -> None:
-        self._shapes.clear()
-        self._sample = None
+        self.edition += 1
 
 
 def _changed_kinds(before: NodeRecord | None, after: NodeRecord | None) -> tuple[set[int], set[int]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import add
-from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.fleet.equal_devices import EqualDevices
@@ -24,13 +23,11 @@ from devalloc_solver.fleet.node_class_plan import (
     pick_of,
     place_exactly,
 )
+from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import PoolScale
 from devalloc_solver.problem.snapshot import Device
-
-if TYPE_CHECKING:
-    from devalloc_solver.fleet.node_index import NodeIndex
 
 MAX_STEPS = 2_000
 """Choices tried; beyond, the pool counts as one that might."""

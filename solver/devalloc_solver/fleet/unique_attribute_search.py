@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly
+from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from devalloc_solver.fleet.node_index import NodeIndex
 
 MAX_VALUES = 1_000
 """Values of an attribute that an expression is tried on before any node is looked at; identifiers have more."""

@@ -17,7 +17,7 @@ from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, a
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s import templates
 from devalloc_solver.dialects.units import RejectedClaim
-from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
 from devalloc_solver.pipeline.decomposition import UnsolvedProblem

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.exact.goals import GoalSearch, optimize_goals
+from devalloc_solver.exact.goal_search import GoalSearch
+from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool

@@ -11,6 +11,7 @@ import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests, testing
 from devalloc_solver.fleet import node_index as index_nodes
+from devalloc_solver.fleet import place_finder
 from devalloc_solver.fleet.device_claims import backend
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
@@ -325,7 +326,7 @@ def test_forgetting_what_no_node_is_like_changes_nothing(monkeypatch: pytest.Mon
     rounds = []
     for spare in (10_000, -20):
         monkeypatch.setattr(index_nodes, "SPARE_CLASSES", spare)
-        monkeypatch.setattr(index_nodes, "MAX_SHAPES", 2 if spare < 0 else 100)
+        monkeypatch.setattr(place_finder, "MAX_SHAPES", 2 if spare < 0 else 100)
         fleet = Fleet.from_manifests(fleet_of(5))
         answers = []
         for n in range(40):

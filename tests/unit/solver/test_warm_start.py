@@ -11,7 +11,8 @@ from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact import goals, warm_start
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.exact.goals import GoalSearch, optimize_goals
+from devalloc_solver.exact.goal_search import GoalSearch
+from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare

@@ -140,7 +140,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         query = state.query(claim, shape)
         if isinstance(query, RejectedClaim):
             return rejected_answer(query).to_dict()
-        spot = state.index.find(query, claim.pinned_node)
+        spot = state.places.find(query, claim.pinned_node)
         if spot is None:
             return state.refusals.explain(query, [problem.message for problem in document.problems])
         answer = state.answer(claim, spot, [problem.message for problem in document.problems])

@@ -26,7 +26,8 @@ from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
 from devalloc_solver.fleet.fleet_stats import NETWORK, DevicePosition
 from devalloc_solver.fleet.funnels import FleetFunnels, RefinedKinds, RejectedDevices
-from devalloc_solver.fleet.node_index import Holders, NodeIndex
+from devalloc_solver.fleet.node_index import Holders
+from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
@@ -74,8 +75,9 @@ class DeviceClaimFunnels(FleetFunnels):
 class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, CandidateFinder]):
     """Explains DeviceClaims."""
 
-    def __init__(self, index: NodeIndex, holders: Holders) -> None:
-        super().__init__(index, holders)
+    def __init__(self, places: PlaceFinder, holders: Holders) -> None:
+        super().__init__(places.index, holders)
+        self.places = places
         self.invalid_pools: Mapping[str, str] = {}
         """driver -> a pool of it that is left out, and why"""
         self._sample: CandidateFinder | None = None
@@ -101,7 +103,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._sample = self._slips = None
 
     def _find(self, query: DeviceClaimQuery, claim: DeviceClaim) -> ClaimAnswer:
-        shape = self.index.shape(query)
+        shape = self.places.shape(query)
         if isinstance(shape, ShapeSearch) and not shape.wide:
             answer = self._find_in_part(query, claim, shape)
             if answer is not None:

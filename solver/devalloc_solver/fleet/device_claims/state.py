@@ -38,6 +38,7 @@ from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
 from devalloc_solver.problem.ghosts import (
@@ -158,6 +159,7 @@ class DeviceFleetState:
     pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
     """by node and name, those that are valid together (S2)"""
     index: NodeIndex = field(init=False)
+    places: PlaceFinder = field(init=False)
     judge: IncrementalChecker = field(init=False)
     holders: Holders = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
@@ -199,8 +201,8 @@ class DeviceFleetState:
             if full[0] not in ("DeviceClaim", "DevicePool"):
                 state._configs |= _configs_among(manifests)
         state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance, wholes)
-        state.holders = Holders(state.index)
-        state.refusals = DeviceClaimsExplainer(state.index, state.holders)
+        state.holders, state.places = Holders(state.index), PlaceFinder(state.index)
+        state.refusals = DeviceClaimsExplainer(state.places, state.holders)
         state._read_invalid_pools()
         state.judge.set_classes(state._rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):

@@ -125,7 +125,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             return rejected_answer(refusal)
         query = None if read.shape is None else rules.query(claim, read.shape)
         try:
-            spot = None if query is None else self._state.index.find(query, claim.pinned_node)
+            spot = None if query is None else self._state.places.find(query, claim.pinned_node)
             if query is not None and not query.is_strange:
                 if spot is not None:
                     return self._accept(read, claim, query, spot)

@@ -100,7 +100,8 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
         if counts is None or counts.query.shape_facts is not query.shape_facts:
             if len(self._counts) >= MAX_COUNTS:
                 self._counts.clear()
-            named = NamedDevices() if isinstance(self.index.shape(query), ShapeSearch) else NamedDevices.of(query)
+            shape = self.state.places.shape(query)
+            named = NamedDevices() if isinstance(shape, ShapeSearch) else NamedDevices.of(query)
             if named is None:
                 return None
             counts = self._counts[query.shape] = ClusterCounts(self.stats, query, self.state.layout, named)

@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Snapshot
@@ -86,6 +87,7 @@ class ClusterState:
     _shares: dict[Key, list[tuple[DeviceId, str]]] = field(default_factory=dict)
     """the shares of claims that have any"""
     index: NodeIndex = field(init=False)
+    places: PlaceFinder = field(init=False)
     holders: Holders = field(init=False)
     checker: ClusterChecker = field(init=False)
     layout: int = 0
@@ -103,7 +105,7 @@ class ClusterState:
 
     def __post_init__(self) -> None:
         self.index = NodeIndex(self.placement)
-        self.holders = Holders(self.index)
+        self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
         self.checker = ClusterChecker(self.gates)
 
     @classmethod
