@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from devalloc.api.reasons import Reason
     from devalloc.version import VERSION as __version__  # noqa: N811
-    from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
     from devalloc_solver.fleet.waiting import WaitingBook
     from devalloc_solver.pipeline.device_claims import solve, solve_manifests
     from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
+    from devalloc_solver.problem.answer import ClaimAnswer, Solution
 
 __all__ = [
     "AnswerRefused",
@@ -45,10 +45,10 @@ __all__ = [
 _HOMES = {
     "AnswerRefused": ".errors",
     "Capacity": ".pipeline.remaining_capacity",
-    "ClaimAnswer": ".dialects.device_claims.answers",
+    "ClaimAnswer": ".problem.answer",
     "Fleet": ".fleet.fleet",
     "Reason": "devalloc.api.reasons",
-    "Solution": ".dialects.device_claims.answers",
+    "Solution": ".problem.answer",
     "WaitingBook": ".fleet.waiting",
     "__version__": "devalloc.version",
     "capacity": ".pipeline.remaining_capacity",

@@ -12,6 +12,7 @@ from devalloc.api.meta import NODE
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance, Bound, OutOfTime, evaluate_in_turns
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.answer import ClaimAnswer, held_answer
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 from devalloc_solver.problem.ordering import OrderedClaim, claim_order
 
@@ -38,6 +39,21 @@ class RejectedClaim:
     @property
     def holds_devices(self) -> bool:
         return self.status is not None or self.allocation is not None
+
+    def answer(self) -> ClaimAnswer:
+        """The answer to it: what it holds it keeps, and says what is wrong with it (S16)."""
+        if self.holds_devices:
+            entries = () if self.status is None else self.status.allocations
+            held = tuple(entry.to_manifest() for entry in entries) if self.allocation is None else self.allocation
+            return held_answer(self.key, self.node, held, warnings=(f"{self.reason}: {self.message}",))
+        return ClaimAnswer(
+            *self.key,
+            allocated=False,
+            reason=self.reason,
+            message=self.message,
+            blockers=self.blockers,
+            exceeded=self.exceeded,
+        )
 
 
 class GroupMember(Protocol):

@@ -37,6 +37,7 @@ from devalloc_solver.explain.relaxations import (
 from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -169,6 +170,26 @@ class Explainer(ABC):
             self._typos = self.fleet.typos or self.make_typos()
         return self._typos
 
+    def explain(self, unit: PlacementUnit) -> list[ClaimAnswer]:
+        """An answer for each claim of the unit."""
+        findings = self.find_all(unit)
+        return [self.answer(unit, demand, findings[demand.key]) for demand in unit.demands]
+
+    def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
+        """The answer to a claim of a unit of which that is found."""
+        funnels = [self.funnels.make(request) for request in demand.requests]
+        return ClaimAnswer(
+            *demand.key,
+            allocated=False,
+            reason=finding.reason,
+            message=self.message(finding, funnels),
+            warnings=self.warnings(demand),
+            funnel=tuple(map(self.funnel_dict, funnels)),
+            blockers=tuple(self.blockers(finding)),
+            missing_drivers=tuple(sorted(finding.missing_drivers)),
+            invalid_pools=finding.invalid_pools,
+        )
+
     # -- what a dialect gives ------------------------------------------------------------------------------------------
 
     def make_finder(self) -> FeasibilityChecker:
@@ -231,6 +252,10 @@ class Explainer(ABC):
     @abstractmethod
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
         """As JSON."""
+
+    @abstractmethod
+    def warnings(self, demand: Demand) -> tuple[str, ...]:
+        """What an answer to a claim warns of."""
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)

@@ -19,13 +19,7 @@ from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutSho
 from devalloc_solver.check import CelResults, check, check_cel_check
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
-from devalloc_solver.dialects.device_claims.answers import (
-    ClaimAnswer,
-    Solution,
-    allocated_answer,
-    placed_answer,
-    rejected_answer,
-)
+from devalloc_solver.dialects.device_claims.answers import allocated_answer, placed_answer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
@@ -40,11 +34,12 @@ from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims
 from devalloc_solver.problem.allocations import (
     Allocation,
     Key,
-    MissingDevice,
+    LostDevice,
     ghosts_of,
     read_allocations,
     recover_allocation,
 )
+from devalloc_solver.problem.answer import ClaimAnswer, Solution, loss_problems
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.ghosts import snapshot_with_ghosts
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
@@ -154,7 +149,7 @@ class PreparedProblem:
     snapshot: Snapshot
     eligibility: CandidateFinder
     allocations: tuple[Allocation, ...]
-    lost: Mapping[Key, tuple[MissingDevice, ...]]
+    lost: Mapping[Key, Sequence[LostDevice]]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
@@ -217,25 +212,12 @@ def prepare(
         if one.status is not None:
             allocation, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
             allocations.append(allocation)
-            lost += missing
+            lost[one.key] = [*lost.get(one.key, ()), *missing]
     overused = overuse_problems(
         overuse_of_allocations(snapshot, allocations), "DeviceClaim", partial(device_title, snapshot)
     )
     units, refused = build_units(problem_input, eligibility)
-    by_claim: dict[Key, tuple[MissingDevice, ...]] = {}
-    for entry in lost:
-        by_claim[entry.claim] = (*by_claim.get(entry.claim, ()), entry)
-    gone = [
-        Problem(
-            f"DeviceLost: device {entry.pool}/{entry.device} no longer exists",
-            path="status.allocations",
-            kind="DeviceClaim",
-            namespace=entry.claim[0],
-            name=entry.claim[1],
-            severity="warning",
-        )
-        for entry in lost
-    ]
+    gone = loss_problems(lost, "DeviceClaim", "status.allocations")
     broken = list(_invalid_class_problems(problem_input, eligibility))
     eligibility.allowance.begin_search()
     orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, problem_input)]
@@ -244,7 +226,7 @@ def prepare(
         snapshot,
         eligibility,
         tuple(sorted(allocations, key=lambda h: h.claim)),
-        by_claim,
+        lost,
         tuple(units),
         (*problem_input.refused, *refused),
         tuple(
@@ -317,8 +299,7 @@ def solve_input(
         remaining = _without_disputed(remaining, verdicts.disputed, by_namespace=turn == _DISPUTED_PASSES - 2)
         refused = {one.key: one for one in remaining.refused}
         answers = tuple(
-            rejected_answer(refused[each.key]) if each.allocated and each.key in refused else each
-            for each in solution.claims
+            refused[each.key].answer() if each.allocated and each.key in refused else each for each in solution.claims
         )
     pending = [claim for claim in problem_input.claims if not claim.is_allocated and not claim.is_deleting]
     return replace(
@@ -375,24 +356,24 @@ def _answer_all(
         for claim in problem_input.claims
         if claim.is_allocated
     ]
-    answers += [rejected_answer(refused) for refused in prepared.refused]
+    answers += [refused.answer() for refused in prepared.refused]
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)
 
     def late(unit: PlacementUnit) -> list[ClaimAnswer]:
-        return [rejected_answer(timeout_rejection(demand.claim, too_late)) for demand in unit.demands]
+        return [timeout_rejection(demand.claim, too_late).answer() for demand in unit.demands]
 
     answers += [answer for unit in later for answer in late(unit)]
     if unsatisfied:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
-            *(prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility),
+            *(prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility, problem_input.warnings),
             fleet=FleetTotals(invalid_pools=problem_input.invalid_pools),
         )
 
         def explain(unit: PlacementUnit) -> list[ClaimAnswer]:
             explainer.is_proven = unit.demands[0].key not in doubtful
-            return explainer.explain(unit, problem_input.warnings)
+            return explainer.explain(unit)
 
         # Parts that took all of their time come last: the reasons of the others are soon found.
         in_order = sorted(unsatisfied, key=lambda unit: unit.demands[0].key in doubtful)

@@ -15,12 +15,10 @@ from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list
 from devalloc_solver.dialects.resource_k8s.answers import (
     ShareIds,
-    allocated_answer,
+    answer_dict,
     devices_of_placement,
-    loss_message,
     make_result,
     placed_answer,
-    rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import RequestVerdict
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
@@ -58,7 +56,8 @@ from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
 from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, explain_in_time, search_parts
 from devalloc_solver.problem import overuse
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.allocations import Allocation, LostDevice
+from devalloc_solver.problem.answer import ClaimAnswer, Solution, held_answer, loss_problems
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import check_policy
@@ -79,7 +78,7 @@ class PreparedCluster:
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
-    lost: Mapping[Key, Sequence[DeviceId]]
+    lost: Mapping[Key, Sequence[LostDevice]]
     """devices of allocated claims that no longer exist"""
     allowance: Allowance
 
@@ -140,16 +139,16 @@ def solve(
     levels = add_rejected_claims(
         outcome.levels, [priority_of(claim) for claim in problem_input.claims if claim.allocation is None]
     )
-    unproven = unproven_names(outcome.unproven)
     answers = _answers(prepared, outcome, ends, is_quick=is_quick)
-    return {
-        "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
-        "objective": {"levels": [level.to_dict() for level in levels]},
-        "optimal": all(level.is_proven for level in levels if level.goal == "satisfied"),
-        "seconds": round(time.monotonic() - started, 6),
-        "problems": [problem.to_dict() for problem in prepared.problems],
-        **({"unproven": unproven} if unproven else {}),
-    }
+    solution = Solution(
+        claims=tuple(sorted(answers, key=lambda a: a.key)),
+        levels=tuple(levels),
+        optimal=all(level.is_proven for level in levels if level.goal == "satisfied"),
+        seconds=time.monotonic() - started,
+        problems=prepared.problems,
+        unproven=(*unproven_names(outcome.unproven),),
+    )
+    return solution.to_dict(answer_dict)
 
 
 def prepare(
@@ -192,33 +191,19 @@ def prepare(
             *_pool_problems(devices.seen),
             *devices.duplicates,
             *overused,
-            *loss_problems(lost),
+            *loss_problems(lost, "ResourceClaim", "status.allocation"),
         ),
         lost=lost,
         allowance=allowance,
     )
 
 
-def lost_by_claim(problem_input: ClusterInput, book: SliceBook) -> dict[Key, Sequence[DeviceId]]:
+def lost_by_claim(problem_input: ClusterInput, book: SliceBook) -> dict[Key, Sequence[LostDevice]]:
     """The devices of claims, valid or not, that no longer exist."""
     held = [(each.key, each.allocation) for each in problem_input.claims]
     held += [(each.key, each.allocation) for each in problem_input.refused]
     lost = {key: lost_devices(allocation, book.absent_devices) for key, allocation in held if allocation is not None}
     return {key: lost[key] for key in sorted(lost) if lost[key]}
-
-
-def loss_problems(lost: Mapping[Key, Sequence[DeviceId]]) -> Iterator[Problem]:
-    """A warning for each device that a claim has and that no longer exists."""
-    for (namespace, name), devices in lost.items():
-        for device in devices:
-            yield Problem(
-                loss_message(device),
-                path="status.allocation",
-                kind="ResourceClaim",
-                namespace=namespace,
-                name=name,
-                severity="warning",
-            )
 
 
 def usage_of_claims(
@@ -319,17 +304,17 @@ def _has_all_devices(placement: Placement, offers: Sequence[PublishedDevice], no
 
 def _answers(
     prepared: PreparedCluster, outcome: SearchOutcome, ends: float | None, *, is_quick: bool
-) -> list[dict[str, Any]]:
+) -> list[ClaimAnswer]:
     placements = outcome.placements
     results = _results(prepared, placements)
     _verify_results(prepared, placements, results)
     answers = [placed_answer(p, results[p.demand.key], prepared.offers, prepared.gates) for p in placements]
     answers += [
-        allocated_answer(claim.key, dict(claim.allocation), node_of(claim), prepared.lost.get(claim.key, ()))
+        held_answer(claim.key, node_of(claim), claim.allocation, prepared.lost.get(claim.key, ()))
         for claim in prepared.problem_input.claims
         if claim.allocation is not None
     ]
-    answers += [rejected_answer(refused) for refused in prepared.refused]
+    answers += [refused.answer() for refused in prepared.refused]
     explainer = ResourceClaimExplainer(
         *(prepared.snapshot, prepared.allocations, placements, ends),
         offers=prepared.offers,
@@ -339,8 +324,8 @@ def _answers(
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)
 
-    def late(unit: PlacementUnit) -> list[dict[str, Any]]:
-        return [rejected_answer(timeout_rejection(demand.claim, too_late)) for demand in unit.demands]
+    def late(unit: PlacementUnit) -> list[ClaimAnswer]:
+        return [timeout_rejection(demand.claim, too_late).answer() for demand in unit.demands]
 
     answers += [answer for unit in later for answer in late(unit)]
     return [*answers, *explain_in_time(outcome, unsatisfied, ends, explainer.explain, late)]

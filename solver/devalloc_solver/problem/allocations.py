@@ -16,6 +16,8 @@ from devalloc_solver.problem.placement_policy import Loads
 from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
 Key = tuple[str, str]
+LostDevice = dict[str, str]
+"""The names of an allocated device that no longer exists, outermost first: fields of the dialect"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,6 @@ class Allocation:
     claim: Key
     priority: int
     items: tuple[AllocatedDevice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MissingDevice:
-    """An allocated device that no longer exists."""
-
-    claim: Key
-    pool: str
-    device: str
 
 
 @dataclass(slots=True)
@@ -185,10 +178,10 @@ def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
 
 def read_allocations(
     snapshot: Snapshot, claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]
-) -> tuple[list[Allocation], list[MissingDevice], list[Problem]]:
+) -> tuple[list[Allocation], dict[Key, list[LostDevice]], list[Problem]]:
     """What the allocated claims hold, the devices of theirs that are gone, and what could not be resolved."""
     allocations: list[Allocation] = []
-    lost: list[MissingDevice] = []
+    lost: dict[Key, list[LostDevice]] = {}
     problems: list[Problem] = []
     look_up = DevicesByName(snapshot)
     for claim in claims:
@@ -198,7 +191,7 @@ def read_allocations(
             devices = look_up.devices(claim.allocated_node or claim.pinned_node, entry)
             published = [device for device in devices if device.ghost is None]
             if not published:
-                lost.append(MissingDevice(claim.key, entry.device_pool_name, entry.device_name))
+                lost.setdefault(claim.key, []).append(_lost_device(entry))
             if len(published) > 1:
                 problems.append(_ambiguous_device(claim, entry, len(published)))
             if not admin:
@@ -240,17 +233,21 @@ def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> lis
 
 def recover_allocation(
     snapshot: Snapshot, claim: Key, node: str | None, entries: Iterable[DeviceAllocation]
-) -> tuple[Allocation, list[MissingDevice]]:
+) -> tuple[Allocation, list[LostDevice]]:
     """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
     held: list[AllocatedDevice] = []
-    lost: list[MissingDevice] = []
+    lost: list[LostDevice] = []
     look_up = DevicesByName(snapshot)
     for entry in entries:
         devices = look_up.devices(node, entry)
         held += _held_devices(devices, allocated_amounts(entry))
         if all(device.ghost is not None for device in devices):
-            lost.append(MissingDevice(claim, entry.device_pool_name, entry.device_name))
+            lost.append(_lost_device(entry))
     return Allocation(claim, 0, tuple(held)), lost
+
+
+def _lost_device(entry: DeviceAllocation) -> LostDevice:
+    return {"devicePoolName": entry.device_pool_name, "deviceName": entry.device_name}
 
 
 def _held_devices(devices: Sequence[Device], amounts: tuple[tuple[str, int], ...] | None) -> list[AllocatedDevice]:

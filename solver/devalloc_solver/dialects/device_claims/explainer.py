@@ -12,7 +12,6 @@ from typing import Any
 
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.relaxations import DeviceClaimRelaxations, short_reason
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
@@ -34,31 +33,11 @@ class DeviceClaimExplainer(Explainer):
     """Explains units of DeviceClaims."""
 
     eligibility: CandidateFinder
+    claim_warnings: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     is_proven: bool = False
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
-
-    def explain(self, unit: PlacementUnit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
-        """An answer for each claim of the unit."""
-        findings = self.find_all(unit)
-        return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
-
-    def _answer(self, demand: Demand, finding: Finding, warnings: Mapping[Key, tuple[str, ...]]) -> ClaimAnswer:
-        funnels = [self.funnels.make(request) for request in demand.requests]
-        namespace, name = demand.key
-        return ClaimAnswer(
-            namespace=namespace,
-            name=name,
-            allocated=False,
-            reason=finding.reason,
-            message=self.message(finding, funnels),
-            warnings=warnings.get(demand.key, ()),
-            funnel=tuple(map(self.funnel_dict, funnels)),
-            blockers=tuple(self.blockers(finding)),
-            missing_drivers=tuple(sorted(finding.missing_drivers)),
-            invalid_pools=finding.invalid_pools,
-        )
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
         return {key: self._worded(finding) for key, finding in Explainer.find_all(self, unit).items()}
@@ -123,6 +102,9 @@ class DeviceClaimExplainer(Explainer):
         if self.shortage(unit, is_empty=True) and not self.shortage(loose.unit, is_empty=True):
             return Reason.MATCH_ATTRIBUTES_CONFLICT
         return short_reason(unit)
+
+    def warnings(self, demand: Demand) -> tuple[str, ...]:
+        return self.claim_warnings.get(demand.key, ())
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.decode import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
-from devalloc_solver.dialects.resource_k8s.manifests import Key
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, record_of_device
 from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
-from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.problem.answer import ClaimAnswer
+from devalloc_solver.problem.demand import Demand
 from devalloc_solver.problem.placement import PlacedDevice, Placement
 
 _SHARES = uuid.UUID("5b1d3c02-7b0f-5d7e-9c68-0d1f3c1e7a55")
@@ -170,32 +170,6 @@ def _selectors(offers: Sequence[PublishedDevice]) -> Iterator[Any]:
     return (offer.reach.node_selector for offer in offers if offer.reach.node_selector is not None)
 
 
-def allocated_answer(
-    key: Key, allocation: Mapping[str, Any], node: str | None, lost: Sequence[DeviceId] = ()
-) -> dict[str, Any]:
-    """The answer for a claim that has an allocation; ``allocations`` is its AllocationResult. ``lost``: devices of it
-    that no longer exist."""
-    answer = {
-        "namespace": key[0],
-        "name": key[1],
-        "allocated": True,
-        "node": node,
-        "allocations": allocation,
-        "oneOf": None,
-        "reason": None,
-        "message": None,
-    }
-    if lost:
-        answer["warnings"] = [loss_message(one) for one in lost]
-        answer["lost"] = [dict(zip(("driver", "pool", "device"), one, strict=True)) for one in lost]
-    return answer
-
-
-def loss_message(device: DeviceId) -> str:
-    """The warning of a device that a claim has and that no longer exists."""
-    return f"DeviceLost: device {'/'.join(device)} no longer exists"
-
-
 def records_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
     """What is to be recorded of the devices of an answer: what they draw, if that matters."""
     held = [one.offer for one in given if not one.subrequest.admin]
@@ -211,33 +185,39 @@ def annotations_of(records: Mapping[PoolDevice, DeviceRecord]) -> dict[str, str]
 
 def placed_answer(
     placement: Placement, result: Mapping[str, Any], offers: Sequence[PublishedDevice], gates: frozenset[str]
-) -> dict[str, Any]:
+) -> ClaimAnswer:
     """The answer for a claim that got its devices."""
-    claim: ResourceClaim = placement.demand.claim.claim
-    answer = allocated_answer(placement.demand.key, result, placement.node or selected_node(result))
-    answer["oneOf"] = chosen_alternatives(
-        claim, ((entry.request.detail, entry.request.alternative) for entry in placement.entries)
+    return ClaimAnswer(
+        *placement.demand.key,
+        allocated=True,
+        node=placement.node or selected_node(result),
+        allocations=result,
+        one_of=chosen_alternatives(
+            placement.demand.claim.claim,
+            ((entry.request.detail, entry.request.alternative) for entry in placement.entries),
+        ),
+        annotations=annotations_of(records_of(devices_of_placement(placement.entries, offers), gates)),
+        warnings=unjudged_devices(placement.demand),
     )
-    if annotations := annotations_of(records_of(devices_of_placement(placement.entries, offers), gates)):
-        answer["annotations"] = annotations
-    skipped = {error for request in placement.demand.requests for error in request.spec.verdict.errors}
-    return answer | ({"warnings": sorted(skipped)} if skipped else {})
 
 
-def chosen_alternatives(claim: ResourceClaim, requests: Iterable[tuple[int, int | None]]) -> list[int | None]:
+def unjudged_devices(demand: Demand) -> tuple[str, ...]:
+    """The devices that could not be judged for a claim."""
+    return tuple(sorted({error for request in demand.requests for error in request.spec.verdict.errors}))
+
+
+def chosen_alternatives(claim: ResourceClaim, requests: Iterable[tuple[int, int | None]]) -> tuple[int | None, ...]:
     """The alternative chosen of each request; ``requests`` are (request, alternative) of each device."""
     chosen = dict(requests)
-    return [chosen.get(number) for number in range(len(claim.requests))]
+    return tuple([chosen.get(number) for number in range(len(claim.requests))])
 
 
-def rejected_answer(refused: RejectedClaim) -> dict[str, Any]:
-    """The answer for a claim that is not solved; what it holds it keeps."""
-    if refused.allocation is not None:
-        warnings = {"warnings": [f"{refused.reason}: {refused.message}"]}
-        return allocated_answer(refused.key, dict(refused.allocation), refused.node) | warnings
-    return allocated_answer(refused.key, {}, None) | {
-        "allocated": False,
-        "reason": str(refused.reason),
-        "message": refused.message,
-        **({"exceeded": str(refused.exceeded)} if refused.exceeded else {}),
-    }
+def answer_dict(answer: ClaimAnswer) -> dict[str, Any]:
+    """JSON-able content: ``allocations`` is an AllocationResult, which has no keys where there is none, and who gets
+    funnels gets blockers, too."""
+    shown = answer.to_dict()
+    if not answer.allocated:
+        shown["allocations"] = {}
+    if answer.funnel:
+        shown.setdefault("blockers", [])
+    return shown

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
+from devalloc_solver.dialects.resource_k8s.answers import unjudged_devices
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
@@ -25,6 +26,7 @@ from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Users, 
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
 MAX_FINDINGS = 40
@@ -45,55 +47,36 @@ class ResourceClaimExplainer(Explainer):
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
 
-    def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
-        """An answer for each claim of the unit."""
-        findings = self.find_all(unit)
-        return [self._answer(demand, unit, findings[demand.key]) for demand in unit.demands]
-
     def begin(self, unit: PlacementUnit) -> None:
         self.is_brief = self._findings >= MAX_FINDINGS or self.finder.searched >= MAX_SEARCHES
         self._findings += not self.is_brief
         self.crowded = None
         Explainer.begin(self, unit)
 
-    def _answer(self, demand: Demand, unit: PlacementUnit, finding: Finding) -> dict[str, Any]:
-        errors = self.fleet.errors
-        if errors is None:
-            errors = sorted({error for request in demand.requests for error in request.spec.verdict.errors})
-        funnels = [self.funnels.make(request) for request in demand.requests]
-        message, unreached = self.message(finding, funnels), self._unreached(finding, funnels)
+    def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
+        answer = Explainer.answer(self, unit, demand, finding)
+        is_exhausting = any(request.spec.is_exhausting for request in demand.requests)
+        exceeded = Bound.DEVICE if is_exhausting and finding.reason is Reason.NO_MATCHING_DEVICES else None
+        message, unreached = str(answer.message), self._unreached(finding, answer)
         if unreached is not None:
-            is_cause = not any(funnel.total for funnel in funnels)
+            is_cause = not any(funnel["devices"] for funnel in answer.funnel)
             message = f"{finding.verdict}: {unreached.why}" if is_cause else f"{message}; {unreached.why}"
-        answer = {
-            "namespace": demand.key[0],
-            "name": demand.key[1],
-            "allocated": False,
-            "node": None,
-            "allocations": {},
-            "oneOf": None,
-            "reason": str(finding.reason),
-            "message": f"{message}; {errors[0]}" if errors else message,
-            "funnel": [*map(self.funnel_dict, funnels)],
-            "blockers": [_blocker_of(demand, unit, blocker) for blocker in self.blockers(finding)],
-        }
-        if finding.reason is Reason.NO_MATCHING_DEVICES and any(
-            request.spec.is_exhausting for request in demand.requests
-        ):
-            answer["exceeded"] = str(Bound.DEVICE)
-        if finding.missing_drivers:
-            answer["missingDrivers"] = sorted(finding.missing_drivers)
-        if finding.invalid_pools:
-            answer["invalidPools"] = [*finding.invalid_pools]
-        if unreached is not None:
-            answer["unreachedDevices"] = unreached.devices
-        return answer | ({"warnings": [*errors]} if errors else {})
+        return replace(
+            answer,
+            message=f"{message}; {answer.warnings[0]}" if answer.warnings else message,
+            blockers=tuple(_blocker_of(demand, unit, blocker) for blocker in answer.blockers),
+            unreached_devices=0 if unreached is None else unreached.devices,
+            exceeded=exceeded,
+        )
 
-    def _unreached(self, finding: Finding, funnels: Sequence[Funnel]) -> UnreachedDevices | None:
+    def warnings(self, demand: Demand) -> tuple[str, ...]:
+        return unjudged_devices(demand) if self.fleet.errors is None else tuple(self.fleet.errors)
+
+    def _unreached(self, finding: Finding, answer: ClaimAnswer) -> UnreachedDevices | None:
         """Devices that reach no node, if that may be why none matches."""
         if finding.reason is not Reason.NO_MATCHING_DEVICES or not self.unreached.devices:
             return None
-        is_likely = not self.unreached.has_nodes or not any(funnel.total for funnel in funnels)
+        is_likely = not self.unreached.has_nodes or not any(funnel["devices"] for funnel in answer.funnel)
         return self.unreached if is_likely else None
 
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:

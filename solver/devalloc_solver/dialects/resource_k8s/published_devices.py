@@ -42,7 +42,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     is_reachable,
 )
 from devalloc_solver.problem import snapshot as core
-from devalloc_solver.problem.allocations import AllocatedDevice
+from devalloc_solver.problem.allocations import AllocatedDevice, LostDevice
 from devalloc_solver.problem.ghosts import Drawn, drawn_in_use, has_draws
 
 DeviceId = tuple[str, str, str]
@@ -146,7 +146,7 @@ def _add_result(
         usage.whole.add(result.id)
 
 
-def lost_devices(allocation: Mapping[str, Any], absent: Callable[[PoolId, set[str]], set[str]]) -> list[DeviceId]:
+def lost_devices(allocation: Mapping[str, Any], absent: Callable[[PoolId, set[str]], set[str]]) -> list[LostDevice]:
     """The devices of an allocation that no longer exist, each once. ``absent``: those of some names that a pool does
     not have."""
     named: dict[DeviceId, None] = {}
@@ -158,7 +158,8 @@ def lost_devices(allocation: Mapping[str, Any], absent: Callable[[PoolId, set[st
     for driver, pool, name in named:
         of_pools[driver, pool].add(name)
     gone = {pool: absent(pool, names) for pool, names in of_pools.items()}
-    return [one for one in named if one[2] in gone[one[:2]]]
+    names = ("driver", "pool", "device")
+    return [dict(zip(names, one, strict=True)) for one in named if one[2] in gone[one[:2]]]
 
 
 def readable_allocation(allocation: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
-from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer, rejected_answer
+from devalloc_solver.dialects.device_claims.answers import allocated_answer
 from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
@@ -40,6 +40,7 @@ from devalloc_solver.pipeline.device_claims import (
     solve_input,
 )
 from devalloc_solver.problem.allocations import Key, read_allocations
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.snapshot import take_snapshot
 
@@ -57,11 +58,11 @@ def settled_answer(
     """
     problem_input = select_valid(of_claim)
     if problem_input.refused:
-        return rejected_answer(min(problem_input.refused, key=lambda refused: refused.status is None))
+        return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
     (claim,) = problem_input.claims
     snapshot, _ = take_snapshot(_pools_named(claim, documents))
     _, lost, _ = read_allocations(snapshot, [claim], classes)
-    return allocated_answer(claim, snapshot, lost, problem_input.warnings.get(claim.key, ()))
+    return allocated_answer(claim, snapshot, lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ()))
 
 
 def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePool]:
@@ -117,11 +118,11 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         return None if read[1] is None else read[1].group
 
     def _rejected(self, read: ReadDeviceClaim, reason: Reason, message: str) -> Answer:
-        return rejected_answer(RejectedClaim(read[0].key, reason, message, self._group_of(read))).to_dict()
+        return RejectedClaim(read[0].key, reason, message, self._group_of(read)).answer().to_dict()
 
     def _timed_out(self, read: ReadDeviceClaim, error: OutOfTime) -> Answer:
         assert read[1] is not None
-        return rejected_answer(timeout_rejection(read[1], error)).to_dict()
+        return timeout_rejection(read[1], error).answer().to_dict()
 
     def _place(self, read: ReadDeviceClaim) -> Answer:
         begin = True
@@ -139,7 +140,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         state = self._state
         query = state.query(claim, shape)
         if isinstance(query, RejectedClaim):
-            return rejected_answer(query).to_dict()
+            return query.answer().to_dict()
         spot = state.places.find(query, claim.pinned_node)
         if spot is None:
             return state.refusals.explain(query, [problem.message for problem in document.problems])
@@ -150,7 +151,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         if state.judge.disagreements:
             if self._cel_check == "refuse" and (disputed := state.judge.disputed):
                 message = "; ".join(disputed[:3])
-                return rejected_answer(RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group)).to_dict()
+                return RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group).answer().to_dict()
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
         state.grant(document, claim, answer, spot)
         return answer

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
-from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
@@ -32,6 +31,7 @@ from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot, with_index
 
@@ -221,7 +221,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
         unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)
-        (answer,) = explainer.explain(unit, {})
+        (answer,) = explainer.explain(unit)
         finding = explainer.by_kind.get(unit.kind)
         return answer, () if finding is None else finding.edits
 

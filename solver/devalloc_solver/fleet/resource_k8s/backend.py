@@ -20,13 +20,12 @@ from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
     ShareIds,
-    allocated_answer,
     annotations_of,
+    answer_dict,
     chosen_alternatives,
     devices_of_placement,
     make_result,
     placed_answer,
-    rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
@@ -69,6 +68,7 @@ from devalloc_solver.pipeline.resource_k8s import (
     usage_of_claims,
 )
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.answer import ClaimAnswer, held_answer
 from devalloc_solver.problem.snapshot import Pool
 
 
@@ -102,10 +102,10 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     def _settled(self, read: ReadResourceClaim) -> Answer | None:
         claim = read.claim
         if isinstance(claim, RejectedClaim):
-            return rejected_answer(claim)
+            return answer_dict(claim.answer())
         if claim.allocation is not None:
             lost = lost_devices(claim.allocation, self._state.absent_devices)
-            return allocated_answer(claim.key, dict(claim.allocation), node_of(claim), lost)
+            return answer_dict(held_answer(claim.key, node_of(claim), claim.allocation, lost))
         return None
 
     def _group_of(self, read: ReadResourceClaim) -> str | None:
@@ -113,16 +113,16 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return read.claim.group
 
     def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        return rejected_answer(RejectedClaim(read.claim.key, reason, message, self._group_of(read)))
+        return answer_dict(RejectedClaim(read.claim.key, reason, message, self._group_of(read)).answer())
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
-        return rejected_answer(timeout_rejection(read.claim, error))
+        return answer_dict(timeout_rejection(read.claim, error).answer())
 
     def _place(self, read: ReadResourceClaim) -> Answer:
         claim, rules = read.claim, self._state.rules
         assert isinstance(claim, ResourceClaim)
         if not rules.has_met(read.shape) and (refusal := find_refusal(claim, self._state.classes)) is not None:
-            return rejected_answer(refusal)
+            return answer_dict(refusal.answer())
         query = None if read.shape is None else rules.query(claim, read.shape)
         try:
             spot = None if query is None else self._state.places.find(query, claim.pinned_node)
@@ -130,7 +130,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                 if spot is not None:
                     return self._accept(read, claim, query, spot)
                 if (refused := self._refusals.explain(claim, query)) is not None:
-                    return refused
+                    return deepcopy(answer_dict(refused))
         except (AllocationError, BudgetExceeded):
             pass  # of one device or the other: the whole cluster is asked, and says of which
         return self._ask_world(read, claim)
@@ -289,13 +289,15 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         annotations = annotations_of(records) if records else {}
         granted = HeldDevices(priority_of(claim), None, tuple(entries)), items
         self._keep(read, claim, result, granted, annotations, records if annotations else NO_RECORDS)
-        answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
-        answer["oneOf"] = chosen_alternatives(claim, chosen.items())
-        if annotations:
-            answer["annotations"] = annotations
-        if warnings:
-            answer["warnings"] = [*warnings]
-        return answer
+        return ClaimAnswer(
+            *claim.key,
+            allocated=True,
+            node=node,
+            allocations=_copy_of_result(result, node),
+            one_of=chosen_alternatives(claim, chosen.items()),
+            annotations=annotations,
+            warnings=tuple(warnings),
+        ).to_dict()
 
     def _record(self, pool: Pool, offer: PublishedDevice) -> DeviceRecord | None:
         """What is to be recorded of a device of the index."""
@@ -355,19 +357,18 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         state.index.allowance.begin_again()
         unit = full_cluster.unit(claim)
         if isinstance(unit, RejectedClaim):
-            return rejected_answer(unit)
+            return answer_dict(unit.answer())
         placement = full_cluster.find(unit)
         if placement is None:
-            return full_cluster.explain(unit)
+            return deepcopy(answer_dict(full_cluster.explain(unit)))
         devices = full_cluster.devices
         given = devices_of_placement(placement.entries, devices.offers)
         node = node_of_placement(placement, devices.offers, devices.seen)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         answer = placed_answer(placement, _deep_copy(result), devices.offers, self._gates)
-        annotations = answer.get("annotations", {})
-        self._keep(read, claim, result, None, annotations, records_of_claim(annotations))
-        return answer
+        self._keep(read, claim, result, None, answer.annotations, records_of_claim(answer.annotations))
+        return answer.to_dict()
 
 
 def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:

@@ -7,11 +7,9 @@ emptiest node of each kind, on nodes with devices that the claim names, and on t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
@@ -36,6 +34,7 @@ from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
@@ -47,7 +46,7 @@ MAX_VERDICTS = 64
 """Requests of which a part remembers what they may take; when there are more, it is made anew."""
 
 
-class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], RequestJudge]):
+class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJudge]):
     """Explains ResourceClaims."""
 
     def __init__(self, state: ClusterState) -> None:
@@ -58,7 +57,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
         self._ranks: tuple[int, ...] = ()
         """of the first node of each kind"""
 
-    def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> dict[str, Any] | None:
+    def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> ClaimAnswer | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, pin = self.state, claim.pinned_node
         if state.holders.scattered or query.is_strange:
@@ -75,11 +74,11 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
         if not counts.is_exact:
             return None
 
-        def find() -> dict[str, Any] | None:
+        def find() -> ClaimAnswer | None:
             answer = self._find(claim, counts, pin)
             return None if answer is None or query.is_strange or self._may_need_commons(answer) else answer
 
-        return deepcopy(self._remembered((*claim.key, query.shape, pin), find))
+        return self._remembered((*claim.key, query.shape, pin), find)
 
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
@@ -107,7 +106,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
             counts = self._counts[query.shape] = ClusterCounts(self.stats, query, self.state.layout, named)
         return counts
 
-    def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> dict[str, Any] | None:
+    def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> ClaimAnswer | None:
         """None where a few nodes do not tell what the whole cluster would."""
         index, rules = self.state.index, counts.query.rules
         ranks = {*self._ranks, *self.stats.emptiest().values(), *counts.named.ranks}
@@ -141,20 +140,20 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
                 return answer
         return None
 
-    def _may_need_commons(self, answer: Mapping[str, Any]) -> bool:
+    def _may_need_commons(self, answer: ClaimAnswer) -> bool:
         """Whether what is in the way may depend on which nodes reach which of the commons."""
         if not self.state.rules.shared_devices.offers:
             return False
-        kinds = {str(blocker["kind"]) for blocker in answer["blockers"]}
+        kinds = {str(blocker["kind"]) for blocker in answer.blockers}
         # Without its class a request may take them. What is tried after that is other requests, and edits of all sorts.
         edits = kinds - {"claim"}
         mixed = len(edits) > 1 and not edits <= {"constraint", "counter"}
         return not kinds or mixed or not edits.isdisjoint(("class", "request"))
 
-    def _is_proven(self, answer: Mapping[str, Any], near: Collection[int], left: int) -> bool:
+    def _is_proven(self, answer: ClaimAnswer, near: Collection[int], left: int) -> bool:
         """Whether these are the claims that the whole cluster would tell, which asks nodes in the order of ``near``."""
         index = self.index
-        claims = [(b["namespace"], b["name"]) for b in answer["blockers"] if b["kind"] == "claim"]
+        claims = [(b["namespace"], b["name"]) for b in answer.blockers if b["kind"] == "claim"]
         nodes = {node for key in claims for node, *_ in index.held[key]}
         if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
             return False
@@ -163,7 +162,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
 
     def _explain(
         self, claim: ResourceClaim, part: FleetSubset[RequestJudge], counts: ClusterCounts
-    ) -> tuple[dict[str, Any] | None, PlacementUnit | None]:
+    ) -> tuple[ClaimAnswer | None, PlacementUnit | None]:
         """(the answer as these nodes tell it, the claim as it must be changed where others are in its way then)"""
         unit = _unit(claim, part, counts.query.rules)
         if unit is None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
@@ -22,6 +20,7 @@ from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -47,7 +46,7 @@ class FullCluster:
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
     _usage: Usage | None = field(init=False)
-    _explanations: dict[object, dict[str, Any]] = field(default_factory=dict)
+    _explanations: dict[object, ClaimAnswer] = field(default_factory=dict)
     """claim and what it asks for -> why it gets nothing, as long as no claim gets or gives back anything"""
 
     @classmethod
@@ -113,7 +112,7 @@ class FullCluster:
         )
         return None if placements is None else placements[0]
 
-    def explain(self, unit: PlacementUnit) -> dict[str, Any]:
+    def explain(self, unit: PlacementUnit) -> ClaimAnswer:
         """The answer for a claim that fits nowhere."""
         cache_key = unit.demands[0].key, unit.kind
         answer = self._explanations.get(cache_key) if unit.kind is not None else None
@@ -131,4 +130,4 @@ class FullCluster:
                 if len(self._explanations) >= MAX_EXPLANATIONS:
                     self._explanations.clear()
                 self._explanations[cache_key] = answer
-        return deepcopy(answer)
+        return answer
