@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from devalloc.api import meta
-from devalloc.api.claim import DeviceClaim
+from devalloc.api.claim import DeviceClaimSpec
 from devalloc_solver.cel.device_claims import BudgetExceeded
 from devalloc_solver.check.answer import Answer, DetailIndex, MalformedAnswer
 from devalloc_solver.check.detail import detail_violations, mismatched_attributes
@@ -15,8 +16,25 @@ from devalloc_solver.check.specs import SpecCache
 from devalloc_solver.check.usage import CheckedUse
 
 
+class PendingClaim(Protocol):
+    """What the check reads of a claim that held nothing: a ``DeviceClaim`` is one."""
+
+    @property
+    def key(self) -> tuple[str, str]: ...
+    @property
+    def spec(self) -> DeviceClaimSpec: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def pinned_node(self) -> str | None: ...
+    @property
+    def is_allocated(self) -> bool: ...
+    @property
+    def is_deleting(self) -> bool: ...
+
+
 def check_new_claim(
-    claim: DeviceClaim, answer: Answer, fleet: KnownPools, specs: SpecCache
+    claim: PendingClaim, answer: Answer, fleet: KnownPools, specs: SpecCache
 ) -> tuple[list[CheckedUse], list[str]]:
     """What a newly allocated claim takes from others, and what is wrong with it, as sentences without its name."""
     spec_terms = specs.terms_of(claim.spec)
@@ -64,7 +82,7 @@ def check_new_claim(
 
 
 def _node_violations(
-    claim: DeviceClaim, pin: str | None, answer: Answer, devices: Sequence[CheckedDevice]
+    claim: PendingClaim, pin: str | None, answer: Answer, devices: Sequence[CheckedDevice]
 ) -> list[str]:
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]

@@ -16,7 +16,7 @@ from devalloc.api.device_records import read_records
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
 from devalloc_solver.check.cel_results import CelResults
-from devalloc_solver.check.claim import check_new_claim
+from devalloc_solver.check.claim import PendingClaim, check_new_claim
 from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.pools import KnownPools
 from devalloc_solver.check.prior_allocations import (
@@ -31,7 +31,7 @@ from devalloc_solver.check.usage import CheckedUse, UsageAccount, are_exclusive,
 Key = tuple[str, str]
 """(namespace, name)"""
 
-_Holder = DeviceClaim | RejectedClaimView | tuple[DeviceClaim, Answer]
+_Holder = DeviceClaim | RejectedClaimView | tuple[PendingClaim, Answer]
 """A claim that came in allocated, one that is invalid and holds devices all the same, or one with its right answer."""
 
 
@@ -82,7 +82,7 @@ class IncrementalChecker:
         """An invalid claim came in and holds devices all the same (S13)."""
         self._add(claim.key, claim)
 
-    def grant(self, claim: DeviceClaim, answer: object) -> None:
+    def grant(self, claim: PendingClaim, answer: object) -> None:
         """A claim was allocated as an answer says. Raises MalformedAnswer."""
         key = claim.key
         judged = self._judged
@@ -119,7 +119,7 @@ class IncrementalChecker:
         """Those of them that the answer rests on."""
         return [message for messages in self._verdicts.disputed.values() for message in messages]
 
-    def judge(self, claim: DeviceClaim, answer: object) -> list[str]:
+    def judge(self, claim: PendingClaim, answer: object) -> list[str]:
         """What is wrong with the answer to one pending claim that stands alone; [] when it is right."""
         self._judged = None
         self._verdicts.begin_call()

@@ -13,13 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.api.meta import ONLY_CLASS
+from devalloc.api.meta import GROUP, NODE, ONLY_CLASS, PRIORITY
 from devalloc_solver import Fleet, testing
 from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
 from devalloc_solver.fleet import node_index
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.documents import DeviceClaimReader, ManifestRecord, read_manifest
+from devalloc_solver.fleet.device_claims.documents import (
+    ClaimRecord,
+    DeviceClaimReader,
+    ManifestRecord,
+    read_manifest,
+)
 from devalloc_solver.fleet.equal_devices import (
     UNSHARED,
     EqualDevices,
@@ -45,9 +50,10 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
     monkeypatch.setattr("devalloc_solver.fleet.device_claims.documents.read_manifest", note)
     reader = DeviceClaimReader()
     for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
-        document, parsed, _ = reader.read(claim(name, {"requests": {"count": count}}))
+        document = reader.read(claim(name, {"requests": {"count": count}}))
         assert [problem.name for problem in document.problems] == [name], "each is warned that any device will do"
-        assert parsed is not None
+        assert isinstance(document, ClaimRecord)
+        parsed = document.model
         assert (parsed.metadata.name, str(parsed.spec.claims[0].requests["count"])) == (name, str(count))
     assert names == ["a", "c"]
 
@@ -65,6 +71,16 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         {"name": "No"},
         {"name": 7},
         {"labels": {"team": 1}},
+        {"labels": {"team": "a"}, "uid": "0-1", "resourceVersion": "7", "generation": 2},
+        {"uid": ""},
+        {"resourceVersion": 7},
+        {"generation": 2**63},
+        {"generation": True},
+        {"creationTimestamp": "2026-01-31T12:00:00Z"},
+        {"creationTimestamp": "2026-02-31T12:00:00Z"},
+        {"annotations": {PRIORITY: "7", GROUP: "", NODE: "n"}},
+        {"annotations": {PRIORITY: "high"}},
+        {"finalizers": ["devalloc.io/node"], "deletionTimestamp": "2026-01-31T12:00:00Z"},
     ],
     ids=str,
 )
@@ -73,7 +89,11 @@ def test_metadata_is_checked_as_strictly_with_a_spec_that_was_read_before(metada
     warm.read(claim("before", {"requests": {"count": 1}}))
     manifest["metadata"] |= metadata
     first, again = (reader.read(deepcopy(manifest)) for reader in (DeviceClaimReader(), warm))
-    assert (again[0].problems, again[1:]) == (first[0].problems, first[1:])
+    assert (again.problems, again.object) == (first.problems, first.object)
+    if isinstance(again, ClaimRecord):
+        of_model = ("key", "namespace", "priority", "group", "pinned_node", "is_allocated", "is_deleting", "spec")
+        assert all(getattr(again, name) == getattr(again.model, name) for name in of_model)
+        assert again.warnings == tuple(problem.message for problem in again.problems)
 
 
 def test_a_large_spec_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +103,8 @@ def test_a_large_spec_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) ->
     for count, size in ((1, 1), (50, 1)):
         details = [{"requests": {"count": 1}}] * count
         for name in "ab":
-            _, parsed, _ = reader.read(claim(name, *details))
-            assert parsed is not None
+            parsed = reader.read(claim(name, *details))
+            assert isinstance(parsed, ClaimRecord)
             assert len(parsed.spec.claims) == count
         assert len(reader._specs) == size
 

@@ -19,10 +19,10 @@ from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.device_claims.documents import (
+    ClaimRecord,
     DeviceClaimReader,
     ManifestRecord,
     ManifestStore,
-    ReadDeviceClaim,
     full_name,
     name_of,
     pools_of,
@@ -71,7 +71,7 @@ def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePoo
     return [pool for name in names for pool in pools_of(documents.by_name.get(full_name("DevicePool", None, name), ()))]
 
 
-class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
+class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
     """Pools, classes and claims."""
 
     _claim_kind = "DeviceClaim"
@@ -90,41 +90,41 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
-    def _read(self, claim: Manifest) -> ReadDeviceClaim:
+    def _read(self, claim: Manifest) -> ManifestRecord:
         if not isinstance(claim, MAPPINGS) or claim.get("kind") != "DeviceClaim":
             raise ValueError("claim must be the manifest of a DeviceClaim")
         if "spec" not in claim:
             stored = self._state.documents.by_name.get(name_of(claim), ())
             if len(stored) != 1:
                 raise KeyError(f"no claim {'/'.join(name_of(claim)[1:])} is in the fleet: give its whole manifest")
-            return self._reader.again(stored[0])
-        outcome = self._reader.read(claim)
-        if not outcome[0].name[2]:
+            return stored[0]
+        read = self._reader.read(claim)
+        if not read.name[2]:
             raise ValueError("claim must have metadata.name")
-        return outcome
+        return read
 
-    def _settled(self, read: ReadDeviceClaim) -> Answer | None:
-        document, claim, _ = read
+    def _settled(self, read: ManifestRecord) -> Answer | None:
         state = self._state
-        held = document.key in state.allocations
-        if claim is not None and not claim.is_allocated and not held:
+        held = read.key in state.allocations
+        if not held and isinstance(read, ClaimRecord) and not read.is_allocated:
             return None
-        answer = settled_answer(state.of_claim(document), state.documents, state.rules.problem_input.classes)
+        answer = settled_answer(state.of_claim(read), state.documents, state.rules.problem_input.classes)
         if answer.allocated and not held:
-            state.replace(document)
+            state.replace(read)
         return answer.to_dict()
 
-    def _group_of(self, read: ReadDeviceClaim) -> str | None:
-        return None if read[1] is None else read[1].group
+    def _group_of(self, read: ManifestRecord) -> str | None:
+        return read.group if isinstance(read, ClaimRecord) else None
 
-    def _rejected(self, read: ReadDeviceClaim, reason: Reason, message: str) -> Answer:
-        return RejectedClaim(read[0].key, reason, message, self._group_of(read)).answer().to_dict()
+    def _rejected(self, read: ManifestRecord, reason: Reason, message: str) -> Answer:
+        return RejectedClaim(read.key, reason, message, self._group_of(read)).answer().to_dict()
 
-    def _timed_out(self, read: ReadDeviceClaim, error: OutOfTime) -> Answer:
-        assert read[1] is not None
-        return timeout_rejection(read[1], error).answer().to_dict()
+    def _timed_out(self, read: ManifestRecord, error: OutOfTime) -> Answer:
+        assert isinstance(read, ClaimRecord)
+        return timeout_rejection(read, error).answer().to_dict()
 
-    def _place(self, read: ReadDeviceClaim) -> Answer:
+    def _place(self, read: ManifestRecord) -> Answer:
+        assert isinstance(read, ClaimRecord)
         begin = True
         while True:
             try:
@@ -133,18 +133,16 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
                 self._state.expression_failed(begin=begin)
                 begin = False
 
-    def _place_once(self, read: ReadDeviceClaim) -> Answer:
+    def _place_once(self, claim: ClaimRecord) -> Answer:
         """Raises ExpressionError when the budget of an expression is spent, and OutOfTime; nothing is changed then."""
-        document, claim, shape = read
-        assert claim is not None
         state = self._state
-        query = state.query(claim, shape)
+        query = state.query(claim)
         if isinstance(query, RejectedClaim):
             return query.answer().to_dict()
         spot = state.places.find(query, claim.pinned_node)
         if spot is None:
-            return state.refusals.explain(query, [problem.message for problem in document.problems])
-        answer = state.answer(claim, spot, [problem.message for problem in document.problems])
+            return state.refusals.explain(query)
+        answer = state.answer(claim, spot)
         violations = state.judge.judge(claim, answer)
         if violations:
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
@@ -153,27 +151,26 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
                 message = "; ".join(disputed[:3])
                 return RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group).answer().to_dict()
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
-        state.grant(document, claim, answer, spot)
+        state.grant(claim, answer, spot)
         return answer
 
     # -- claims that wait ----------------------------------------------------------------------------------------------
 
-    def _waiting_key(self, read: ReadDeviceClaim) -> Hashable | None:
-        document, claim, shape = read
-        if claim is None or claim.is_deleting or claim.is_allocated or document.key in self._state.allocations:
+    def _waiting_key(self, read: ManifestRecord) -> Hashable | None:
+        if not isinstance(read, ClaimRecord) or read.is_deleting or read.is_allocated:
             return None
-        warnings = tuple(problem.message for problem in document.problems)
-        return claim.namespace, shape, claim.pinned_node, claim.priority, warnings
+        if read.key in self._state.allocations:
+            return None
+        return read.namespace, read.shape, read.pinned_node, read.priority, tuple(read.warnings)
 
-    def _prospects(self, read: ReadDeviceClaim, key: Hashable) -> Prospects | None:
-        _, claim, shape = read
-        assert claim is not None
+    def _prospects(self, read: ManifestRecord, key: Hashable) -> Prospects | None:
+        assert isinstance(read, ClaimRecord)
         state = self._state
         try:
-            query = state.query(claim, shape)
+            query = state.query(read)
             if isinstance(query, RejectedClaim):
                 return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
-            return self._prospects_by_index(query, key, claim.pinned_node, state.refusals.stats)
+            return self._prospects_by_index(query, key, read.pinned_node, state.refusals.stats)
         except ExpressionError:
             return None
 
@@ -205,7 +202,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
             is_quick=is_quick,
             cel_check=self._cel_check,
         )
-        by_key = {document.key: document for document in (*state.pending(), *fresh)}
+        by_key = {read.key: read for read in (*state.pending(), *fresh) if isinstance(read, ClaimRecord)}
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
@@ -217,7 +214,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
 
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
         """Those that hold nothing."""
-        documents = [self._read(claim)[0] for claim in claims]
+        documents = [self._read(claim) for claim in claims]
         return [document for document in documents if document.key not in self._state.allocations]
 
     # -- objects -------------------------------------------------------------------------------------------------------

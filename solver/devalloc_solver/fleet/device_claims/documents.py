@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, check_annotations
+from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
-from devalloc.api.fields import ApiModel, label_name, subdomain_name
+from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import DEVMGMT, ObjectMeta
+from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
@@ -31,16 +32,37 @@ from devalloc_solver.problem.allocations import Key
 _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
 
 
-class ManifestRecord(NamedTuple):
+class ManifestRecord:
     """One manifest as it was read."""
 
-    name: Name
-    node: str | None
-    """of a pool"""
-    object: ApiModel | None
-    manifest: Mapping[str, Any] | None
-    """only of one that is invalid, for what it says all the same"""
-    problems: tuple[Problem, ...]
+    __slots__ = ("_object", "_problems", "manifest", "name", "node")
+
+    def __init__(
+        self,
+        name: Name,
+        node: str | None,
+        content: ApiModel | None,
+        manifest: Mapping[str, Any] | None,
+        problems: tuple[Problem, ...],
+    ) -> None:
+        self.name = name
+        self.node = node
+        """of a pool"""
+        self.manifest = manifest
+        """only of one that is invalid, for what it says all the same"""
+        self._object = content
+        self._problems: tuple[Problem, ...] | None = problems
+
+    @property
+    def object(self) -> ApiModel | None:
+        """What it is, if it is valid."""
+        return self._object
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with it."""
+        assert self._problems is not None
+        return self._problems
 
     @property
     def kind(self) -> str:
@@ -52,25 +74,135 @@ class ManifestRecord(NamedTuple):
         return self.name[1], self.name[2]
 
 
+class _CachedSpec(NamedTuple):
+    """A spec that was read before."""
+
+    claim: DeviceClaim
+    """has it, and is otherwise as plain as claims are"""
+    shape: str
+    warnings: tuple[tuple[str, str], ...]
+    """(message, path) of each warning"""
+    messages: tuple[str, ...]
+
+
+class ClaimRecord(ManifestRecord):
+    """A valid DeviceClaim, with what is asked of each. One that shares a spec which was read before makes its model,
+    and the entries of its warnings, when these are first asked for: most claims need neither."""
+
+    __slots__ = ("_cached", "_metadata", "_shape", "annotations", "is_allocated", "is_deleting", "spec", "warnings")
+
+    _object: DeviceClaim | None
+    annotations: Mapping[str, str]
+    is_allocated: bool
+    is_deleting: bool
+    spec: DeviceClaimSpec
+    warnings: Sequence[str]
+    """the messages of its problems"""
+    _cached: _CachedSpec | None
+    _metadata: dict[str, Any]
+    _shape: str | None
+
+    @classmethod
+    def of(cls, name: Name, claim: DeviceClaim, problems: tuple[Problem, ...]) -> ClaimRecord:
+        """That of a claim that was read in full."""
+        record = cls(name, None, claim, None, problems)
+        record._shape, record._cached, record._metadata = None, None, {}
+        record.annotations, record.spec = claim.metadata.annotations, claim.spec
+        record.is_allocated, record.is_deleting = claim.is_allocated, claim.is_deleting
+        record.warnings = tuple([problem.message for problem in problems])
+        return record
+
+    @classmethod
+    def of_cached(cls, metadata: dict[str, Any], cached: _CachedSpec) -> ClaimRecord:
+        """That of one with a spec that was read before and valid metadata of the usual form, which may change later."""
+        record = cls.__new__(cls)
+        record.name = "DeviceClaim", metadata.get("namespace", "default"), metadata["name"]
+        record.node, record.manifest, record._object, record._problems = None, None, None, None
+        record.is_allocated = record.is_deleting = False
+        record._metadata, record._cached = {**metadata}, cached
+        record.annotations = {**metadata["annotations"]} if "annotations" in metadata else NO_ANNOTATIONS
+        record._shape, record.spec, record.warnings = cached.shape, cached.claim.spec, cached.messages
+        for field_name in metadata.keys() & _MAPS:
+            record._metadata[field_name] = {**metadata[field_name]}
+        return record
+
+    @property
+    def object(self) -> DeviceClaim:
+        return self.model
+
+    @property
+    def model(self) -> DeviceClaim:
+        """The claim with all its fields."""
+        if self._object is None:
+            assert self._cached is not None
+            metadata = ObjectMeta.model_validate(self._metadata, by_alias=True, by_name=False)
+            self._object = self._cached.claim.model_copy(update={"metadata": metadata})
+        return self._object
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        if self._problems is None:
+            assert self._cached is not None
+            kind, _, name = self.name
+            namespace = self._metadata.get("namespace")
+            self._problems = tuple(
+                [
+                    Problem(message, path, kind, namespace, name, severity="warning")
+                    for message, path in self._cached.warnings
+                ]
+            )
+        return self._problems
+
+    @property
+    def shape(self) -> str:
+        """Equal for claims that ask for the same."""
+        if self._shape is None:
+            self._shape = self.spec.model_dump_json()
+        return self._shape
+
+    def without_status(self) -> ClaimRecord:
+        """The same once its devices are released."""
+        if self._cached is not None or self.model.status is None:
+            return self
+        return ClaimRecord.of(self.name, self.model.model_copy(update={"status": None}), self.problems)
+
+    @property
+    def namespace(self) -> str:
+        return self.name[1]
+
+    @property
+    def priority(self) -> int:
+        return int(self.annotations.get(PRIORITY, "0"))
+
+    @property
+    def group(self) -> str | None:
+        return self.annotations.get(GROUP) or None
+
+    @property
+    def pinned_node(self) -> str | None:
+        return self.annotations.get(NODE) or None
+
+
 def read_manifest(content: object) -> ManifestRecord:
     """Read one manifest, valid or not."""
     decoded = decode(content)
     manifest = content if isinstance(content, Mapping) else {}
-    name = name_of(manifest)
+    name, problems = name_of(manifest), tuple(decoded.problems)
+    if isinstance(decoded.object, DeviceClaim):
+        return ClaimRecord.of(name, decoded.object, problems)
     spec = manifest.get("spec")
     node = spec.get("nodeName") if isinstance(spec, Mapping) and name[0] == "DevicePool" else None
     undecoded = manifest if decoded.object is None else None
     node = node if isinstance(node, str) and node else None
-    return ManifestRecord(name, node, decoded.object, undecoded, tuple(decoded.problems))
+    return ManifestRecord(name, node, decoded.object, undecoded, problems)
 
 
 def without_status(document: ManifestRecord) -> ManifestRecord:
     """The manifest of a claim that is released, valid or not."""
     if document.manifest is not None:
         return read_manifest({field: value for field, value in document.manifest.items() if field != "status"})
-    claim = document.object
-    assert isinstance(claim, DeviceClaim)
-    return document if claim.status is None else document._replace(object=claim.model_copy(update={"status": None}))
+    assert isinstance(document, ClaimRecord)
+    return document.without_status()
 
 
 def name_of(manifest: Mapping[str, Any]) -> Name:
@@ -142,8 +274,8 @@ def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
     for document in in_order:
         if document.object is not None:
             objects.append(document.object)
-        if isinstance(document.object, DeviceClaim):
-            warnings.setdefault(document.object.key, []).extend(p.message for p in document.problems)
+        if isinstance(document, ClaimRecord):
+            warnings.setdefault(document.key, []).extend(document.warnings)
             continue
         problems += document.problems
         if document.manifest is not None:
@@ -172,85 +304,61 @@ def class_of(document: ManifestRecord) -> DeviceClass | None:
     return document.object if isinstance(document.object, DeviceClass) else None
 
 
-ReadDeviceClaim = tuple[ManifestRecord, DeviceClaim | None, str | None]
-"""The document, the claim where it is valid, and its shape: equal for claims that ask for the same"""
+NO_ANNOTATIONS: Mapping[str, str] = MappingProxyType({})
+_MAPS = frozenset(("annotations", "labels"))
 
 
-class _CachedSpec(NamedTuple):
-    """A spec that was read before."""
-
-    claim: DeviceClaim
-    """has it, and is otherwise as plain as claims are"""
-    shape: str
-    warnings: tuple[tuple[str, str], ...]
-    """(message, path) of each warning"""
-
-
-_PLAIN_METADATA = {"name", "namespace", "annotations"}
-_MINIMAL_METADATA = ObjectMeta(name="x")
-
-
-class DeviceClaimReader(ClaimReader[ReadDeviceClaim, _CachedSpec]):
+class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
     """Of DeviceClaims."""
 
     api_version = DEVMGMT
 
-    def again(self, document: ManifestRecord) -> ReadDeviceClaim:
-        """What ``read`` gives for a document that was read before."""
-        claim = document.object if isinstance(document.object, DeviceClaim) else None
-        return document, claim, None if claim is None else claim.spec.model_dump_json()
-
-    def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ReadDeviceClaim, _CachedSpec | None]:
+    def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ManifestRecord, _CachedSpec | None]:
         document = read_manifest(manifest)
-        outcome = self.again(document)
-        _, claim, shape = outcome
-        if not is_kept or claim is None or shape is None:
-            return outcome, None
+        if not is_kept or not isinstance(document, ClaimRecord):
+            return document, None
         if not all(problem.path.startswith("spec.") for problem in document.problems):
-            return outcome, None
+            return document, None
         warnings = tuple((p.message, p.path) for p in document.problems)
-        return outcome, _CachedSpec(DeviceClaim(metadata=_MINIMAL_METADATA, spec=claim.spec), shape, warnings)
+        claim = DeviceClaim(metadata=_MINIMAL_METADATA, spec=document.spec)
+        return document, _CachedSpec(claim, document.shape, warnings, tuple(document.warnings))
 
-    def _with_metadata(self, metadata: dict[str, Any], template: _CachedSpec) -> ReadDeviceClaim | None:
-        if not _is_ascii(metadata):
-            return None
+    def _with_metadata(self, metadata: dict[str, Any], template: _CachedSpec) -> ManifestRecord | None:
         try:
-            claim = template.claim.model_copy(update={"metadata": _read_metadata(metadata)})
-            check_annotations(claim.metadata.annotations)
+            for name, value in metadata.items():
+                if not _IS_PLAIN[name](value):
+                    return None
+            if annotations := metadata.get("annotations"):
+                check_annotations(annotations)
         except ValueError:  # pydantic's own error among them
             return None
-        namespace, name = claim.key
-        problems = tuple(
-            [
-                Problem(message, path, "DeviceClaim", metadata.get("namespace"), name, severity="warning")
-                for message, path in template.warnings
-            ]
-        )
-        return ManifestRecord(("DeviceClaim", namespace, name), None, claim, None, problems), claim, template.shape
+        return ClaimRecord.of_cached(metadata, template) if "name" in metadata else None
 
 
-def _read_metadata(content: dict[str, Any]) -> ObjectMeta:
-    """Plain ones are copied, which is validation's own answer to them. Raises ValueError."""
-    name, annotations = content.get("name"), content.get("annotations", {})
-    if not content.keys() <= _PLAIN_METADATA or type(annotations) is not dict:
-        return ObjectMeta.model_validate(content, by_alias=True, by_name=False)
-    subdomain_name(name)
-    if "namespace" in content:
-        label_name(content["namespace"])
-    if not all(type(value) is str for value in annotations.values()):
-        raise ValueError("annotations must be strings")
-    own = {**content, "annotations": {**annotations}} if "annotations" in content else content
-    return _MINIMAL_METADATA.model_copy(update=own)
+_MINIMAL_METADATA = ObjectMeta(name="x")
 
 
-def _is_ascii(content: dict[str, Any]) -> bool:
-    """Whether all is plain text, or whole numbers, and there are no nulls: then validation alone tells the rest."""
-    for key, value in content.items():
-        if type(value) is dict:
-            if not _is_ascii(value):
-                return False
-        elif type(value) is not int and not (type(value) is str and value.isascii()):
-            return False
-        if type(key) is not str or not key.isascii():
-            return False
-    return True
+def _is_text(value: object) -> bool:
+    return type(value) is str and value.isascii()
+
+
+def _is_map_of_texts(value: object) -> bool:
+    return type(value) is dict and all(map(_is_text, value)) and all(map(_is_text, value.values()))
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is str and bool(parse_time(value))
+
+
+_IS_PLAIN: Mapping[str, Callable[[Any], bool]] = {
+    "name": lambda value: type(value) is str and is_subdomain_name(value),
+    "namespace": lambda value: type(value) is str and bool(label_name(value)),
+    "annotations": _is_map_of_texts,
+    "labels": _is_map_of_texts,
+    "uid": lambda value: _is_text(value) and bool(plain_name(value)),
+    "creationTimestamp": _is_time,
+    "resourceVersion": _is_text,
+    "generation": lambda value: type(value) is int and abs(value) <= INT64_MAX,
+}
+"""Whether a field of metadata is valid and of the usual form: plain text or a whole number. Of any other, validation
+tells."""

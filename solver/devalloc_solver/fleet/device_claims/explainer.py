@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.claim import DeviceClaim
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
@@ -20,6 +19,7 @@ from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
+from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
@@ -85,7 +85,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._node_selections: dict[object, NodeSelection] = {}
         self._splits: dict[tuple[str, ...], RefinedKinds] = {}
 
-    def explain(self, query: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
+    def explain(self, query: DeviceClaimQuery) -> dict[str, Any]:
         """The answer for a claim without a group that fits nowhere now."""
         claim = query.claim
         self._catch_up(query.rules)
@@ -93,7 +93,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
-        return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(warnings)).to_dict())
+        return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(claim.warnings)).to_dict())
 
     def _forget(self) -> None:
         """Judges and slips too: they remember each shape that was ever explained."""
@@ -102,7 +102,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._splits.clear()
         self._sample = self._slips = None
 
-    def _find(self, query: DeviceClaimQuery, claim: DeviceClaim) -> ClaimAnswer:
+    def _find(self, query: DeviceClaimQuery, claim: ClaimRecord) -> ClaimAnswer:
         shape = self.places.shape(query)
         if isinstance(shape, ShapeSearch) and not shape.wide:
             answer = self._find_in_part(query, claim, shape)
@@ -115,7 +115,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         with gc_paused():
             return self._answer(query, claim, [*self.stats.in_order()], None)[0]
 
-    def _find_in_part(self, query: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
+    def _find_in_part(self, query: DeviceClaimQuery, claim: ClaimRecord, shape: ShapeSearch) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
         node_selection = self._node_selections.get(query.shape)
         if node_selection is None:
@@ -142,7 +142,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         return self._answer_from(query, claim, ranks.union(choice.ranks))[0]
 
     def _find_apart(
-        self, query: DeviceClaimQuery, claim: DeviceClaim, shape: UniqueAttributeSearch
+        self, query: DeviceClaimQuery, claim: ClaimRecord, shape: UniqueAttributeSearch
     ) -> ClaimAnswer | None:
         """From the nodes that have what its expressions name, and the emptiest of each kind."""
         split = (
@@ -206,12 +206,12 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         )
 
     def _answer_from(
-        self, query: DeviceClaimQuery, claim: DeviceClaim, ranks: set[int]
+        self, query: DeviceClaimQuery, claim: ClaimRecord, ranks: set[int]
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
         return self._answer(query, claim, [self.stats.record(rank) for rank in sorted(ranks)], self._fleetwide())
 
     def _answer(
-        self, query: DeviceClaimQuery, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: FleetTotals | None
+        self, query: DeviceClaimQuery, claim: ClaimRecord, records: Sequence[NodeRecord], fleet: FleetTotals | None
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
         """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
         if fleet is not None and self.index.network is not None:

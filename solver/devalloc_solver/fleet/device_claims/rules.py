@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc.api.claim import DeviceClaimDetail
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
@@ -14,6 +14,7 @@ from devalloc_solver.dialects.device_claims.demands import find_refusal, make_de
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -80,8 +81,9 @@ class DeviceClaimRules:
             else self.renewed(self.problem_input)
         )
 
-    def shape(self, claim: DeviceClaim, shape: object) -> object:
+    def shape(self, claim: ClaimRecord) -> object:
         """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
+        shape = claim.shape
         if claim.pinned_node is None:
             return shape
         drivers = self.wholes.drivers_with_parts
@@ -90,16 +92,16 @@ class DeviceClaimRules:
         details = (detail for entry in claim.spec.claims for detail in entry.alternatives)
         return shape, *(self.shared.left_out(detail, claim.pinned_node, drivers) for detail in details)
 
-    def refusal(self, claim: DeviceClaim, shape: object) -> RejectedClaim | None:
+    def refusal(self, claim: ClaimRecord) -> RejectedClaim | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16). Raises OutOfTime."""
         if claim.is_deleting:
-            return find_refusal(claim, self.problem_input, self.shared)
-        key = (shape, claim.namespace)
+            return find_refusal(claim.model, self.problem_input, self.shared)
+        key = (claim.shape, claim.namespace)
         if key not in self._refusals:
             if len(self._refusals) >= MAX_SHAPES or self.shared.remembered > MAX_VERDICTS:
                 self._refusals.clear()
                 self._begin()
-            self._refusals[key] = find_refusal(claim, self.problem_input, self.shared)
+            self._refusals[key] = find_refusal(claim.model, self.problem_input, self.shared)
         refusal = self._refusals[key]
         return None if refusal is None else replace(refusal, key=claim.key, group=claim.group)
 
@@ -107,7 +109,7 @@ class DeviceClaimRules:
 class DeviceClaimQuery(NamedTuple):
     """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
 
-    claim: DeviceClaim
+    claim: ClaimRecord
     shape: object
     rules: DeviceClaimRules
 
@@ -116,7 +118,7 @@ class DeviceClaimQuery(NamedTuple):
 
     def demand(self, eligibility: CandidateFinder) -> Demand:
         """In terms of the snapshot of a judge."""
-        return make_demand(self.claim, eligibility)
+        return make_demand(self.claim.model, eligibility)
 
     def reads(self, request: Request) -> frozenset[str] | None:
         return self.rules.shared.attributes_read(request.spec)

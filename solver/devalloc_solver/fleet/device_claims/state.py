@@ -26,6 +26,7 @@ from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
+    ClaimRecord,
     ManifestRecord,
     ManifestStore,
     full_name,
@@ -61,9 +62,7 @@ from devalloc_solver.problem.snapshot import (
 )
 
 
-def placed_answer(
-    claim: DeviceClaim, spot: ChosenPlace, problem_input: ProblemInput, warnings: Sequence[str]
-) -> dict[str, Any]:
+def placed_answer(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInput) -> dict[str, Any]:
     """The dict of one allocated claim (settled L2)."""
     chosen: list[int | None] = [None] * len(claim.spec.claims)
     for given in spot.given:
@@ -98,8 +97,8 @@ def placed_answer(
     answer |= config_entries(
         namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), problem_input
     )
-    if warnings:
-        answer["warnings"] = list(warnings)
+    if claim.warnings:
+        answer["warnings"] = list(claim.warnings)
     return answer
 
 
@@ -136,7 +135,7 @@ def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
     return claim.model_copy(update={"status": status, "metadata": metadata})
 
 
-def _share(claim: DeviceClaim, given: ChosenDevice) -> dict[str, Any]:
+def _share(claim: ClaimRecord, given: ChosenDevice) -> dict[str, Any]:
     # The request may be that of an equal claim, which wrote its amounts in another way.
     requests = claim.spec.claims[given.request.detail].alternatives[given.request.alternative or 0].requests
     return {
@@ -154,7 +153,7 @@ class DeviceFleetState:
 
     placement: str
     documents: ManifestStore = field(default_factory=ManifestStore)
-    granted: dict[Key, tuple[DeviceClaim, dict[str, Any]]] = field(default_factory=dict)
+    granted: dict[Key, tuple[ClaimRecord, dict[str, Any]]] = field(default_factory=dict)
     """claims that were allocated here, with what their answers write on them"""
     pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
     """by node and name, those that are valid together (S2)"""
@@ -163,7 +162,7 @@ class DeviceFleetState:
     judge: IncrementalChecker = field(init=False)
     holders: Holders = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
-    _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
+    _written: dict[Key, tuple[object, ClaimRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
     _rules: DeviceClaimRules = field(init=False)
     _with_ghosts: set[str | None] = field(default_factory=set)
@@ -400,10 +399,10 @@ class DeviceFleetState:
                     entries = (*old.entries, *entries)
                 self._keep(key, HeldDevices(0, refused.node, entries))
 
-    def grant(self, document: ManifestRecord, claim: DeviceClaim, answer: dict[str, Any], spot: ChosenPlace) -> None:
+    def grant(self, claim: ClaimRecord, answer: dict[str, Any], spot: ChosenPlace) -> None:
         """A claim has what an answer gives it, from now on."""
         key = claim.key
-        self.documents.by_name[document.name] = [document]
+        self.documents.by_name[claim.name] = [claim]
         self.granted[key] = claim, status_of_answer(answer)
         entries: list[HeldDevice] = []
         items: list[HeldItem] = []
@@ -416,14 +415,12 @@ class DeviceFleetState:
         self.holders.grant(key, HeldDevices(claim.priority, spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
 
-    def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
+    def record(self, claim: ClaimRecord, answer: dict[str, Any]) -> None:
         """The same for an answer that the stages gave."""
-        claim = document.object
-        assert isinstance(claim, DeviceClaim)
         self._forget_claim(claim.key)
-        self.documents.by_name[document.name] = [document]
+        self.documents.by_name[claim.name] = [claim]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _held_devices(with_status(claim, answer), self.rules.problem_input))
+        self._keep(claim.key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
 
     def _keep(self, key: Key, allocation: HeldDevices) -> None:
@@ -445,9 +442,9 @@ class DeviceFleetState:
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
-            claim = with_status(*self.granted[key])
+            claim, answer = self.granted[key]
             self._leave(key)
-            self._keep(key, _held_devices(claim, self.rules.problem_input))
+            self._keep(key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
             return
         self._leave(key)
         self.judge.release(key)
@@ -508,18 +505,18 @@ class DeviceFleetState:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def query(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
+    def query(self, claim: ClaimRecord) -> DeviceClaimQuery | RejectedClaim:
         """What a pending claim asks for, or why it is not solved."""
         rules = self.rules
-        return rules.refusal(claim, shape) or DeviceClaimQuery(claim, rules.shape(claim, shape), rules)
+        return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
 
-    def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
-        return placed_answer(claim, spot, self.rules.problem_input, warnings)
+    def answer(self, claim: ClaimRecord, spot: ChosenPlace) -> dict[str, Any]:
+        return placed_answer(claim, spot, self.rules.problem_input)
 
-    def pending(self) -> Iterator[ManifestRecord]:
+    def pending(self) -> Iterator[ClaimRecord]:
         """The kept claims that are valid and hold nothing."""
         for document in self.documents.of_kind("DeviceClaim"):
-            if isinstance(document.object, DeviceClaim) and document.object.key not in self.allocations:
+            if isinstance(document, ClaimRecord) and document.key not in self.allocations:
                 yield document
 
     def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
@@ -545,10 +542,9 @@ class DeviceFleetState:
         granted = self.granted[key]
         cached = self._written.get(key)
         if cached is None or cached[0] is not granted:
-            name = full_name("DeviceClaim", *key)
-            (own,) = self.documents.by_name[name]
-            cached = granted, ManifestRecord(name, None, with_status(*granted), None, own.problems)
-            self._written[key] = cached
+            claim, answer = granted
+            written = with_status(claim.model, answer)
+            cached = self._written[key] = granted, ClaimRecord.of(claim.name, written, claim.problems)
         return cached[1]
 
 
@@ -556,17 +552,15 @@ def _is_relevant(document: ManifestRecord, groups: Set[Key]) -> bool:
     """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
     if not groups.isdisjoint(_groups_of(document)):
         return True
-    claim = document.object
-    if isinstance(claim, DeviceClaim):
-        return claim.is_allocated
+    if isinstance(document, ClaimRecord):
+        return document.is_allocated
     return bool(document.manifest) and any(each.status is not None for each in select_valid([document]).refused)
 
 
 def _groups_of(document: ManifestRecord) -> Set[Key]:
     """Namespace and name of the group that a claim names, valid or not."""
-    claim = document.object
-    if isinstance(claim, DeviceClaim):
-        return {(claim.namespace, claim.group)} if claim.group is not None else frozenset()
+    if isinstance(document, ClaimRecord):
+        return {(document.namespace, document.group)} if document.group is not None else frozenset()
     return {(each.key[0], each.group) for each in select_valid([document]).refused if each.group is not None}
 
 
