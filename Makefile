@@ -174,12 +174,13 @@ release: setup ## all files of a release, of the last commit, into dist/vVERSION
 lint-workflows: ## .github/workflows, with actionlint (needs Go)
 	GOFLAGS=-mod=mod go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-lint: setup ## style, types, import rules, words, links of the documentation
+lint: setup ## style, types, import rules, words, names in docstrings, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.docstring_names
 	$(SITE) --quiet
 
 site: setup ## the documentation site, in build/site

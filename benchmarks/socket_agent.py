@@ -2,8 +2,8 @@
 
 python -m benchmarks.socket_agent agent|scrapes COUNT RUNS SECONDS URL
 
-It prints a `Figures` as JSON. ``scrapes``: instead of the agent a loop that asks each guest for its metrics as the
-agent does, and does nothing with them.
+It prints a `ProcessFigures` as JSON. ``scrapes``: instead of the agent a loop that asks each guest for its metrics as
+the agent does, and does nothing with them.
 """
 
 from __future__ import annotations

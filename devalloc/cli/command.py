@@ -406,7 +406,7 @@ def _extra_of(package: str) -> str:
 
 
 def require_packages(*packages: str) -> None:
-    """Check that packages are installed, before the verb prints anything. Raises Failed with what to install."""
+    """Check that packages are installed, before the verb prints anything. Raises CommandFailed with what to install."""
     import importlib
 
     for package in packages:

@@ -93,7 +93,7 @@ def default_socket(store: Path | None = None) -> Path:
 
 @contextmanager
 def connect_plugin(path: Path) -> Iterator[NodeStub]:
-    """The node plugin's service. Raises Failed if no plugin answers on the socket; translates gRPC's errors."""
+    """The node plugin's service. Raises CommandFailed if no plugin answers on the socket; translates gRPC's errors."""
     with _channel(path) as channel:
         from devalloc_node.pb.node_pb2_grpc import NodeStub
 

@@ -93,7 +93,7 @@ def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def load_solver_input(
     files: tuple[str, ...], namespace: str, place: StoreTarget, with_store: bool | None = None
 ) -> SolverInput:
-    """Read the objects to work on, and show problems of the manifests. Raises Failed, BadInput."""
+    """Read the objects to work on, and show problems of the manifests. Raises CommandFailed, BadInput."""
     from devalloc.api.cordon import is_node
     from devalloc.controller.manifest_apply import overlay_manifests
     from devalloc.controller.reconcile.stored_claims import solver_documents

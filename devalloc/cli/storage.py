@@ -57,7 +57,7 @@ def _takes_kubeconfig() -> bool:
 @contextmanager
 def open_embedded_store(path: Path | None, *, create: bool = False) -> Iterator[ServedStore]:
     """Open the store; close it at the end. It shows machines of nodes that no plugin serves any more as unknown. Raises
-    Failed if it does not exist, unless ``create`` is set."""
+    CommandFailed if it does not exist, unless ``create`` is set."""
     from devalloc.cli.served_store import ServedStore
     from devalloc.store.paths import access_error
 

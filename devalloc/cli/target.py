@@ -28,7 +28,7 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def connect_cluster(kubeconfig: Path | None) -> Client:
-    """Connect to the cluster of a kubeconfig, or of the pod in which this runs. Raises Failed."""
+    """Connect to the cluster of a kubeconfig, or of the pod in which this runs. Raises CommandFailed."""
     from devalloc.store.kubernetes import ApiError, Client
 
     try:
@@ -96,7 +96,7 @@ def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def connect_as_admin(kubeconfig: Path | None) -> Client:
-    """Connect to the cluster of a kubeconfig, by default kubectl's. Raises Failed."""
+    """Connect to the cluster of a kubeconfig, by default kubectl's. Raises CommandFailed."""
 
     return connect_cluster(_existing_kubeconfig(kubeconfig or kubeconfig_of_kubectl()))
 
@@ -107,7 +107,7 @@ def kubeconfig_of_kubectl() -> Path:
 
 
 def _existing_kubeconfig(path: Path) -> Path:
-    """The path, if it names a file. Raises Failed."""
+    """The path, if it names a file. Raises CommandFailed."""
     several = [Path(each) for each in str(path).split(os.pathsep) if each]
     if not any(each.is_file() for each in several):
         if folder := next((each for each in several if each.is_dir()), None):
@@ -213,7 +213,7 @@ def _is_default(name: str) -> bool:
 
 @contextmanager
 def open_target(place: StoreTarget) -> Iterator[Store]:
-    """Open the store; close it at the end. Raises Failed if it does not exist."""
+    """Open the store; close it at the end. Raises CommandFailed if it does not exist."""
     if not place.is_cluster:
         with open_embedded_store(place.store) as store:
             yield store

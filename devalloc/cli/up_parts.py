@@ -377,7 +377,7 @@ class StandalonePage:
         return CommandFailed(f"--page cannot listen at {self.host}:{self.port}: {why}{advice}")
 
     def run(self, store: Store, stop: threading.Event) -> None:
-        """Serve until ``stop`` is set. Raises Failed if it cannot listen."""
+        """Serve until ``stop`` is set. Raises CommandFailed if it cannot listen."""
         from markupsafe import Markup
 
         from devalloc.controller.http_endpoints import HttpSite

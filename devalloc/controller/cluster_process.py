@@ -246,7 +246,7 @@ class ClusterProcess:
         """There are no devices to look at here."""
 
     def run(self) -> None:
-        """Raises Lost, after which the process is to end at once, and what ended a loop."""
+        """Raises LeaseLost, after which the process is to end at once, and what ended a loop."""
         over = threading.Event()
         asides: list[Loop] = [self.recorder.run]
         asides += [site.run for site in self._sites]

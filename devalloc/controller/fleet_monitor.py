@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 INTERVAL_SECONDS = 5.0
-"""From a look until it waits for the next pause. It looks at a large fleet less often: see ``sight.SHARE``."""
+"""From a look until it waits for the next pause."""
 MIN_PAUSE = 1.0
 """It looks once no round has been under way for so many seconds, because a look slows a round down."""
 MAX_DELAY = 30.0

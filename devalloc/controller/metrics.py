@@ -56,10 +56,10 @@ class ControllerMetrics:
         usage: Callable[[], Mapping[CounterKey, UsageTotal]] = dict,
         fencing: Callable[[], FencingCounts | None] = lambda: None,
     ) -> None:
-        """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``).
-        ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads.
-        ``usage``: counters of usage, as they are written down. ``fencing``: what the fencing program did, while this
-        process leads and there is one."""
+        """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace
+        (``BackgroundSearches.seconds``). ``ready``: whether /readyz says so. ``seen``: the fleet at the last look,
+        while this process leads. ``usage``: counters of usage, as they are written down. ``fencing``: what the fencing
+        program did, while this process leads and there is one."""
         self._registry = CollectorRegistry()
         self._last: DeviceClaimRound | None = None
         self._last_of_resources: ResourceRound | None = None

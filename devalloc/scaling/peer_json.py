@@ -48,7 +48,7 @@ def cpu_to_quantity(milli: int) -> str:
 
 
 def cpu_from_json(value: object) -> int:
-    """Thousandths of a CPU. Raises ScalarError."""
+    """Thousandths of a CPU. Raises WireAmountError."""
     return _read(value, -3, MAX_CPU, "of CPU, such as 2 or '250m'", "4294967295m")
 
 
@@ -68,7 +68,7 @@ def bytes_to_quantity(count: int) -> str:
 
 
 def bytes_from_json(value: object) -> int:
-    """Bytes. Raises ScalarError."""
+    """Bytes. Raises WireAmountError."""
     return _read(value, 0, MAX_BYTES, "of bytes, such as 1024 or '1Gi'", str(MAX_BYTES))
 
 

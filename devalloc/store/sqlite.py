@@ -434,7 +434,7 @@ def restore(copy: Path, path: Path) -> Path | None:
     """Replace the store at ``path`` with a backup; returns the new path of the old store, None if there was none.
 
     The result gets a new ``identity``, so that programs that acted on the old store check their state before they
-    continue. Raises Held while a process runs the loops on it, and StoreError.
+    continue. Raises StoreLocked while a process runs the loops on it, and StoreError.
     """
     prepare_folder(path)
     with hold_store(path):

@@ -1,6 +1,6 @@
 """Put all parts of the node plugin together.
 
-Nothing goes on by itself here but the watch over machines; ``daemon.run`` has it serve.
+Nothing goes on by itself here but the watch over machines; ``run_daemon`` has it serve.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@
     discover(host.root, node_name="n")
 
 Every operation does what the kernel does to the tree, refuses with the kernel's errno (OSError), and appends the
-uevents that the kernel would send to `host.events`. `store` takes writes the way real sysfs does. What cards there
+uevents that the kernel would send to `FakeSysfs.events`. `store` takes writes the way real sysfs does. What cards there
 are: `tests.support.pci_cards`. vGPU instances: `tests.support.fake_vgpu`.
 
-Not played: DMA, new_id. A write of 1 to `reset` is counted in `host.resets`, and fails for what is in `host.stuck`.
-Processes that hold devices, netlink and /dev are in `tests.support.fake_host`. The tree is plain files: what is not
-played just stays written.
+Not played: DMA, new_id. A write of 1 to `reset` is counted in `FakeSysfs.resets`, and fails for what is in
+`FakeSysfs.stuck`. Processes that hold devices, netlink and /dev are in `tests.support.fake_host`. The tree is plain
+files: what is not played just stays written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gates in front of the node plugin's changes, at which a call can fail or the plugin be killed.
 
-In the plugin's process every call that changes something passes a `Gate`. What it changes (kernel, machine, store) is
-`Outside`, in a process that outlives it, and is asked by `Ask`.
+In the plugin's process every call that changes something passes a `FaultGate`. What it changes (kernel, machine, store)
+is `PersistentOutside`, in a process that outlives it, and is asked by `Ask`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the child every call that changes something passes a `Gate`, which at one of the
 * `after`: kills the process when the call has had its effect.
 
 Then a fresh plugin recovers and is asked again. Host, journal, machine and store must be as they were before, or as
-after an undisturbed run, and no function that was in use goes back without a reset (T7): `Faults.check` raises
+after an undisturbed run, and no function that was in use goes back without a reset (T7): `FaultPoints.check` raises
 AssertionError with the point where that is not so.
 """
 

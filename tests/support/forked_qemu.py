@@ -1,8 +1,8 @@
-"""Machines of the fault enumeration: a `FakeQemu` in a process of its own, forked in milliseconds.
+"""Machines of the fault enumeration: a fake QEMU in a process of its own, forked in milliseconds.
 
 The plugin's own program `spawn` becomes it: life file, cgroup, limits, user and log are real. Only what it executes is
-not QEMU but `Qemu` below, which holds the VFIO nodes of what is plugged into it open, each for itself alone, as the
-kernel has it. It is no child of the plugin and outlives its `kill -9`.
+not QEMU but `ForkedQemu` below, which holds the VFIO nodes of what is plugged into it open, each for itself alone, as
+the kernel has it. It is no child of the plugin and outlives its `kill -9`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class InProcessPermits:
         return Resources(permit.cpu, permit.memory)
 
     def respond(self, body: bytes) -> bytes:
-        """The same in bytes. Raises Refused."""
+        """The same in bytes. Raises RequestError."""
         draft = PermitTransaction(self._book, "the-server", NOW)
         granted = draft.answer(decode_request(body))
         stored = []

@@ -50,7 +50,7 @@ class InsidePlugin:
         self._guest.check(f"setsid python3 {SCRIPT} </dev/null >{LOG} 2>&1 & echo $! > {PIPES}/pid")
 
     def ask(self, do: str, *, wait: float = 300, **arguments: Any) -> dict[str, Any]:
-        """Raises Refused; AssertionError where the plugin broke."""
+        """Raises PluginRefused; AssertionError where the plugin broke."""
         request = shlex.quote(json.dumps({"do": do, **arguments}))
         status, text = self._guest.run(
             f"timeout {wait} sh -c 'echo \"$1\" > {PIPES}/asked; cat {PIPES}/told' ask {request}", seconds=wait + 10

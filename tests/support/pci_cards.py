@@ -1,6 +1,8 @@
 """PCI functions to plug into a fake /sys: what they are (data), and presets of well-known cards.
 
-`host.add(cards.nic("0000:41:00.0", vfs=3))`; every preset takes the fields of `Function` as keywords.
+    host.add(cards.nic("0000:41:00.0", vfs=3))
+
+Every preset takes the fields of `Function` as keywords.
 """
 
 from __future__ import annotations

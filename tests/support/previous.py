@@ -92,7 +92,7 @@ def previous() -> Version:
 
 
 def keep(tag: str) -> Path:
-    """Put the sources of a tag in the place of those that are kept. Raises CalledProcessError."""
+    """Put the sources of a tag in the place of those that are kept. Raises subprocess.CalledProcessError."""
     without = [f":(exclude){path}" for path in LEFT_OUT]
     command = ["git", "archive", "--format=tar", tag, "--", *FOLDERS, *without]
     packed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, check=True).stdout

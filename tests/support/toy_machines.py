@@ -23,7 +23,7 @@ from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
 
 @dataclass
 class ToyMachines:
-    """Keeps every rule of ``platform.Machines``; ``fail`` and ``refuse`` make things go wrong."""
+    """Keeps every rule of ``MachineControl``; ``fail`` and ``refuse`` make things go wrong."""
 
     views: dict[str, MachineView] = field(default_factory=dict)
     devices: dict[str, Value] = field(default_factory=dict)

@@ -311,7 +311,7 @@ class CountOptions:
 
 @contextmanager
 def tracing(endpoint: str | None, service: str, instance: str) -> Iterator[None]:
-    """Send traces of claims from inside, if there is an endpoint. Raises BadInput, Failed."""
+    """Send traces of claims from inside, if there is an endpoint. Raises BadInput, CommandFailed."""
     if endpoint is None:
         yield
         return

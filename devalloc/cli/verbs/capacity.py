@@ -242,7 +242,7 @@ def _claims_to_count(objects: list[Object], name: str | None, namespace: str) ->
 
 
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
-    """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, Failed."""
+    """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, NoSuchObject."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
     from devalloc.store.errors import Key
 

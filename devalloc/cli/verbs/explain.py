@@ -467,7 +467,7 @@ def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
 
 def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace: str) -> tuple[str, str]:
     """The kind and name that NAME, KIND/NAME or KIND NAME stand for; without words, the only claim of the manifests.
-    Raises BadInput, Failed."""
+    Raises BadInput, CommandFailed."""
     from devalloc.cli.object_names import kind_of, similar_names_hint
 
     names = _names(question, CLAIM, namespace)

@@ -93,7 +93,7 @@ def usage(
 
 
 def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageReport:
-    """Raises Failed."""
+    """Raises CommandFailed."""
     from devalloc.controller.usage.accountant import NAMESPACE
     from devalloc.controller.usage.report import read_report
     from devalloc.store import StoreError

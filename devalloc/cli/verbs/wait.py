@@ -140,7 +140,7 @@ def _has_reason(store: Store, key: Key) -> bool:
 
 
 def _check_can_happen(store: Store, key: Key) -> None:
-    """Raises NotFound for a misspelled name, and Failed for a claim that devalloc does not allocate."""
+    """Raises NotFound for a misspelled name, and CommandFailed for a claim that devalloc does not allocate."""
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
     from devalloc_solver.dialects.api_groups import api_group_of
 

@@ -86,7 +86,7 @@ class LeaderElection:
     def run(self) -> None:
         """Wait for the lease, then lead, until ``stop``.
 
-        Raises Lost if another process may lead: this one must end at once, its loops may be in the middle of
+        Raises LeaseLost if another process may lead: this one must end at once, its loops may be in the middle of
         something. Raises what ended a loop.
         """
         if not self._wait():

@@ -142,7 +142,7 @@ class Lease:
         return False
 
     def renew(self) -> None:
-        """Keep it. Raises Lost, StoreError."""
+        """Keep it. Raises LeaseLost, StoreError."""
         began = self._clock()
         if self._own is None:
             raise self._lost()
@@ -167,7 +167,7 @@ class Lease:
         )
 
     def check(self, leases: Iterable[Object]) -> None:
-        """That of all leases there are this one is still ours, and none a rival's. Raises Lost."""
+        """That of all leases there are this one is still ours, and none a rival's. Raises LeaseLost."""
         meant = {obj["metadata"]["name"]: obj for obj in leases if self.is_meant(obj)}
         own = meant.pop(self.name, None)
         if own is None or lease_holder(own) != self.holder:
@@ -176,7 +176,7 @@ class Lease:
             self.check_one(obj, gone=False)
 
     def check_one(self, obj: Object, gone: bool) -> None:
-        """What became of one that is meant. Raises Lost; if a rival has its own, this one is to be given away."""
+        """What became of one that is meant. Raises LeaseLost; if a rival has its own, this one is to be given away."""
         holder = "" if gone else lease_holder(obj)
         name = obj["metadata"]["name"]
         if name == self.name:
@@ -233,7 +233,7 @@ class Lease:
         )
 
     def _still_ours(self) -> Object:
-        """As it is now. Raises Lost, StoreError."""
+        """As it is now. Raises LeaseLost, StoreError."""
         try:
             lease = self._store.get(KIND, self.namespace, self.name)
         except NotFound:

@@ -73,7 +73,7 @@ class NodeTokenAuthenticator:
     """``CallerAuthenticator`` by what the API server says. Answers are kept for a while."""
 
     def __init__(self, post: PostRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``post``: creates reviews, as for ``Access``."""
+        """``post``: creates reviews, as for ``RateLimitedAuthorizer``."""
         self._post = post
         self._clock = clock
         self._lock = threading.Lock()

@@ -182,7 +182,7 @@ class PermitDecider:
 
     async def load(self, hosts: Mapping[str, Host], pods: Sequence[Object] | None = None) -> None:
         """Begin with these hosts and runner pods, and all objects. ``pods``: None if they come later. Raises
-        StoreError, Lost."""
+        StoreError, LeaseLost."""
         self._hosts = hosts
         self.book.begin(hosts)
         self._must_inherit = True
@@ -235,7 +235,7 @@ class PermitDecider:
                 _answer_all([item], HttpResponse(503, b"this server does not answer any more; ask again"))
 
     async def run(self) -> None:
-        """Decide for ever. Raises Lost."""
+        """Decide for ever. Raises LeaseLost."""
         while True:
             items = await self._next()
             requests = [item for item in items if isinstance(item, _QueuedRequest)]
@@ -274,7 +274,7 @@ class PermitDecider:
         return items
 
     def _see(self, seen: StoreChanges) -> None:
-        """Raises Lost."""
+        """Raises LeaseLost."""
         if seen.hosts is not None:
             self._limit(seen.hosts)
         self._stale |= seen.gap
@@ -328,7 +328,7 @@ class PermitDecider:
             self._due.setdefault(key, _PendingWrite()).retract = True
 
     async def _decide(self, requests: Sequence[_QueuedRequest]) -> None:
-        """Answer all of them, each after what it asks for is written. Raises StoreError, Lost."""
+        """Answer all of them, each after what it asks for is written. Raises StoreError, LeaseLost."""
         waiting = list(requests)
         while True:
             some, waiting = self._one_each(waiting)
@@ -353,7 +353,7 @@ class PermitDecider:
         self, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
     ) -> list[_QueuedRequest]:
         """As ``_decide_some``, for machines of NeonVM: if they cannot be written, only they get no permits. Raises
-        StoreError, Lost."""
+        StoreError, LeaseLost."""
         if not self.is_suspended:
             try:
                 return await self._decide_some(requests, due)
@@ -392,7 +392,7 @@ class PermitDecider:
         self, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
     ) -> list[_QueuedRequest]:
         """Those that are to be decided after this. What is written of ``due`` is taken off it: someone may write the
-        objects again and again. Raises StoreError, Lost."""
+        objects again and again. Raises StoreError, LeaseLost."""
         later: list[_QueuedRequest] = []
         for _ in range(MAX_ATTEMPTS):
             if self._stale:
@@ -498,7 +498,7 @@ class PermitDecider:
             self._metrics.committing.observe(time.perf_counter() - began)
 
     def _decided(self, draft: PermitTransaction, item: _QueuedRequest) -> HttpResponse | PermitGrant:
-        """Raises Later."""
+        """Raises RetryLater."""
         try:
             return draft.answer(item.request, item.node, by_pod=item.by_pod)
         except RetryLater:
@@ -520,7 +520,7 @@ class PermitDecider:
             item.answer.set_result(answer)
 
     async def _reload(self, *, starting: bool = False) -> None:
-        """All objects as they are at one moment, from which on a fence holds. Raises StoreError, Lost."""
+        """All objects as they are at one moment, from which on a fence holds. Raises StoreError, LeaseLost."""
         listing = await self.run_in_writer(partial(self._store.list, self.kinds))
         self._lease.check([obj for obj in listing.objects if obj["kind"] == LEASE])
         there = set()

@@ -111,7 +111,7 @@ class ProcessLeadership:
         return self._is_led()
 
     def renew(self) -> None:
-        """Raises Lost."""
+        """Raises LeaseLost."""
         if not self._is_led():
             raise LeaseLost("this process no longer leads")
 
@@ -123,9 +123,9 @@ class ProcessLeadership:
         return False
 
     def check(self, leases: Iterable[Object]) -> None:
-        """Raises Lost."""
+        """Raises LeaseLost."""
         self.renew()
 
     def check_one(self, obj: Object, gone: bool) -> None:
-        """Raises Lost."""
+        """Raises LeaseLost."""
         self.renew()

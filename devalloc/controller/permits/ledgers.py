@@ -238,7 +238,7 @@ class PermitLedgers:
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
         """The machine of that name. ``of``: of several that name one pod, that of this node, then NeonVM's, then the
-        last to do so. ``by_pod``: the name is that of a runner pod, and no machine's. Raises Refused."""
+        last to do so. ``by_pod``: the name is that of a runner pod, and no machine's. Raises RequestError."""
         if pod in self.records and not by_pod:
             return self.records[pod]
         if named := [self.records[key] for key in self._pods.get(pod, ())]:

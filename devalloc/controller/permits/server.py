@@ -371,7 +371,7 @@ class PermitServer:
             strangers.note(address)
 
     async def _load(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
-        """The hosts, and all objects. Raises StoreError, Lost."""
+        """The hosts, and all objects. Raises StoreError, LeaseLost."""
         try:
             hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)
         except Exception as error:
@@ -446,7 +446,7 @@ class PermitServer:
         self._store.commit_each([])  # settles what the store itself is in doubt of
 
     async def _mind_lease(self, writer: ThreadPoolExecutor) -> None:
-        """Renew it in time. Raises Lost."""
+        """Renew it in time. Raises LeaseLost."""
         while True:
             await asyncio.sleep(self.lease.seconds / 3)
             try:

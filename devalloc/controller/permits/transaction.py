@@ -87,7 +87,7 @@ class PermitTransaction:
         self._unsure: set[MachineKey] = set()
 
     def answer(self, request: PermitRequest, of: str | None = None, *, by_pod: bool = False) -> PermitGrant:
-        """Checks 10 to 15, in order, and the decision. Raises Refused and Later, and then nothing is decided.
+        """Checks 10 to 15, in order, and the decision. Raises RequestError and RetryLater, and then nothing is decided.
 
         ``of``: the node for whose machines the caller may ask; None: all. ``by_pod``: it may name only runner pods.
         """

@@ -128,8 +128,7 @@ class FleetCounts:
 
 
 def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
-    """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
-    has not changed."""
+    """Count a fleet from all of its objects. What a claim holds is taken from ``memo`` if the claim has not changed."""
     held, machines = _held_with_machines(documents, memo)
     used, shared = device_uses(held), _shared_names(documents)
     counted = [

@@ -470,10 +470,10 @@ class IncrementalResourceSolver(_WaitingFleet):
         """The answers to claims that wait, in the form of ``solve_manifests``.
 
         Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
-        within the deadline; what takes long has ``SEARCHING`` in its answer (``BackgroundSearches.solve``). A claim
-        whose expressions were too expensive gets the same answer again, at no cost, until slices, classes or the nodes
-        for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``). One that fits nowhere
-        costs nothing until a change could help it (``WaitingBook``).
+        within the deadline; what takes long has ``STILL_SEARCHING`` in its answer (``BackgroundSearches.solve``). A
+        claim whose expressions were too expensive gets the same answer again, at no cost, until slices, classes or the
+        nodes for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``). One that fits
+        nowhere costs nothing until a change could help it (``WaitingBook``).
         """
         units = _units([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
         self._wake(units)

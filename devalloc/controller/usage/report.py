@@ -41,7 +41,10 @@ def parse_month(text: str, now: int) -> str:
 
 
 def read_report(store: ConfigMapStore, namespace: str, month: str) -> UsageReport:
-    """The usage of a month; empty if nothing was counted, or if a later year has written over it. Raises StoreError."""
+    """The usage of a month; empty if nothing was counted, or if a later year has written over it.
+
+    Raises errors.StoreError.
+    """
     _, record = read_record(store, namespace, int(month[-2:]))
     return report_of(record, month)
 

@@ -56,7 +56,7 @@ AGENT_ENDPOINTS = (ID, RESUME, SUSPEND, TRY_UPSCALE)
 
 
 def find_endpoint(of: tuple[Endpoint, ...], method: str, path: str) -> Endpoint:
-    """The endpoint of one of the servers that is asked for. Raises Refused."""
+    """The endpoint of one of the servers that is asked for. Raises RequestError."""
     for one in of:
         if one.path == path:
             if one.method == method:

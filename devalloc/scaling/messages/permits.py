@@ -108,7 +108,7 @@ class PermitReply:
 
 
 def decode_request(body: bytes, method: str = "POST") -> PermitRequest:
-    """Checks 1 to 9, in order. Raises Refused."""
+    """Checks 1 to 9, in order. Raises RequestError."""
     if method != "POST":
         raise RequestError(400, "must be POST", method[:20])
     try:
@@ -122,7 +122,7 @@ def decode_request(body: bytes, method: str = "POST") -> PermitRequest:
 
 
 def demand_in_bytes(request: PermitRequest, slot_size: int, unit: Resources) -> PermitDemand:
-    """The request in bytes, for a machine with slots of ``slot_size`` bytes; checks 12 and 13. Raises Refused.
+    """The request in bytes, for a machine with slots of ``slot_size`` bytes; checks 12 and 13. Raises RequestError.
 
     ``unit`` is the compute unit configured here. It counts for versions whose agents send none; before v2.0 CPUs are
     granted one by one, and memory by the unit as it is configured, not by the multiple that agents get.

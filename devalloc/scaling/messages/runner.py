@@ -19,7 +19,7 @@ VERSION = RunnerVersion(1)
 
 
 def check_endpoint(method: str, path: str) -> None:
-    """Whether there is such an endpoint. Raises Refused."""
+    """Whether there is such an endpoint. Raises RequestError."""
     if path not in _METHODS:
         raise RequestError(404, "there is no such endpoint")
     if method != _METHODS[path]:

@@ -106,7 +106,7 @@ class ObjectWriter:
         may_write: Callable[[], bool] | None = None,
     ) -> None:
         """``heard``: called with each object that was read or written. ``may_write``: called before each write, which
-        raises Deposed if it returns False."""
+        raises NotLeader if it returns False."""
         self._client = client
         self._resources = resources
         self._heard = heard
@@ -261,7 +261,7 @@ class ObjectWriter:
         threading.Event().wait(max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after))
 
     def _read_back(self, key: Key) -> Object | None:
-        """The current state after a write with an unexpected result. Raises Unknown."""
+        """The current state after a write with an unexpected result. Raises UnknownOutcome."""
         try:
             return self.read(key)
         except NotFound:

@@ -1,7 +1,7 @@
 """A cluster as a store.
 
-Lists and watches use the informer cache (``mirror``), which reads a kind at its first use; kinds that are requested
-together are read consistently. Reads and writes of single objects go to the API server.
+Lists and watches use ``informer_cache``, which reads a kind at its first use; kinds that are requested together are
+read consistently. Reads and writes of single objects go to the API server.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class RestartDelay(Enum):
 
 
 class InformantSession:
-    """One of them. What an informant asks raises Refused; the reply to everything else is the number given."""
+    """One of them. What an informant asks raises RequestError; the reply to everything else is the number given."""
 
     def __init__(self, agent_id: UUID) -> None:
         self.agent_id = agent_id

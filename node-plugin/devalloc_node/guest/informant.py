@@ -104,7 +104,7 @@ class AgentRegistry:
     # What agents ask
 
     def register(self, desc: wire.AgentDesc, now: int) -> AgentCall:
-        """An agent wants to be known. It is, once it has answered this call: then ``chosen``. Raises Refused."""
+        """An agent wants to be known. It is, once it has answered this call: then ``chosen``. Raises RequestError."""
         version = self._versions.latest_shared(desc.versions)
         if version is None:
             raise RequestError(400, f"no shared protocol version: {self._versions} here, {desc.versions} there")
@@ -118,7 +118,7 @@ class AgentRegistry:
         return self._begin(agent, wire.ID)
 
     def chosen(self, agent_id: UUID) -> wire.InformantDesc:
-        """The reply to an agent that wanted to be known, and has been asked. Raises Refused: it answered wrongly."""
+        """The reply to an agent that wanted to be known, and has been asked. Raises RequestError for a wrong answer."""
         agent = self._agents.get(agent_id)
         if agent is None:
             raise RequestError(400, "cannot check the id at the address")
@@ -131,13 +131,13 @@ class AgentRegistry:
             agent.is_registered = True
 
     def check_health(self, agent_id: UUID) -> None:
-        """An agent asks whether all is well. Raises Refused."""
+        """An agent asks whether all is well. Raises RequestError."""
         agent = self._require(agent_id)
         if not agent.version.has_health_check:
             raise RequestError(400, f"protocol version {agent.version} has no health check")
 
     def unregister(self, desc: wire.AgentDesc) -> bool:
-        """An agent goes; whether it was the active one. Raises Refused."""
+        """An agent goes; whether it was the active one. Raises RequestError."""
         agent = self._require(desc.agent_id)
         if agent.desc.address != desc.address:
             raise RequestError(400, f"the agent has another address: {agent.desc.address}")
@@ -146,7 +146,7 @@ class AgentRegistry:
         return was_active
 
     def heard(self, message: wire.ResourcesMessage) -> None:
-        """An agent tells amounts. Raises Refused where it is not the active one."""
+        """An agent tells amounts. Raises RequestError where it is not the active one."""
         agent = self._active()
         if agent is None or (message.by is not None and message.by.agent_id != agent.desc.agent_id):
             raise RequestError(400, NO_AGENT)

@@ -191,7 +191,7 @@ class Journal(JournalReader, Protocol):
     def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
         """A new claim in state ``preparing`` that holds these keys (to ``pool/device``), all or none.
 
-        Raises Taken if another claim has one of them, or it is withheld.
+        Raises HeldByOther if another claim has one of them, or it is withheld.
         """
 
     def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:

@@ -225,11 +225,11 @@ class MachineLifecycle(MachineRegistry):
         return resources.exclusive_cpus(self.records)
 
     def all_lost(self) -> Sequence[MachineView]:
-        """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
+        """Those that live and have no record, with their process and what can be done; see ``registry.all_orphans``."""
         return registry.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
-        """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
+        """Keep one of ``all_lost`` again, as ``machine``, if it is the ``run`` that this was last seen as.
 
         Nothing to do if none is lost. Raises Denied (``MachineRuns``) if it is another run; Failed, Unknown.
         """

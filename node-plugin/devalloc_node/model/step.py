@@ -108,12 +108,13 @@ class StepKind(Protocol):
     """How one kind of property is read and set. Stateless; safe for threads."""
 
     def read(self, target: str) -> Value:
-        """What it is now. Raises Failed where it cannot be told."""
+        """What it is now. Raises errors.Failed where it cannot be told."""
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         """Make it so from *whatever* it is now (a crash may have left it half-way), and read back that it is.
 
-        Nothing is written where it is so already. Raises NodeError; Unknown when it did not end before the deadline.
+        Nothing is written where it is so already. Raises errors.NodeError; errors.Unknown when it did not end before
+        the deadline.
         """
 
 
@@ -124,7 +125,7 @@ class ContestedKind(StepKind, Protocol):
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
         """What others made of it, in words; None if it is as it was before or after the step, or half-way.
 
-        ``finished``: the step is known to have been done, so that half-way is no excuse. Raises NodeError.
+        ``finished``: the step is known to have been done, so that half-way is no excuse. Raises errors.NodeError.
         """
 
 

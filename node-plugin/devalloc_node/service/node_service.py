@@ -70,7 +70,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def __init__(
         self, operations: NodeOperations, about: ServiceInfo, metrics: NodeMetrics, notifier: ChangeNotifier
     ) -> None:
-        """``pulse`` beats when something changed that watchers want to know."""
+        """``notifier`` beats when something changed that watchers want to know."""
         self._operations = operations
         self._about = about
         self._calls = calls.CallHandler(metrics)

@@ -251,7 +251,7 @@ class SetupBuilder:
 
     def _admitted(self, setup: Setup, record: SetupRecord) -> SetupRecord:
         """The record with what its machine takes of the host, written down if the host has room for that. Raises
-        TryAgain, Failed."""
+        NotEnoughSetups, Failed."""
         if (machine := self._config.machine) is None:
             return record
         spec = paused_spec(machine, setup)

@@ -5,7 +5,7 @@ The check evaluates with cel-python (``celpy_engine``), which shares no code wit
 
 - first, because only that one has a budget, finds out which expressions are invalid, and knows what they read;
 - for a second verdict: if the two differ, one is wrong. ``disagreements`` reports it, and ``disputed`` tells whose
-  answer rests on it. That answer is not given (``refused_for``), unless the admin says ``warn``; the others stand,
+  answer rests on it. ``solve_manifests`` does not give that answer, unless the admin says ``warn``; the others stand,
   because a tenant with such an expression must not stop the answers of others;
 - alone, for what cel-python cannot judge (``celpy_engine.UNSUPPORTED_FORMS``, its bounds on text, depth and steps), and
   when the steps of one call are used up.

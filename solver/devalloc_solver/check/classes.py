@@ -59,7 +59,7 @@ class ClassCatalogue:
     def refusal(self, detail: DeviceClaimDetail, pooled: CheckedDevice) -> str | None:
         """Why the detail does not accept the device, other owners aside; None if it does.
 
-        ``DetailRule`` remembers it. Raises BudgetExceeded.
+        ``DetailRule`` remembers it. Raises budget.BudgetExceeded.
         """
         if pooled.undefined_resources:
             return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"

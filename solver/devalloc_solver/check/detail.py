@@ -19,7 +19,7 @@ _is_part = attrgetter("is_part")
 def detail_violations(
     term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools, pin: str | None
 ) -> Iterator[str]:
-    """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded.
+    """What is wrong with the devices of a detail, as sentences without their subject. Raises budget.BudgetExceeded.
 
     ``pin``: the node to which the claim is bound.
     """

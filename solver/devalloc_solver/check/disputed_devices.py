@@ -33,7 +33,7 @@ class DisputedDevices:
         self, detail: DeviceClaimDetail, devices: Mapping[int, Place], check_time: Callable[[], None]
     ) -> dict[int, list[str]]:
         """Those of ``devices`` that are disputed, with the disagreements. ``check_time`` is called before each
-        evaluation, and raises an exception once the time is over. Raises BudgetExceeded."""
+        evaluation, and raises an exception once the time is over. Raises budget.BudgetExceeded."""
         names = self._catalogue.names_read(detail)
         judged: dict[Hashable, list[str]] = {}
         disputed = {}

@@ -18,7 +18,7 @@ def part_violations(
 ) -> Iterator[str]:
     """What is wrong with parts that a detail has although it does not say that it wants one: a whole device would do.
 
-    ``pin``: the node to which the claim is bound. Raises BudgetExceeded.
+    ``pin``: the node to which the claim is bound. Raises budget.BudgetExceeded.
     """
     parts = {pooled.pool.spec.driver: pooled for pooled in reversed(devices) if pooled.is_part}
     for driver, pooled in parts.items():

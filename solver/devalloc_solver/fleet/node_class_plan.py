@@ -77,7 +77,7 @@ def place_exactly(
         network: the record of the network, if any of its devices may be taken.
         unit_on: the unit in terms of what the node reaches; None if it is known not to fit.
         placement: ``pack`` or ``spread``.
-        deadline: shared by all searches of a call. Raises OutOfTime where nothing is known by then.
+        deadline: shared by all searches of a call. Raises budget.OutOfTime where nothing is known by then.
     """
     if network is None:
         offset, snapshot, usage = 0, record.snapshot, record.usage()

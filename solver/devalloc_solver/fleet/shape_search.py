@@ -430,7 +430,7 @@ class ShapeSearch:
         return node.growth(self.least[node.kind.index]), 0
 
     def _may_take_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
-        """Whether a node may have it all in one pool; see ``onepool``."""
+        """Whether a node may have it all in one pool; see ``may_fit_one_pool``."""
         if self.wide or len(self.demand.details) == 1:
             return True
         for number in relevant:

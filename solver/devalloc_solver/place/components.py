@@ -62,7 +62,7 @@ class PoolComponents:
     """The cells of one pool."""
 
     pool: int
-    """position in ``Site.pools``"""
+    """position in ``NodeView.pools``"""
     cells: tuple[Component, ...]
     is_open: bool
     """whether the pool counts already"""

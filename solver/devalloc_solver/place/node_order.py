@@ -20,8 +20,9 @@ from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 class BatchNodes:
     """Nodes for the units of a batch that are placed one after the other; what is in use only becomes more.
 
-    A unit fares alike on nodes that look alike (``node_looks``) while nothing of the batch is there. So the first of
-    these is enough, beside the nodes where something is. A node that has no room for a unit has none for an equal one.
+    A unit fares alike on nodes that look alike (``node_signatures``) while nothing of the batch is there. So the first
+    of these is enough, beside the nodes where something is. A node that has no room for a unit has none for an equal
+    one.
     """
 
     looks: Mapping[str, object]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class PathWords:
-    """The values of a case. A path is all names down to a value, without case: ``pod_before.reserved``."""
+    """The values of a case. A path is all names down to a value, without case: ``pod before.reserved``."""
 
     def __init__(self, content: dict[str, Any], shared: PathWords | None = None) -> None:
         """``shared``: where values are looked for that the case does not have."""

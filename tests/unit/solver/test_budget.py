@@ -107,7 +107,7 @@ def test_an_expression_is_charged_no_more_than_there_is_room_for(monkeypatch: py
 
 
 QUICK = 0.01
-"""Seconds of calls that are called again: less than one evaluation of ``steps_on`` takes."""
+"""Seconds of calls that are called again: less than one evaluation of ``spend_slowly`` takes."""
 
 
 def judge(first: int, costs: Costs, allowance: Allowance) -> int:

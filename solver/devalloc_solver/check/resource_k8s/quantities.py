@@ -50,7 +50,7 @@ def amounts_to_take(
 ) -> dict[str, int] | None:
     """What a request takes of each capacity of a device, in nano units; None where the device has nothing for it.
 
-    Raises Unaccountable.
+    Raises UncountableAmount.
     """
     if not requested.keys() <= capacities.keys():
         return None

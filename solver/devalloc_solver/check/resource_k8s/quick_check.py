@@ -56,7 +56,7 @@ class PlainAnswers:
         held: PriorUsage,
         classes: Mapping[str, Manifest],
     ) -> bool:
-        """Whether an answer is right, for certain, on its own. Raises OutOfTime."""
+        """Whether an answer is right, for certain, on its own. Raises budget.OutOfTime."""
         devices = result.get("devices")
         if result.keys() != {"devices", "nodeSelector"} or type(devices) is not dict or devices.keys() != {"results"}:
             return False

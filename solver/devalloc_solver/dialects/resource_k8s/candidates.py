@@ -59,7 +59,7 @@ def amounts_to_take(needs: Mapping[str, Amount], device: SliceDevice, *, fractio
     ``needs`` are the request's amounts by capacity name as the device publishes it. A capacity that is not asked for
     is taken by its policy's default, or in full.
 
-    Raises AmountError for an amount that is negative or cannot be rounded.
+    Raises CapacityOverflowError for an amount that is negative or cannot be rounded.
     """
     if missing := next((name for name in sorted(needs) if name not in device.capacity), None):
         return f"has no capacity {missing}"

@@ -87,7 +87,7 @@ class ClusterChecker:
     ) -> list[str]:
         """What is wrong with answers for claims on one node: (key, claim, AllocationResult) each, held or not yet.
 
-        Raises OutOfTime where that is not known at the monotonic time ``ends``.
+        Raises budget.OutOfTime where that is not known at the monotonic time ``ends``.
         """
         self._verdicts.ends = ends
         if len(answers) == 1:

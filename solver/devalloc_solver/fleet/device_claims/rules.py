@@ -107,7 +107,7 @@ class DeviceClaimRules:
 
 
 class DeviceClaimQuery(NamedTuple):
-    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
+    """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     claim: ClaimRecord
     shape: object

@@ -378,7 +378,7 @@ class ResourceClaimRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceClaimQuery:
-    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
+    """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     claim: ResourceClaim
     shape: Hashable

@@ -311,7 +311,7 @@ class Process:
         """Who does not ask again."""
 
     async def course(self, agents: dict[str, Agent], steps: list[dict[str, Resources]]) -> None:
-        """Ask step by step, each until all are answered; what is done is taken off. Raises Killed."""
+        """Ask step by step, each until all are answered; what is done is taken off. Raises ClientKilled."""
         fence_objects(self.store, f"leader-{self.number}", threading.Event())
         book, right = PermitLedgers(Settings()), ProcessLeadership(f"p{self.number}", lambda: self.alive)
         with ThreadPoolExecutor(1) as writer:
