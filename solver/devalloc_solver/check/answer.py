@@ -64,29 +64,23 @@ def read_answer(content: object) -> Answer:
     namespace, name, node = content.get("namespace"), content.get("name"), content.get("node")
     if not isinstance(namespace, str) or not isinstance(name, str):
         raise MalformedAnswer("an answer has no namespace and name")
-    where = f"{namespace}/{name}"
-    if not isinstance(content.get("allocated"), bool):
-        raise MalformedAnswer(f"{where}: allocated is neither true nor false")
+    allocated = content.get("allocated")
+    if not isinstance(allocated, bool):
+        raise MalformedAnswer(f"{namespace}/{name}: allocated is neither true nor false")
     if node is not None and (not isinstance(node, str) or not node):
-        raise MalformedAnswer(f"{where}: node is neither a name nor null")
+        raise MalformedAnswer(f"{namespace}/{name}: node is neither a name nor null")
     grants = content.get("allocations")
     if not isinstance(grants, list):
-        raise MalformedAnswer(f"{where}: allocations is not a list")
+        raise MalformedAnswer(f"{namespace}/{name}: allocations is not a list")
     annotations = content.get("annotations") or {}
     if not isinstance(annotations, MAPPINGS):
-        raise MalformedAnswer(f"{where}: annotations is not a map of strings")
+        raise MalformedAnswer(f"{namespace}/{name}: annotations is not a map of strings")
     for value in annotations.values():
         if not isinstance(value, str):
-            raise MalformedAnswer(f"{where}: annotations is not a map of strings")
-    return Answer(
-        namespace=namespace,
-        name=name,
-        allocated=bool(content["allocated"]),
-        node=node,
-        grants=[_grant(grant, where, index) for index, grant in enumerate(grants)],
-        one_of=_read_one_of(content.get("oneOf"), where),
-        annotations={**annotations},
-    )
+            raise MalformedAnswer(f"{namespace}/{name}: annotations is not a map of strings")
+    where = f"{namespace}/{name}"
+    read = [_grant(grant, where, index) for index, grant in enumerate(grants)]
+    return Answer(namespace, name, allocated, node, read, _read_one_of(content.get("oneOf"), where), {**annotations})
 
 
 def recorded_grants(status: DeviceClaimStatus | None) -> list[AnsweredDevice]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimSpec
 from devalloc_solver.cel.device_claims import BudgetExceeded
-from devalloc_solver.check.answer import Answer, DetailIndex, MalformedAnswer
+from devalloc_solver.check.answer import Answer, MalformedAnswer
 from devalloc_solver.check.detail import detail_violations, mismatched_attributes
 from devalloc_solver.check.device_records import record_violations
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
@@ -41,39 +41,40 @@ def check_new_claim(
     if spec_terms.flaw:
         return [], [f"cannot be allocated, {spec_terms.flaw}"]
     try:
-        choice, details = spec_terms.choose(answer.one_of), answer.details()
+        requests = spec_terms.answered(answer.one_of, answer.details())
     except MalformedAnswer as error:
         return [], [str(error)]
-    terms = choice.terms
-    wrong = [*choice.sequence_violations(details)]
-    node = answer.node
-    noted = answer.annotations.get(meta.ALLOCATED_NODE)
+    wrong = [*requests.wrong]
+    node, annotations = answer.node, answer.annotations
+    noted = annotations.get(meta.ALLOCATED_NODE)
     if noted != node:
         wrong.append(f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {node} (S2)")
-    uses: dict[DetailIndex, list[CheckedUse]] = {}
+    uses: list[CheckedUse | None] = []
     devices: list[CheckedDevice] = []
     taken: list[CheckedUse] = []
     user = "/".join(claim.key) + ": "
-    for grant, index in zip(answer.grants, details, strict=True):
-        pooled = fleet.find(node, grant.pool, grant.device)
+    name, pool = "", None
+    for (pool_name, device, amounts), term in zip(answer.grants, requests.terms, strict=True):
+        if pool_name != name:
+            name, pool = pool_name, fleet.pool(node, pool_name)
+        pooled, use = None if pool is None else pool.find(device), None
         if pooled is None:
             reach = f"node {node}" if node else "the network alone"
-            wrong.append(f"device {grant.pool}/{grant.device} does not exist or is not reached from {reach} (S7)")
-        elif index in terms:
-            term = terms[index]
-            use = CheckedUse(pooled, user + term.label, grant.amounts)
+            wrong.append(f"device {pool_name}/{device} does not exist or is not reached from {reach} (S7)")
+        elif term is not None:
+            use = CheckedUse(pooled, user + term.label, amounts)
             devices.append(pooled)
-            uses.setdefault(index, []).append(use)
             if not term.is_admin:
                 taken.append(use)
+        uses.append(use)
     pin = claim.pinned_node
     wrong += _node_violations(claim, pin, answer, devices)
-    if (recorded := answer.annotations.get(meta.DEVICE_RECORDS)) is not None:
+    if (recorded := annotations.get(meta.DEVICE_RECORDS)) is not None:
         wrong += record_violations(recorded, [use.pooled for use in taken])
     try:
-        for index, term in terms.items():
-            for sentence in detail_violations(term, uses.get(index, ()), node, fleet, pin):
-                wrong.append(f"{term.label}: {sentence}")
+        for term, positions in requests.positions:
+            own = [use for number in positions if (use := uses[number]) is not None]
+            wrong += (f"{term.label}: {sentence}" for sentence in detail_violations(term, own, node, fleet, pin))
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")
     if claim.spec.match_attributes:

@@ -132,12 +132,11 @@ class DetailRule:
         self._detail = detail
         self._names = catalogue.names_read(detail)
         self._refusals: dict[tuple[object, ...], str | None] = {}
-        self._number = next(_NUMBERS)
+        self.number = next(_NUMBERS)
+        """what it leaves on devices that it accepts, see ``CheckedDevice.accepted_by``"""
 
     def refusal(self, pooled: CheckedDevice) -> str | None:
         """Why it does not accept the device, None when it does; see ``ClassCatalogue.refusal``."""
-        if pooled.accepted_by == self._number:
-            return None
         if self._names is None or pooled.undefined_resources:
             return self._catalogue.refusal(self._detail, pooled)
         key = (pooled.pool.spec.driver, *map(pooled.attributes.get, self._names))
@@ -147,5 +146,5 @@ class DetailRule:
                 self._refusals.clear()
             refusal = self._refusals[key] = self._catalogue.refusal(self._detail, pooled)
         if refusal is None:
-            pooled.accepted_by = self._number
+            pooled.accepted_by = self.number
         return refusal

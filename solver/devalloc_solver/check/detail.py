@@ -33,10 +33,9 @@ def detail_violations(
         for pooled, times in Counter(devices).items():
             if times > 1:
                 yield f"has {times} entries for device {pooled} (S18)"
-    refusal_of = term.rule.refusal
+    rule = term.rule
     for pooled in devices:
-        refusal = refusal_of(pooled)
-        if refusal is not None:
+        if pooled.accepted_by != rule.number and (refusal := rule.refusal(pooled)) is not None:
             yield f"device {pooled} {refusal}"
     if not (term.is_admin or term.says_which) and any(map(_is_part, devices)):
         yield from part_violations(term, devices, pin, fleet)

@@ -47,7 +47,7 @@ class IncrementalChecker:
         self._uses: dict[Key, list[CheckedUse]] = {}
         self._account = UsageAccount()
         self._judged: tuple[Key, object, Answer, list[CheckedUse]] | None = None
-        """the last answer found right, as long as pools and classes stay"""
+        """the last answer found right, and what it takes, until it is granted, or pools or classes change"""
         self._naming: dict[str, set[Key]] = defaultdict(set)
         """name of a pool -> claims whose allocations name it, whether it exists or not"""
 
@@ -90,12 +90,15 @@ class IncrementalChecker:
             self._add(key, (claim, read_answer(answer)))
             return
         _, _, given, uses = judged
+        self._judged = None
         self._holders[key] = [(claim, given)]
-        self._uses[key] = held = [CheckedUse(*use[:3], True) for use in uses]
-        self._account.add(held)
+        self._uses[key] = uses
+        for use in uses:
+            use.held = True
+        self._account.add(uses)
         naming = self._naming
-        for grant in given.grants:
-            naming[grant.pool].add(key)
+        for name in {grant.pool for grant in given.grants}:
+            naming[name].add(key)
 
     def release(self, key: Key) -> None:
         """The claim holds nothing any more."""
@@ -124,7 +127,6 @@ class IncrementalChecker:
         self._judged = None
         self._verdicts.begin_call()
         key = claim.key
-        name = "/".join(key)
         try:
             given = read_answer(answer)
         except MalformedAnswer as error:
@@ -134,7 +136,7 @@ class IncrementalChecker:
             wrong.append(f"the answer is for {'/'.join(given.key)}")
         if not given.allocated:
             wrong += ["is not allocated, and has allocations (S18)"] if given.grants else []
-            return [f"{name}: {sentence}" for sentence in wrong]
+            return [f"{'/'.join(key)}: {sentence}" for sentence in wrong]
         if key in self._holders or claim.is_allocated:
             wrong.append("holds devices already, and never moves (S18)")
         if claim.is_deleting:
@@ -144,7 +146,7 @@ class IncrementalChecker:
         taken, sentences = check_new_claim(claim, given, self._fleet, self._specs)
         self._verdicts.end_claim(key)
         wrong += sentences
-        violations = [f"{name}: {sentence}" for sentence in wrong]
+        violations = [f"{'/'.join(key)}: {sentence}" for sentence in wrong]
         if not are_exclusive(self._account, taken):
             violations += conflicts(self._account, taken)
         if not violations:

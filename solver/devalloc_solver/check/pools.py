@@ -17,8 +17,6 @@ FUNCTION, WHOLE_FUNCTIONS, PART_FUNCTIONS = "function", ("whole", "pf"), ("vf", 
 """The attribute that tells whole devices from parts, and its values."""
 PROFILE = "profile"
 """An attribute that only partitions have."""
-INDEX_ABOVE = 32
-"""Devices of a pool among which one is soon found without an index of their names."""
 
 
 class CheckedDevice:
@@ -40,16 +38,14 @@ class CheckedDevice:
         "undefined_resources",
     )
 
-    def __init__(self, pool: DevicePool, device: Device, *, is_published: bool = True) -> None:
-        self.pool = pool
+    def __init__(self, checked: CheckedPool, device: Device, *, is_published: bool = True) -> None:
+        self.pool = pool = checked.pool
         self.device = device
         self.is_published = is_published
         """False for one that a claim has, and the pool does not"""
+        self.pool_key = checked.key
         self.node = pool.spec.node_name
-        self.pool_key = pool_key(pool)
-        self.attributes: Mapping[str, AttributeValue] = {
-            attribute.name: attribute.value for listed in (pool.spec, device) for attribute in listed.attributes
-        }
+        self.attributes: Mapping[str, AttributeValue] = {**checked.attributes, **_values_of(device.attributes)}
         """the effective ones: the pool's, overridden by the device's own (S3)"""
         function = self.attributes.get(FUNCTION)
         self.is_part = function in PART_FUNCTIONS or (function is None and PROFILE in self.attributes)
@@ -100,19 +96,61 @@ class CheckedDevice:
         return 0 if request is None else ceil_blocks(request, resource.block)
 
 
+class CheckedPool:
+    """A pool that exists, with those of its devices that were asked for: most never are."""
+
+    __slots__ = ("_attributes", "_devices", "_listed", "_missing", "key", "pool")
+
+    def __init__(self, key: PoolKey, pool: DevicePool) -> None:
+        self.key = key
+        self.pool = pool
+        self._attributes: Mapping[str, AttributeValue] | None = None
+        self._listed: Mapping[str, Device] | None = None
+        self._devices: dict[str, CheckedDevice] = {}
+        self._missing: dict[str, CheckedDevice] | None = None
+
+    @property
+    def attributes(self) -> Mapping[str, AttributeValue]:
+        """Its own: each of its devices has them, too."""
+        if self._attributes is None:
+            self._attributes = _values_of(self.pool.spec.attributes)
+        return self._attributes
+
+    def find(self, name: str) -> CheckedDevice | None:
+        """Its device of that name."""
+        checked = self._devices.get(name)
+        if checked is None:
+            if self._listed is None:
+                self._listed = {device.name: device for device in self.pool.spec.devices}
+            device = self._listed.get(name)
+            if device is not None:
+                checked = self._devices[name] = CheckedDevice(self, device)
+        return checked
+
+    def find_missing(self, name: str) -> CheckedDevice:
+        """A device of that name which it does not have."""
+        if self._missing is None:
+            self._missing = {}
+        if name not in self._missing:
+            self._missing[name] = CheckedDevice(self, Device(name=name), is_published=False)
+        return self._missing[name]
+
+    @property
+    def devices(self) -> Iterator[CheckedDevice]:
+        """All of its devices."""
+        for device in self.pool.spec.devices:
+            checked = self.find(device.name)
+            assert checked is not None
+            yield checked
+
+
 class KnownPools:
     """All pools that exist: of those that one node reaches and that share a name, none does (S2)."""
 
     def __init__(self, pools: Iterable[DevicePool]) -> None:
-        self._pools: dict[PoolKey, DevicePool] = {}
+        self._pools: dict[PoolKey, CheckedPool] = {}
         self._by_name: dict[str, list[PoolKey]] = {}
         self._on_nodes: Counter[str] = Counter()
-        self._devices: dict[PoolKey, dict[str, CheckedDevice]] = {}
-        """those that were asked for"""
-        self._missing: dict[PoolKey, dict[str, CheckedDevice]] = {}
-        """of those that were asked for, the ones that pools do not have"""
-        self._listed: dict[PoolKey, dict[str, Device]] = {}
-        """of large pools"""
         self._nodes_of: dict[str, list[str]] = {}
         self._wholes: dict[str, dict[PoolKey, list[CheckedDevice]]] | None = None
         """driver -> pool -> the devices that are offered whole (S6b), once they were asked for"""
@@ -126,9 +164,6 @@ class KnownPools:
         """These are all pools of that name."""
         for key in self._by_name.pop(name, ()):
             del self._pools[key]
-            self._devices.pop(key, None)
-            self._missing.pop(key, None)
-            self._listed.pop(key, None)
             for of_driver in (self._wholes or {}).values():
                 of_driver.pop(key, None)
         for node in self._nodes_of.pop(name, ()):
@@ -139,10 +174,11 @@ class KnownPools:
         for pool in pools:
             rivals = len(pools) if pool.spec.node_name is None else keys[pool_key(pool)] + keys["", name]
             if rivals == 1:
-                self._pools[pool_key(pool)] = pool
-                self._by_name.setdefault(name, []).append(pool_key(pool))
+                key = pool_key(pool)
+                self._pools[key] = checked = CheckedPool(key, pool)
+                self._by_name.setdefault(name, []).append(key)
                 if self._wholes is not None:
-                    self._note_wholes(pool, self._wholes)
+                    _note_wholes(checked, self._wholes)
         if pools:
             self._nodes_of[name] = [pool.spec.node_name for pool in pools if pool.spec.node_name is not None]
             self._on_nodes.update(self._nodes_of[name])
@@ -152,23 +188,10 @@ class KnownPools:
         if self._wholes is None:
             self._wholes = {}
             for pool in self._pools.values():
-                self._note_wholes(pool, self._wholes)
+                _note_wholes(pool, self._wholes)
         for key, wholes in self._wholes.get(driver, {}).items():
             if pin is None or key[0] in ("", pin):
                 yield from wholes
-
-    def _note_wholes(self, pool: DevicePool, wholes: dict[str, dict[PoolKey, list[CheckedDevice]]]) -> None:
-        common = _function_in(pool.spec.attributes, None)
-        offered = [
-            checked
-            for device in pool.spec.devices
-            if _function_in(device.attributes, common) in WHOLE_FUNCTIONS
-            and (checked := self._find(pool_key(pool), device.name)) is not None
-            and meta.UNAVAILABLE not in checked.attributes
-            and not checked.undefined_resources
-        ]
-        if offered:
-            wholes.setdefault(pool.spec.driver, {})[pool_key(pool)] = offered
 
     @property
     def nodes(self) -> set[str]:
@@ -177,14 +200,13 @@ class KnownPools:
 
     def find(self, node: str | None, pool_name: str, device_name: str) -> CheckedDevice | None:
         """The device of that name which the node reaches; None as node reaches the network only (S7)."""
-        key = (node or "", pool_name)
-        cached = self._devices.get(key)
-        if cached is not None and device_name in cached:
-            return cached[device_name]
-        for reached in (key, ("", pool_name)):
-            if reached in self._pools:
-                return self._find(reached, device_name)
-        return None
+        pool = self.pool(node, pool_name)
+        return None if pool is None else pool.find(device_name)
+
+    def pool(self, node: str | None, name: str) -> CheckedPool | None:
+        """The pool of that name which the node reaches."""
+        pools = self._pools
+        return pools.get((node or "", name)) or pools.get(("", name))
 
     def find_held(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:
         """The device that an entry of a status means (S2); nothing when it is lost.
@@ -195,53 +217,40 @@ class KnownPools:
         if node is not None:
             there = self.find(node, pool_name, device_name)
             return [] if there is None else [there]
-        candidates = [self._find(key, device_name) for key in self._by_name.get(pool_name, ())]
+        candidates = [self._pools[key].find(device_name) for key in self._by_name.get(pool_name, ())]
         return [pooled for pooled in candidates if pooled is not None]
 
     def find_missing(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:
         """A device that ``find_held`` does not find, in every pool that an entry of a status may mean."""
         if node is None:
-            keys = self._by_name.get(pool_name, ())
-        else:
-            keys = [key for key in ((node, pool_name), ("", pool_name)) if key in self._pools][:1]
-        missing = []
-        for key in keys:
-            cache = self._missing.setdefault(key, {})
-            if device_name not in cache:
-                cache[device_name] = CheckedDevice(self._pools[key], Device(name=device_name), is_published=False)
-            missing.append(cache[device_name])
-        return missing
+            return [self._pools[key].find_missing(device_name) for key in self._by_name.get(pool_name, ())]
+        pool = self.pool(node, pool_name)
+        return [] if pool is None else [pool.find_missing(device_name)]
 
     def reached(self, node: str | None) -> Iterator[CheckedDevice]:
         """Every device that the node reaches (S7)."""
         for key, pool in self._pools.items():
             if key[0] in ("", node):
-                for device in pool.spec.devices:
-                    pooled = self._find(key, device.name)
-                    assert pooled is not None
-                    yield pooled
+                yield from pool.devices
 
-    def _find(self, key: PoolKey, device_name: str) -> CheckedDevice | None:
-        """A device of a pool; made when it is first asked for, because most never are."""
-        cache = self._devices.setdefault(key, {})
-        pooled = cache.get(device_name)
-        if pooled is None:
-            pool = self._pools[key]
-            device = self._listed_as(key, device_name, pool.spec.devices)
-            if device is not None:
-                pooled = cache[device_name] = CheckedDevice(pool, device)
-        return pooled
 
-    def _listed_as(self, key: PoolKey, name: str, devices: Sequence[Device]) -> Device | None:
-        if len(devices) <= INDEX_ABOVE:
-            for device in devices:
-                if device.name == name:
-                    return device
-            return None
-        listed = self._listed.get(key)
-        if listed is None:
-            listed = self._listed[key] = {device.name: device for device in devices}
-        return listed.get(name)
+def _note_wholes(checked: CheckedPool, wholes: dict[str, dict[PoolKey, list[CheckedDevice]]]) -> None:
+    pool = checked.pool
+    common = _function_in(pool.spec.attributes, None)
+    offered = [
+        device
+        for each in pool.spec.devices
+        if _function_in(each.attributes, common) in WHOLE_FUNCTIONS
+        and (device := checked.find(each.name)) is not None
+        and meta.UNAVAILABLE not in device.attributes
+        and not device.undefined_resources
+    ]
+    if offered:
+        wholes.setdefault(pool.spec.driver, {})[checked.key] = offered
+
+
+def _values_of(attributes: Iterable[Attribute]) -> dict[str, AttributeValue]:
+    return {attribute.name: attribute.value for attribute in attributes}
 
 
 def _function_in(attributes: Iterable[Attribute], default: AttributeValue | None) -> AttributeValue | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,27 +31,16 @@ class RequestTerms(NamedTuple):
     """whether its expressions, or those of the class that it names, say if it wants a part of a device (S6b)"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChosenAlternatives:
-    """The terms that an answer is about, exactly one alternative of each oneOf (S16)."""
+class AnsweredRequests(NamedTuple):
+    """What the allocations of an answer are for, told from its alternatives and details alone."""
 
-    terms: Mapping[DetailIndex, RequestTerms]
-    _sequences: dict[tuple[DetailIndex, ...], tuple[str, ...]] = field(default_factory=dict)
-
-    def sequence_violations(self, details: tuple[DetailIndex, ...]) -> Sequence[str]:
-        """What is wrong with the details of the allocations, in their order."""
-        cached = self._sequences.get(details)
-        if cached is None:
-            if len(self._sequences) >= MAX_SPECS:
-                self._sequences.clear()
-            cached = self._sequences[details] = tuple(self._find_violations(details))
-        return cached
-
-    def _find_violations(self, details: tuple[DetailIndex, ...]) -> Iterator[str]:
-        for index in sorted({index for index in details if index not in self.terms}, key=str):
-            yield f"an allocation is for {_detail_label(index)}, which was not chosen (S16, S18)"
-        if any(later[0] < earlier[0] for earlier, later in pairwise(details)):
-            yield "the allocations are not in the order of the details (S18)"
+    terms: tuple[RequestTerms | None, ...]
+    """of each allocation, in their order; None for details that were not chosen"""
+    positions: tuple[tuple[RequestTerms, tuple[int, ...]], ...]
+    """the terms that it is about, exactly one alternative of each oneOf (S16), each with the indexes of its
+    allocations"""
+    wrong: tuple[str, ...]
+    """what is wrong with the details, in their order"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,15 +51,37 @@ class SpecTerms:
     flaw: str | None
     """why it can never be satisfied: a class that it names, or an expression"""
     catalogue: ClassCatalogue
-    _choices: dict[tuple[int | None, ...] | None, ChosenAlternatives] = field(default_factory=dict)
+    _choices: dict[tuple[int | None, ...] | None, Mapping[DetailIndex, RequestTerms]] = field(default_factory=dict)
+    _answered: dict[tuple[object, tuple[DetailIndex, ...]], AnsweredRequests] = field(default_factory=dict)
 
-    def choose(self, one_of: Sequence[int | None] | None) -> ChosenAlternatives:
-        """The terms by the alternatives that an answer names. Raises MalformedAnswer."""
-        key = None if one_of is None else tuple(one_of)
-        cached = self._choices.get(key)
+    def answered(self, one_of: Sequence[int | None] | None, details: tuple[DetailIndex, ...]) -> AnsweredRequests:
+        """The terms by the alternatives and details that an answer names. Raises MalformedAnswer."""
+        chosen = None if one_of is None else tuple(one_of)
+        cached = self._answered.get((chosen, details))
         if cached is None:
-            cached = self._choices[key] = ChosenAlternatives(dict(self._terms(key)))
+            if len(self._answered) >= MAX_SPECS:
+                self._answered.clear()
+            cached = self._answered[chosen, details] = self._find(self._choose(chosen), details)
         return cached
+
+    def _choose(self, one_of: tuple[int | None, ...] | None) -> Mapping[DetailIndex, RequestTerms]:
+        terms = self._choices.get(one_of)
+        if terms is None:
+            terms = self._choices[one_of] = dict(self._terms(one_of))
+        return terms
+
+    def _find(self, chosen: Mapping[DetailIndex, RequestTerms], details: tuple[DetailIndex, ...]) -> AnsweredRequests:
+        wrong = [
+            f"an allocation is for {_detail_label(index)}, which was not chosen (S16, S18)"
+            for index in sorted({index for index in details if index not in chosen}, key=str)
+        ]
+        if any(later[0] < earlier[0] for earlier, later in pairwise(details)):
+            wrong.append("the allocations are not in the order of the details (S18)")
+        positions = tuple(
+            (term, tuple(number for number, each in enumerate(details) if each == index))
+            for index, term in chosen.items()
+        )
+        return AnsweredRequests(tuple(map(chosen.get, details)), positions, tuple(wrong))
 
     def _terms(self, one_of: tuple[int | None, ...] | None) -> Iterable[tuple[DetailIndex, RequestTerms]]:
         instances = self.spec.claims

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple
 
 from devalloc.api.quantity import floor_blocks
 from devalloc_solver.check.device_records import NOTHING, CountedDraws
 from devalloc_solver.check.pools import CheckedDevice, PoolKey
 
+_NOTHING: Mapping[str, int] = {}
 
-class CheckedUse(NamedTuple):
+
+class CheckedUse:
     """One device in the hands of one claim detail; with amounts (nano units) when it is a share."""
 
-    pooled: CheckedDevice
-    user: str
-    """Claim and detail, such as "default/x: detail 0"."""
-    amounts: Mapping[str, int] = {}
-    held: bool = False
-    """Whether the claim came in with it. Existing overuse is no error of this answer, and leaves nothing (S18)."""
-    counted: CountedDraws = NOTHING
-    """What it counts for at least, whatever the pool publishes."""
+    __slots__ = ("amounts", "counted", "held", "pooled", "user")
+
+    def __init__(
+        self,
+        pooled: CheckedDevice,
+        user: str,
+        amounts: Mapping[str, int] = _NOTHING,
+        held: bool = False,
+        counted: CountedDraws = NOTHING,
+    ) -> None:
+        self.pooled = pooled
+        self.user = user
+        """Claim and detail, such as "default/x: detail 0"."""
+        self.amounts = amounts
+        self.held = held
+        """Whether the claim has it already. Existing overuse is no error of this answer, and leaves nothing (S18)."""
+        self.counted = counted
+        """What it counts for at least, whatever the pool publishes."""
 
 
 _NO_USERS: Mapping[CheckedDevice, Sequence[CheckedUse]] = {}
-_NOTHING: Mapping[str, int] = {}
 
 
 class UsageAccount:
@@ -111,12 +121,16 @@ def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
     Then there are no conflicts, which is quickly seen of most claims.
     """
     more: dict[tuple[PoolKey, str], int] = {}
+    key: PoolKey | None = None
+    held: Mapping[CheckedDevice, object] = _NO_USERS
     for use in uses:
         pooled = use.pooled
-        key = pooled.pool_key
-        if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group is not None:
-            return False
-        if account.is_closed(key):
+        if pooled.pool_key != key:
+            key = pooled.pool_key
+            held = account.of_pool(key)
+            if account.is_closed(key):
+                return False
+        if use.amounts or pooled in held or pooled.compatibility_group is not None:
             return False
         if pooled.draws:
             drawn = account.drawn(key)
