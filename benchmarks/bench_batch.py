@@ -18,7 +18,7 @@ from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra, solve_manifests
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from tests.support.column_batches import Batch
 
@@ -110,7 +110,7 @@ def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tupl
     return answer, tuple(seconds)
 
 
-def solve(prepared: PreparedProblem) -> tuple[list[Placement], list[GoalLevel]]:
+def solve(prepared: DeviceClaimProblem) -> tuple[list[Placement], list[GoalLevel]]:
     return allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
 
 

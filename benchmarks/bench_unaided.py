@@ -11,7 +11,7 @@ from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark
 from benchmarks.plain_cp_sat import solve_plain
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.pipeline.strategy import find_placements
 
 SIZES = ((5, 10), (10, 30), (20, 60), (50, 100))
@@ -33,7 +33,7 @@ def rows(runs: int) -> Iterator[Row]:
     for nodes, claims in SIZES:
         prepared = prepare(read_documents(scenario(nodes, claims, fill=0.7)))
         requested = Counter(demand.claim.priority for unit in prepared.units for demand in unit.demands)
-        ways: tuple[tuple[str, Callable[[PreparedProblem], tuple[Counts, Counts | None]]], ...] = (
+        ways: tuple[tuple[str, Callable[[DeviceClaimProblem], tuple[Counts, Counts | None]]], ...] = (
             ("devalloc", _ours),
             ("first fit", lambda prepared: (first_fit(prepared), None)),
             (f"unaided, {LIMIT:.0f} s", _unaided),
@@ -55,7 +55,7 @@ def rows(runs: int) -> Iterator[Row]:
             yield Row(what, tuple(seconds))
 
 
-def _ours(prepared: PreparedProblem) -> tuple[Counts, Counts]:
+def _ours(prepared: DeviceClaimProblem) -> tuple[Counts, Counts]:
     _, levels = find_placements(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
     counts = [level for level in levels if level.priority is not None]
     return {level.priority or 0: level.value for level in counts}, {
@@ -63,7 +63,7 @@ def _ours(prepared: PreparedProblem) -> tuple[Counts, Counts]:
     }
 
 
-def _unaided(prepared: PreparedProblem) -> tuple[Counts, Counts]:
+def _unaided(prepared: DeviceClaimProblem) -> tuple[Counts, Counts]:
     solution = solve_plain(prepared, LIMIT)
     return solution.satisfied, solution.bounds
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from devalloc_solver.pipeline.device_claims import PreparedProblem
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
-def first_fit(prepared: PreparedProblem) -> dict[int, int]:
+def first_fit(prepared: DeviceClaimProblem) -> dict[int, int]:
     """priority -> claims that the first node has room for, claim by claim: no score, nothing is moved.
 
     Within a node the first devices that fit are taken, the values to match in being tried in turn. Only for what

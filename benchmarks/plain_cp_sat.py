@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from devalloc_solver.pipeline.device_claims import PreparedProblem
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.snapshot import Device
@@ -27,7 +27,7 @@ class PlainModelResult:
     variables: int
 
 
-def solve_plain(prepared: PreparedProblem, limit: float) -> PlainModelResult:
+def solve_plain(prepared: DeviceClaimProblem, limit: float) -> PlainModelResult:
     """Solve whole devices with attributes to match in, for at most ``limit`` seconds; with CP-SAT's own defaults but
     one worker, as the solver has."""
     model = cp_model.CpModel()
@@ -51,7 +51,7 @@ def solve_plain(prepared: PreparedProblem, limit: float) -> PlainModelResult:
     return PlainModelResult(values, bounds, len(model.proto.variables))
 
 
-def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.IntVar]:
+def _build(model: cp_model.CpModel, prepared: DeviceClaimProblem) -> list[cp_model.IntVar]:
     snapshot = prepared.snapshot
     usage = Usage.of(snapshot, prepared.allocations)
     takers: dict[int, list[cp_model.IntVar]] = defaultdict(list)

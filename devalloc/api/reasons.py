@@ -17,7 +17,7 @@ STILL_SEARCHING = "searching"
 
 _DIALECTS = "solver/devalloc_solver/dialects"
 _DEMANDS = (f"{_DIALECTS}/device_claims/demands.py", f"{_DIALECTS}/resource_k8s/demands.py")
-_UNITS = f"{_DIALECTS}/units.py"
+_UNITS = "solver/devalloc_solver/pipeline/units.py"
 _MANIFESTS = (f"{_DIALECTS}/device_claims/manifests.py", f"{_DIALECTS}/resource_k8s/manifests.py")
 _EXPLAIN = "solver/devalloc_solver/explain"
 _EXPLAINER = f"{_EXPLAIN}/explainer.py"
@@ -87,7 +87,7 @@ class Reason(StrEnum):
     )
     CHECK_FAILED = (
         "CheckFailed",
-        ("solver/devalloc_solver/pipeline/device_claims.py", f"{_FLEET}/device_claims/backend.py"),
+        (f"{_DIALECTS}/device_claims/solve.py", f"{_FLEET}/device_claims/backend.py"),
         "waits for a correction of devalloc",
         "The two evaluators judge a device of the answer differently by an expression of the claim or its class.",
         "Write the expression in another way, and report the message: one of the two evaluators is wrong.",

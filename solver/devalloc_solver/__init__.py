@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
     from devalloc_solver.fleet.waiting import WaitingBook
-    from devalloc_solver.pipeline.device_claims import solve, solve_manifests
-    from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
     from devalloc_solver.problem.answer import ClaimAnswer, Solution
+    from devalloc_solver.public.manifests import solve, solve_manifests
+    from devalloc_solver.public.remaining_capacity import Capacity, capacity
 
 __all__ = [
     "AnswerRefused",
@@ -44,16 +44,16 @@ __all__ = [
 
 _HOMES = {
     "AnswerRefused": ".errors",
-    "Capacity": ".pipeline.remaining_capacity",
+    "Capacity": ".public.remaining_capacity",
     "ClaimAnswer": ".problem.answer",
     "Fleet": ".fleet.fleet",
     "Reason": "devalloc.api.reasons",
     "Solution": ".problem.answer",
     "WaitingBook": ".fleet.waiting",
     "__version__": "devalloc.version",
-    "capacity": ".pipeline.remaining_capacity",
-    "solve": ".pipeline.device_claims",
-    "solve_manifests": ".pipeline.device_claims",
+    "capacity": ".public.remaining_capacity",
+    "solve": ".public.manifests",
+    "solve_manifests": ".public.manifests",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from numbers import Real
 
 ALLOCATE_SECONDS = 60.0
@@ -24,6 +25,32 @@ _MIN_CPU_SECONDS = 1e-3
 
 _NEVER = float("inf")
 _WHAT = "deadline must be a number of seconds, 0 (take the first answer) or more, or None for no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The time of a call."""
+
+    deadline: float | None = None
+    """seconds, as for ``end_time``"""
+    started: float = field(default_factory=lambda: time.monotonic())
+    """monotonic time from which they count"""
+    is_quick: bool = False
+    """what takes long is left for later, see ``search_parts``; then the search has ``deadline`` for itself"""
+    _began: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), time.thread_time()), init=False)
+
+    @property
+    def ends(self) -> float | None:
+        """The monotonic time at which it has to answer."""
+        return end_time(self.deadline, self.started)
+
+    def search_end(self) -> float | None:
+        """The monotonic time at which a search that begins now has to end."""
+        return quick_search_end(self.deadline, *self._began) if self.is_quick else self.ends
+
+
+NO_DEADLINE = Call()
+"""The time of a call that may take any time."""
 
 
 def seconds_left(ends: float | None) -> float | None:

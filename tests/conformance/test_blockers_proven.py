@@ -6,7 +6,7 @@ from random import Random
 
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.pipeline.strategy import find_placements
 from tests.support import random_fleets
 from tests.support.examples import examples
@@ -32,10 +32,10 @@ def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_
                 ready.allocations,
                 placements,
                 None,
-                ready.eligibility,
-                is_proven=is_proven,
+                ready.dialect.eligibility,
             )
-            answers.append([explainer.explain(unit, {}) for unit in left_out])
+            explainer.is_proven = is_proven
+            answers.append([explainer.explain(unit) for unit in left_out])
         assert answers[0] == answers[1]
         explained += len(left_out)
     assert explained > len(SEEDS) / 3

@@ -11,9 +11,9 @@ from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
 from devalloc_solver.columns import state_network
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact import goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit

@@ -14,14 +14,14 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.columns import allocate_batch, allocate_quickly, remaining_units
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.dialects.resource_k8s import manifests as dra_documents
+from devalloc_solver.dialects.resource_k8s import problem as dra_joint
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import load_solver, model_size
-from devalloc_solver.pipeline import resource_k8s as dra_joint
 from devalloc_solver.pipeline import strategy as ways
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.strategy import SearchOutcome, search_parts
 from devalloc_solver.place import StepsExhausted
 from devalloc_solver.problem.allocations import Key, Usage
@@ -36,7 +36,9 @@ BATCH = min(50, EXAMPLES)
 """Of those of the first one it is known how many have what is to be tested; others must have one at least."""
 
 
-def in_one(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:
+def in_one(
+    ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, monkeypatch: pytest.MonkeyPatch
+) -> SearchOutcome:
     """The answer of one model of all units."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "split_by_pool", lambda snapshot, units: [join_subproblems(split_by_pool(snapshot, units))])
@@ -164,7 +166,9 @@ def satisfied(outcome: SearchOutcome) -> dict[Key, list[tuple[int, int]]]:
     }
 
 
-def in_two_calls(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:
+def in_two_calls(
+    ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, monkeypatch: pytest.MonkeyPatch
+) -> SearchOutcome:
     """What is left by a call that leaves all that takes a model is searched by the next one, part by part."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "QUICK_SIZE", -1)
@@ -182,7 +186,9 @@ def in_two_calls(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch
     return SearchOutcome(placements, [])
 
 
-def check_by_device(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> bool:
+def check_by_device(
+    ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, monkeypatch: pytest.MonkeyPatch
+) -> bool:
     """Whether splitting by device is finer than by pool here; nothing but goals 3 and 4 depends on it."""
     assert satisfied(in_two_calls(ready, monkeypatch)) == satisfied(in_one(ready, monkeypatch))
     parts = split_by_device(ready.snapshot, ready.units)
@@ -194,7 +200,7 @@ def check_by_device(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypa
     return len(parts) > len(split_by_pool(ready.snapshot, ready.units))
 
 
-def competed_for(ready: PreparedProblem | dra_joint.PreparedCluster, part: Subproblem) -> set[object]:
+def competed_for(ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, part: Subproblem) -> set[object]:
     """The devices that claims of a part may have, and the pool resources that these draw on."""
     requests = [request for unit in part.units for demand in unit.demands for request in demand.requests]
     pins = {id(request): unit.pin for unit in part.units for demand in unit.demands for request in demand.requests}
@@ -233,7 +239,7 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
 
 
 def check_columns(
-    ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch, seed: int
+    ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> bool:
     """Whether columns prove their answer here; then no model has a better one, nor has a quick search that takes it."""
     if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:

@@ -12,10 +12,10 @@ from random import Random
 import pytest
 
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, fits, place
 from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Usage
@@ -31,7 +31,7 @@ BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
 
-def units(seeds: range) -> Iterator[tuple[int, PreparedProblem, PlacementUnit]]:
+def units(seeds: range) -> Iterator[tuple[int, DeviceClaimProblem, PlacementUnit]]:
     """The units of random fleets of manifests, each on its own."""
     for seed in seeds:
         prepared = prepare(read_documents(random_fleets.documents(Random(seed))))
@@ -39,7 +39,7 @@ def units(seeds: range) -> Iterator[tuple[int, PreparedProblem, PlacementUnit]]:
             yield seed, prepared, unit
 
 
-def answer(snapshot_and_holdings: PreparedProblem | SearchInstance, unit: PlacementUnit) -> UnitPlacement | None:
+def answer(snapshot_and_holdings: DeviceClaimProblem | SearchInstance, unit: PlacementUnit) -> UnitPlacement | None:
     given = snapshot_and_holdings
     return place(given.snapshot, Usage.of(given.snapshot, given.allocations), unit)
 

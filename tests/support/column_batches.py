@@ -10,10 +10,10 @@ from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.answers import allocated_answer, placed_answer
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
 
 Manifest = dict[str, Any]
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 class Batch:
     """The answer to a batch."""
 
-    prepared: PreparedProblem
+    prepared: DeviceClaimProblem
     placements: list[Placement]
     levels: list[GoalLevel]
 
@@ -42,7 +42,7 @@ class Batch:
 
     def violations(self) -> list[str]:
         """What the independent check has to say; claims that are left out need no reason here."""
-        problem_input, snapshot = self.prepared.problem_input, self.prepared.snapshot
+        problem_input, snapshot = self.prepared.dialect.problem_input, self.prepared.snapshot
         answers = [placed_answer(p, snapshot, problem_input).to_dict() for p in self.placements]
         answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in problem_input.claims if c.is_allocated]
         answered = {(answer["namespace"], answer["name"]) for answer in answers}
@@ -60,7 +60,7 @@ def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: 
     return Batch(prepared, *outcome)
 
 
-def exact_counts(prepared: PreparedProblem) -> list[int] | None:
+def exact_counts(prepared: DeviceClaimProblem) -> list[int] | None:
     """The most claims of each priority, highest first, by the exact model; None where it cannot prove them."""
     model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     search = GoalSearch(model)
@@ -75,7 +75,7 @@ def exact_counts(prepared: PreparedProblem) -> list[int] | None:
     return counts
 
 
-def exact_levels(prepared: PreparedProblem) -> list[GoalLevel]:
+def exact_levels(prepared: DeviceClaimProblem) -> list[GoalLevel]:
     """What the exact model reaches, goal by goal."""
     model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     return optimize_goals(model, placement="pack", ends=None)[1]

@@ -42,7 +42,7 @@ from devalloc.cli.terminal import print_line, print_note
 from devalloc.settings import group, setting, settings_of
 
 if TYPE_CHECKING:
-    from devalloc_solver.pipeline.remaining_capacity import Capacity
+    from devalloc_solver.public.remaining_capacity import Capacity
 
 
 @verb("discover")

@@ -32,7 +32,7 @@ def demo() -> int:
     The demo lists this host's devices, allocates claims on a small recorded fleet, explains a claim that cannot be
     satisfied, and shows what to try next.
     """
-    require_packages("ortools", "re2", "devalloc_solver.pipeline.device_claims")
+    require_packages("ortools", "re2", "devalloc_solver.dialects.device_claims.problem")
     with tempfile.TemporaryDirectory(prefix="devalloc-demo-") as folder:
         from devalloc.store.sqlite import SQLiteStore
 

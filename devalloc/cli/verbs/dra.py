@@ -17,7 +17,7 @@ from devalloc.cli.terminal import print_heading, print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-    from devalloc_solver.dialects.units import RejectedClaim
+    from devalloc_solver.pipeline.units import RejectedClaim
 
 
 @click.group("dra", cls=VerbGroup)

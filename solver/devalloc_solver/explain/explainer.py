@@ -132,6 +132,8 @@ class Explainer(ABC):
     """of the claims that hold anything"""
     explained: PlacementUnit | None = field(init=False, default=None)
     """what is being explained"""
+    is_proven: bool = field(init=False, default=False)
+    """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     is_brief: bool = field(init=False, default=False)
     """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)

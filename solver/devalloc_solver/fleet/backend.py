@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
-from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
+from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
 from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
@@ -20,10 +20,10 @@ from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import (
     SubproblemSummary,
-    UnsolvedProblem,
     summarize_subproblems,
     summarize_units,
 )
+from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
@@ -98,8 +98,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
     ) -> list[SubproblemSummary]:
         """The parts of these claims that compete for no device with each other, without placing any."""
-        started = time.monotonic()
-        prepared = self._prepare(claims, end_time(deadline, started), started)
+        prepared = self._prepare(claims, Call(deadline))
         summarize = summarize_units if alone else summarize_subproblems
         return summarize(prepared.snapshot, prepared.allocations, prepared.units)
 
@@ -251,7 +250,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Other objects once what claims ask for has another meaning, and one once other objects can be named."""
 
     @abstractmethod
-    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> UnsolvedProblem:
+    def _prepare(self, claims: Iterable[Manifest], call: Call) -> UnsolvedProblem[Any]:
         """The problem of these claims, with the kept members of their groups."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""From manifests to answers: the steps of a solve, for both dialects.
+"""From problems to answers: the steps of a solve, for both dialects.
 
-- ``device_claims``, ``resource_k8s``: the steps, top to bottom; ``one_node``: what kube-scheduler asks of its allocator
+- ``flow``: the steps, top to bottom, and what a dialect gives
+- ``units``: from claims to units
 - ``admission``, ``quota``: which pending claims may be solved
 - ``decomposition``: subproblems; ``strategy``: which search for which of them
-- ``remaining_capacity``: how many more claims of a kind fit
 """

@@ -22,23 +22,11 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
-
-
-class UnsolvedProblem(Protocol):
-    """A problem before it is solved, in either dialect."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-    @property
-    def allocations(self) -> Sequence[Allocation]: ...
-    @property
-    def units(self) -> Sequence[PlacementUnit]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.exact.device_naming import name_devices
@@ -40,8 +39,6 @@ GRACE_SECONDS = 0.1
 explained why claims are left out.
 """
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
@@ -67,25 +64,6 @@ class SearchOutcome:
             [unit for unit in left_out if unit.demands[0].key not in later],
             [unit for unit in left_out if unit.demands[0].key in later],
         )
-
-
-def explain_in_time(
-    outcome: SearchOutcome,
-    units: Iterable[PlacementUnit],
-    ends: float | None,
-    explain: Callable[[PlacementUnit], Iterable[T]],
-    late: Callable[[PlacementUnit], Iterable[T]],
-) -> list[T]:
-    """What ``explain`` gives for each unit; ``late``, once the time for that is over too, for those whose parts had no
-    time to be searched to the end.
-    """
-    unproven = {key for part in outcome.unproven for key in part.keys}
-    until = None if ends is None else max(ends, time.monotonic()) + GRACE_SECONDS
-    answers: list[T] = []
-    for unit in units:
-        is_late = unit.demands[0].key in unproven and _deadline_passed(until)
-        answers += late(unit) if is_late else explain(unit)
-    return answers
 
 
 def find_placements(

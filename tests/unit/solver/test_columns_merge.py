@@ -10,7 +10,7 @@ from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.columns.node_geometry import NodeTemplate, group_nodes
 from devalloc_solver.columns.state_space import merge_templates
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.problem.allocations import Usage
 from tests.support.column_batches import by_columns, exact_counts
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -45,7 +45,7 @@ def scattered(nodes: int, claims: int, seed: int) -> list[Manifest]:
     return manifests
 
 
-def templates_of(prepared: PreparedProblem) -> list[NodeTemplate]:
+def templates_of(prepared: DeviceClaimProblem) -> list[NodeTemplate]:
     kinds, _ = group_units(prepared.snapshot, prepared.units)
     return group_nodes(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), kinds).templates
 

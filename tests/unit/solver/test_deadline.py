@@ -17,10 +17,10 @@ from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel.budget import SearchCutShort
 from devalloc_solver.deadline import quick_search_end
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact import model
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.pipeline import strategy
-from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.problem.placement import GoalLevel
 from tests.support.dra_builders import ANY
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -249,7 +249,9 @@ def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
 ) -> None:
     """The first round of a controller reads the whole fleet."""
     stage = importlib.import_module(
-        "devalloc_solver.pipeline.device_claims" if dialect == "ours" else "devalloc_solver.pipeline.resource_k8s"
+        "devalloc_solver.dialects.device_claims.solve"
+        if dialect == "ours"
+        else "devalloc_solver.fleet.resource_k8s.backend"
     )
     prepare_soon = stage.prepare
 

@@ -13,7 +13,7 @@ from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
 from devalloc_solver.dialects.device_claims.candidates import _SELECTING, CandidateFinder, _selection
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.dialects.device_claims.problem import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 GPU = device_class("gpu", driver="gpu")
@@ -35,7 +35,7 @@ def waiting(name: str, expression: str, priority: int = 0) -> Manifest:
 @pytest.fixture(autouse=True)
 def small_budgets(monkeypatch: pytest.MonkeyPatch) -> int:
     """Room for two expressions of the costly ones and a half. Returns what one costs."""
-    judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).eligibility
+    judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).dialect.eligibility
     cost = judge._costs.total
     assert cost > 10_000
     monkeypatch.setattr(budget, "COMMON_BUDGET", cost * 5 // 2)
@@ -70,7 +70,7 @@ def test_what_a_detail_reads_is_what_its_expression_and_those_of_its_possible_cl
         device_class("large", driver="gpu", deviceType="gpu", constraints="device.memory > 4"),
         device_class("l4", driver="gpu", deviceType="gpu", constraints="device.model == 'L4'"),
     ]
-    judge = prepare(read_documents([*classes, POOL])).eligibility
+    judge = prepare(read_documents([*classes, POOL])).dialect.eligibility
     assert judge.attributes_read(DeviceClaimDetail.model_validate(detail)) == names
 
 
@@ -80,10 +80,10 @@ def test_an_expression_is_evaluated_once_for_devices_that_are_equal_in_what_it_r
 ) -> None:
     devices = [device(f"d{i}", attributes={"i": i, "model": "ab"[i % 2]}) for i in range(12)]
     prepared = prepare(read_documents([GPU, pool("p", devices=devices)]))
-    before = prepared.eligibility.remembered
+    before = prepared.dialect.eligibility.remembered
     for one in prepared.snapshot.devices:
-        prepared.eligibility.verdict(expression, one)
-    assert prepared.eligibility.remembered - before == verdicts
+        prepared.dialect.eligibility.verdict(expression, one)
+    assert prepared.dialect.eligibility.remembered - before == verdicts
 
 
 def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> None:
@@ -93,7 +93,7 @@ def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> N
     (answer,) = solve_manifests([GPU, fleet, wanted])["claims"]
     assert {entry["deviceName"] for entry in answer["allocations"]} <= {"d1", "d2"}
     prepared = prepare(read_documents([GPU, fleet]))
-    accepted = [prepared.eligibility.verdict("size(device) == 2", one) for one in prepared.snapshot.devices]
+    accepted = [prepared.dialect.eligibility.verdict("size(device) == 2", one) for one in prepared.snapshot.devices]
     assert accepted == [False, True, True, False]
 
 
@@ -145,7 +145,7 @@ def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(limit: str, monke
     reads = f"{costly(0)} && ('devalloc.io/unavailable' in device || device.i >= 0)"
     manifests = [GPU, pool("p", devices=devices)]
     wants = claim("c", {"deviceClass": "gpu", "constraints": reads, "requests": {"count": 5}})
-    judge = prepare(read_documents([*manifests, wants])).eligibility
+    judge = prepare(read_documents([*manifests, wants])).dialect.eligibility
     room = 100 * len(devices) if limit == "EXPRESSION_BUDGET" else 100
     monkeypatch.setattr(budget, limit, judge._costs.total + room)
     fleet = Fleet.from_manifests(manifests)
@@ -155,7 +155,7 @@ def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(limit: str, monke
 
 
 def test_every_call_has_a_budget_of_its_own() -> None:
-    judge = prepare(read_documents([GPU, POOL])).eligibility
+    judge = prepare(read_documents([GPU, POOL])).dialect.eligibility
     for _ in range(2):
         judge.begin()
         assert [judge.expression_error(costly(n)) is None for n in range(4)] == [True, True, False, False]
@@ -252,7 +252,7 @@ def fleet_of_uuids() -> list[Manifest]:
 def test_devices_that_an_expression_tells_apart_fare_as_each_does_alone() -> None:
     detail = DeviceClaimDetail.model_validate({"deviceClass": "gpu", "constraints": APART})
     prepared = prepare(read_documents([*fleet_of_uuids(), waiting("c", APART)]))
-    judge, devices = prepared.eligibility, prepared.snapshot.devices
+    judge, devices = prepared.dialect.eligibility, prepared.snapshot.devices
     assert judge._tells_most_apart(APART)
     candidates = judge.candidates(detail)
     alone = {each.index: judge.mismatch(detail, each) for each in devices}

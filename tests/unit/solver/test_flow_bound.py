@@ -13,10 +13,10 @@ import pytest
 
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.fleet import unique_attribute_search
 from devalloc_solver.fleet.node_class_plan import place_exactly
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.place import (
     DEFAULT_STEPS,
     SearchDeadline,

@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 from ortools.linear_solver import pywraplp
 
+from devalloc.api.reasons import Reason
 from devalloc_solver import capacity
 from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.columns import allocate, patterns, remaining_units, state_space
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact.builder import ModelBuilder
+from devalloc_solver.explain.explainer import Explainer
 from devalloc_solver.pipeline import strategy
 from devalloc_solver.pipeline.decomposition import Subproblem
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
-from devalloc_solver.pipeline.strategy import SearchOutcome, explain_in_time
+from devalloc_solver.pipeline.flow import explain_left_out
+from devalloc_solver.pipeline.strategy import SearchOutcome
 from devalloc_solver.place import SearchTimeout, greedy, place, place_on
 from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
@@ -69,7 +73,7 @@ def choosing(name: str, seed: int, choices: int) -> Manifest:
     return claim(name, *details)
 
 
-def ready(documents: list[Manifest]) -> PreparedProblem:
+def ready(documents: list[Manifest]) -> DeviceClaimProblem:
     return prepare(read_documents(documents))
 
 
@@ -209,18 +213,23 @@ def test_a_bound_that_there_is_no_time_for_is_all_claims_and_writes_nothing_to_s
 # -- explanations ----------------------------------------------------------------------------------------------------
 
 
-def test_units_without_time_for_a_search_are_explained_for_a_moment_at_most(clock: ManualClock) -> None:
+def test_units_without_time_for_a_search_are_explained_for_a_moment_at_most(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = ready([GPU, *unlike_pools(2), *(choosing(f"c{n}", n, 1) for n in range(6))])
     certain, *unsure = problem.units
     part = Subproblem(tuple(unsure), frozenset())
     outcome = SearchOutcome([], [], [part], [part])
 
-    def explain(unit: PlacementUnit) -> list[str]:
+    def explain(explainer: Explainer, unit: PlacementUnit) -> list[ClaimAnswer]:
         clock.now += 0.04
-        return ["explained"]
+        return [ClaimAnswer(*unit.demands[0].key, allocated=False, message="explained")]
 
-    answers = explain_in_time(outcome, [*unsure, certain], 90.0, explain, lambda _: ["late"])
-    assert answers == ["explained"] * 3 + ["late"] * 2 + ["explained"]
+    monkeypatch.setattr(Explainer, "explain", explain)
+    answers = [*explain_left_out(problem, outcome, 90.0, is_quick=False)]
+    assert answers[0].key == certain.demands[0].key
+    assert [answer.message == "explained" for answer in answers] == [True] * 3 + [False] * 3
+    assert {answer.reason for answer in answers[3:]} == {Reason.SEARCH_LIMIT}
 
 
 # -- models of CP-SAT ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.place import DEFAULT_STEPS, StepBudget, can_match, fits
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.testing import claim, device, device_class, pool, request

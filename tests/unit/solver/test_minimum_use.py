@@ -9,7 +9,7 @@ import pytest
 from benchmarks.batches import BatchCase
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_counts, satisfied_details
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place.greedy import place_compactly
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.placement import Placement
@@ -18,15 +18,15 @@ from tests.support import random_fleets
 KINDS = ("mixed", "half full", "equal", "unlike", "groups", "oneOf", "partitions", "shares")
 
 
-def prepared_batch(kind: str, nodes: int, claims: int) -> PreparedProblem:
+def prepared_batch(kind: str, nodes: int, claims: int) -> DeviceClaimProblem:
     return prepare(read_documents(BatchCase(kind, nodes, claims).documents()))
 
 
-def placed_one_by_one(ready: PreparedProblem) -> list[Placement]:
+def placed_one_by_one(ready: DeviceClaimProblem) -> list[Placement]:
     return place_compactly(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
 
 
-def minimum_of(ready: PreparedProblem, placements: list[Placement]) -> tuple[int, int]:
+def minimum_of(ready: DeviceClaimProblem, placements: list[Placement]) -> tuple[int, int]:
     filled = {(one.demand.key, entry.request.label): entry.request for one in placements for entry in one.entries}
     usage = Usage.of(ready.snapshot, ready.allocations)
     details = satisfied_details([((request,), 1) for request in filled.values()])

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.batches import BatchCase
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes
 from devalloc_solver.place.search_context import SearchContext
@@ -17,7 +17,7 @@ from devalloc_solver.problem.demand import PlacementUnit
 from tests.support import random_fleets
 
 
-def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
+def assert_nodes_suffice(ready: DeviceClaimProblem, placement: str) -> None:
     """Each unit of a batch goes where it would go if every node was looked at."""
     usage = Usage.of(ready.snapshot, ready.allocations)
     batch = batch_nodes(SearchContext(ready.snapshot, usage, placement), ready.units)

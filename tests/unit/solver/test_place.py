@@ -11,7 +11,7 @@ import pytest
 from benchmarks.bench_hard import Question, questions
 from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place import (
     DEFAULT_STEPS,
     SearchDeadline,
@@ -32,7 +32,7 @@ WATCH = device_class("watch", driver="gpu", adminAccess=True)
 HARD = [pytest.param(question, id=f"{question.family}: {question.name}") for question in questions()]
 
 
-def prepared(*documents: dict[str, Any]) -> PreparedProblem:
+def prepared(*documents: dict[str, Any]) -> DeviceClaimProblem:
     ready = prepare(read_documents([GPU, NIC, WATCH, *documents]))
     assert not ready.refused
     return ready
@@ -51,7 +51,7 @@ def devices(outcome: UnitPlacement | None) -> list[str]:
     return [entry.device.name for placement in outcome.placements for entry in placement.entries]
 
 
-def pools(outcome: UnitPlacement | None, documents: PreparedProblem) -> set[str]:
+def pools(outcome: UnitPlacement | None, documents: DeviceClaimProblem) -> set[str]:
     assert outcome is not None
     return {documents.snapshot.pools[e.device.pool].name for p in outcome.placements for e in p.entries}
 

@@ -15,11 +15,11 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import AnswerRefused, Fleet, capacity, dra, solve, solve_manifests
 from devalloc_solver.columns import allocate_batch
+from devalloc_solver.dialects.device_claims import problem as stages
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.goal_search import GoalSearch
-from devalloc_solver.pipeline import device_claims, strategy
-from devalloc_solver.pipeline import device_claims as stages
-from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.pipeline import strategy
 from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -285,9 +285,9 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 
 def test_a_judge_that_is_kept_forgets_the_expressions_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_claims, "MAX_VERDICTS", 2)
-    monkeypatch.setattr(device_claims, "VERDICTS_PER_DEVICE", 0)
-    problem_input, state = read_documents([GPU, *fleet(1)]), device_claims.SolveCache()
+    monkeypatch.setattr(stages, "MAX_VERDICTS", 2)
+    monkeypatch.setattr(stages, "VERDICTS_PER_DEVICE", 0)
+    problem_input, state = read_documents([GPU, *fleet(1)]), stages.SolveCache()
     judge = state.take(problem_input)[2]
     for expression in ("device.", "device..", "device...", "device.kind == 'gpu'"):
         assert state.take(problem_input)[2] is judge

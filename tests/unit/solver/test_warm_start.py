@@ -9,13 +9,13 @@ import pytest
 from benchmarks.batches import BatchCase
 from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact import goals, warm_start
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from tests.support.column_batches import Batch
@@ -24,13 +24,13 @@ from tests.support.manifests import claim, device, device_class, pool
 KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "shares")
 
 
-def warm_search(prepared: PreparedProblem) -> GoalSearch:
+def warm_search(prepared: DeviceClaimProblem) -> GoalSearch:
     search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units))
     start_search(search, prepared.allocations, placement="pack")
     return search
 
 
-def problem(kind: str, nodes: int, claims: int) -> PreparedProblem:
+def problem(kind: str, nodes: int, claims: int) -> DeviceClaimProblem:
     return prepare(read_documents(BatchCase(kind, nodes, claims).documents()))
 
 

@@ -34,8 +34,6 @@ class DeviceClaimExplainer(Explainer):
 
     eligibility: CandidateFinder
     claim_warnings: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
-    is_proven: bool = False
-    """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
 

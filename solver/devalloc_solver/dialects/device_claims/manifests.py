@@ -23,7 +23,7 @@ from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import claim_key_or_none, recover_status
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.api.virtual_machine_migration import VirtualMachineMigration
-from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.snapshot import without_duplicate_pools
 

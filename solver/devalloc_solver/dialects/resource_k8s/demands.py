@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc_solver.dialects import units
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import selected_node
@@ -17,7 +16,8 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     priority_of,
 )
-from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.pipeline import units
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
 MOST_DEVICES = 32

@@ -42,7 +42,7 @@ from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slice_check import check_length, find_refusal
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
-from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.pipeline.units import RejectedClaim
 
 MOST_REQUESTS = 32
 MOST_CONSTRAINTS = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,12 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
+from devalloc_solver.deadline import Call
 from devalloc_solver.dialects.device_claims.answers import allocated_answer
 from devalloc_solver.dialects.device_claims.candidates import ExpressionError
-from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
+from devalloc_solver.dialects.device_claims.solve import solve_input
+from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.device_claims.documents import (
     ClaimRecord,
@@ -32,13 +34,7 @@ from devalloc_solver.fleet.device_claims.documents import (
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.waiting import Prospects
-from devalloc_solver.pipeline.device_claims import (
-    AnswerRefused,
-    PreparedProblem,
-    SolveCache,
-    prepare,
-    solve_input,
-)
+from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key, read_allocations
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Request
@@ -190,18 +186,10 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:
-        started, state = time.monotonic(), self._state
+        call, state = Call(deadline, is_quick=is_quick), self._state
         fresh = self._fresh(claims)
-        problem_input = state.everything(fresh)
-        solution = solve_input(
-            problem_input,
-            state.placement,
-            deadline,
-            started,
-            self._standing,
-            is_quick=is_quick,
-            cel_check=self._cel_check,
-        )
+        everything = state.everything(fresh)
+        solution = solve_input(everything, state.placement, call, self._standing, cel_check=self._cel_check)
         by_key = {read.key: read for read in (*state.pending(), *fresh) if isinstance(read, ClaimRecord)}
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
@@ -209,8 +197,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
                 self._assumed.add(answer.key)
         return solution.to_dict()
 
-    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedProblem:
-        return prepare(self._state.everything(self._fresh(claims)), self._standing, ends=ends, started=started)
+    def _prepare(self, claims: Iterable[Manifest], call: Call) -> DeviceClaimProblem:
+        return prepare(self._state.everything(self._fresh(claims)), self._standing, call)
 
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
         """Those that hold nothing."""

@@ -24,9 +24,9 @@ from devalloc_solver.dialects.device_claims.manifests import (
     record_invalid_pool,
     without_duplicates,
 )
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.claim_reader import ClaimReader
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 
 _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")

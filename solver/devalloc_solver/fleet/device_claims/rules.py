@@ -13,9 +13,9 @@ from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, E
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 

@@ -23,7 +23,6 @@ from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
     ClaimRecord,
@@ -41,6 +40,7 @@ from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
 from devalloc_solver.problem.ghosts import (
     HeldRecords,

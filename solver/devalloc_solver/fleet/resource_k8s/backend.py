@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import marshal
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
@@ -15,7 +14,7 @@ from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
-from devalloc_solver.deadline import CHECK_SECONDS
+from devalloc_solver.deadline import CHECK_SECONDS, Call
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
@@ -39,6 +38,12 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
+from devalloc_solver.dialects.resource_k8s.problem import (
+    ResourceClaimProblem,
+    node_of_placement,
+    prepare,
+    usage_of_claims,
+)
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
     PublishedDevice,
@@ -48,7 +53,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
-from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
@@ -60,13 +64,8 @@ from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
 from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.pipeline.resource_k8s import (
-    PreparedCluster,
-    node_of_placement,
-    prepare,
-    solve,
-    usage_of_claims,
-)
+from devalloc_solver.pipeline.flow import solve_problem
+from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, held_answer
 from devalloc_solver.problem.snapshot import Pool
@@ -168,24 +167,22 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:
-        started = time.monotonic()
+        call = Call(deadline, is_quick=is_quick)
         problem_input = self._intake(claims)
-        placement = self._state.placement
-        answer = solve(problem_input, self._gates, placement, deadline, started, is_quick=is_quick, cache=self._cache)
-        by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        problem = prepare(problem_input, self._gates, call, self._cache)
+        solution = solve_problem(problem, self._state.placement, call)
+        by_key = {answer.key: answer for answer in solution.claims}
         for claim in problem_input.claims:
-            key = claim.key
-            given = by_key.get(key) if claim.allocation is None else None
-            if given is not None and given["allocated"]:
-                read = ReadResourceClaim(claim, problem_input.manifests[key], None)
-                annotations = given.get("annotations", {})
-                result = _deep_copy(given["allocations"])
-                self._keep(read, claim, result, None, annotations, records_of_claim(annotations))
-                self._assumed.add(key)
-        return answer
+            given = by_key[claim.key]
+            if claim.allocation is None and given.allocated:
+                read = ReadResourceClaim(claim, problem_input.manifests[claim.key], None)
+                records = records_of_claim(given.annotations)
+                self._keep(read, claim, _deep_copy(given.allocations), None, given.annotations, records)
+                self._assumed.add(claim.key)
+        return solution.to_dict(answer_dict)
 
-    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedCluster:
-        return prepare(self._intake(claims), self._gates, ends, started, self._cache)
+    def _prepare(self, claims: Iterable[Manifest], call: Call) -> ResourceClaimProblem:
+        return prepare(self._intake(claims), self._gates, call, self._cache)
 
     def _intake(self, claims: Iterable[Manifest]) -> ClusterInput:
         """All there is to decide on these claims, with the kept members of their groups."""

@@ -14,8 +14,8 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     with_defaults,
 )
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
+from devalloc_solver.pipeline.units import RejectedClaim
 
 
 class ReadResourceClaim(NamedTuple):

@@ -17,7 +17,6 @@ from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pen
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, make_snapshot
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer, FleetSubset
@@ -32,6 +31,7 @@ from devalloc_solver.fleet.resource_k8s.device_properties import published_devic
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.answer import ClaimAnswer

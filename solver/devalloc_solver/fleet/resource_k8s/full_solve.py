@@ -14,11 +14,11 @@ from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.pipeline.strategy import place_unit
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, BudgetExceeded, OutOfTime, check_deadline
 from devalloc_solver.check import DisputedDevices, check_cel_check
-from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time, seconds_left
+from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, seconds_left
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.dialects.resource_k8s import templates
-from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
-from devalloc_solver.pipeline.decomposition import UnsolvedProblem
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.pipeline.quota import copies_allowed
 from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.place import SearchTimeout
@@ -72,14 +70,14 @@ def capacity(
         ValueError: ``claim`` is not the manifest of a claim or template with a name, or ``documents`` are one manifest
             or text; ``deadline`` or ``cel_check`` is invalid.
     """
-    ends = end_time(deadline, time.monotonic())
+    call = Call(deadline)
     check_cel_check(cel_check)
     documents = as_manifest_list(documents)
     wanted = _pending(claim)
     if wanted["kind"] == RESOURCE_CLAIM:
-        return _count_resource_claims(documents, wanted, ends)
+        return _count_resource_claims(documents, wanted, call)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
-    return _within_quotas(_count(others, wanted, ends, cel_check), others, wanted)
+    return _within_quotas(_count(others, wanted, call, cel_check), others, wanted)
 
 
 def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str, Any]) -> Capacity:
@@ -91,12 +89,11 @@ def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str,
     return Capacity(left[0], True, {}, Reason.QUOTA_EXCEEDED, message)
 
 
-def _count(others: Sequence[Any], wanted: dict[str, Any], ends: float | None, cel_check: str) -> Capacity:
-    started, key = time.monotonic(), _key_of(wanted)
+def _count(others: Sequence[Any], wanted: dict[str, Any], call: Call, cel_check: str) -> Capacity:
+    ends, key = call.ends, _key_of(wanted)
     prepared = prepare(
         read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted]),
-        ends=ends,
-        started=started,
+        call=call,
     )
     if cel_check == "refuse":
         try:
@@ -113,9 +110,9 @@ _Disputed = Mapping[tuple[str, int], list[str]]
 """(label of a request, device) -> how the evaluators disagree about it"""
 
 
-def _disputed_devices(prepared: PreparedProblem, ends: float | None) -> _Disputed:
+def _disputed_devices(prepared: DeviceClaimProblem, ends: float | None) -> _Disputed:
     """The candidates that the check's evaluator judges differently. Raises OutOfTime."""
-    problem_input, snapshot = prepared.problem_input, prepared.snapshot
+    problem_input, snapshot = prepared.dialect.problem_input, prepared.snapshot
     judge = DisputedDevices(problem_input.pools, problem_input.classes.values())
     disputed: dict[tuple[str, int], list[str]] = {}
     for request in (request for unit in prepared.units for demand in unit.demands for request in demand.requests):
@@ -132,7 +129,7 @@ def _disputed_devices(prepared: PreparedProblem, ends: float | None) -> _Dispute
     return disputed
 
 
-def _disagreements_of_first(prepared: PreparedProblem, disputed: _Disputed, ends: float | None) -> list[str]:
+def _disagreements_of_first(prepared: DeviceClaimProblem, disputed: _Disputed, ends: float | None) -> list[str]:
     """How the evaluators disagree about the devices that one copy would get."""
     outcome = search_parts(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=ends)
     given = [(entry.request.label, entry.device.index) for placed in outcome.placements for entry in placed.entries]
@@ -155,16 +152,16 @@ def _without(unit: PlacementUnit, disputed: _Disputed) -> PlacementUnit:
     return replace(unit, demands=tuple(demands))
 
 
-def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any], ends: float | None) -> Capacity:
+def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any], call: Call) -> Capacity:
     """The same for claims of Kubernetes. What the claims of pods may have is for the API server to bound."""
     from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES  # with their CEL runtime
     from devalloc_solver.dialects.resource_k8s.manifests import read_documents as read_objects
-    from devalloc_solver.pipeline.resource_k8s import prepare as prepare_cluster
+    from devalloc_solver.dialects.resource_k8s.problem import prepare as prepare_cluster
 
     groups = (RESOURCE_CLAIMS, "v1", "")  # Nodes are of v1
     others = [d for d in documents if api_group_of(d) in groups and not is_admission_object(d) and not _is_waiting(d)]
-    started, problem_input = time.monotonic(), read_objects([*others, wanted], DEFAULT_GATES)
-    return _count_copies(prepare_cluster(problem_input, DEFAULT_GATES, ends, started), _key_of(wanted), ends)
+    problem_input = read_objects([*others, wanted], DEFAULT_GATES)
+    return _count_copies(prepare_cluster(problem_input, DEFAULT_GATES, call), _key_of(wanted), call.ends)
 
 
 def _is_waiting(document: Mapping[str, Any]) -> bool:
@@ -179,14 +176,7 @@ def _key_of(wanted: Mapping[str, Any]) -> tuple[str, str]:
     return namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
 
 
-class _Prepared(UnsolvedProblem, Protocol):
-    """What counting needs of a problem, in either dialect."""
-
-    @property
-    def refused(self) -> Sequence[RejectedClaim]: ...
-
-
-def _count_copies(prepared: _Prepared, key: tuple[str, str], ends: float | None) -> Capacity:
+def _count_copies(prepared: UnsolvedProblem[Any], key: tuple[str, str], ends: float | None) -> Capacity:
     for refused in prepared.refused:
         if refused.key == key:
             is_certain = refused.reason != Reason.SEARCH_LIMIT
@@ -203,7 +193,7 @@ def _count_copies(prepared: _Prepared, key: tuple[str, str], ends: float | None)
     return replace(counted, reason=Reason.SEARCH_LIMIT, message=SEARCH_CUT_SHORT)
 
 
-def _count_by_node(prepared: _Prepared, unit: PlacementUnit, ends: float | None) -> Capacity:
+def _count_by_node(prepared: UnsolvedProblem[Any], unit: PlacementUnit, ends: float | None) -> Capacity:
     """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
     nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
     usage = Usage.of(prepared.snapshot, prepared.allocations)
@@ -224,7 +214,7 @@ def _count_by_node(prepared: _Prepared, unit: PlacementUnit, ends: float | None)
     return Capacity(sum(by_node.values()), all_proven, by_node)
 
 
-def _max_copies(prepared: _Prepared, unit: PlacementUnit, ends: float | None) -> tuple[int, bool]:
+def _max_copies(prepared: UnsolvedProblem[Any], unit: PlacementUnit, ends: float | None) -> tuple[int, bool]:
     """Count the copies that fit at once, by trying larger numbers, and say whether the number is proven."""
     copies, most = 8, 0
     while True:
@@ -270,7 +260,7 @@ def _node_key(snapshot: Snapshot, usage: Usage, demand: Demand, node: str) -> ob
     return tuple(seen)
 
 
-def _candidate_pools(prepared: _Prepared, demand: Demand) -> set[int]:
+def _candidate_pools(prepared: UnsolvedProblem[Any], demand: Demand) -> set[int]:
     return {prepared.snapshot.devices[i].pool for request in demand.requests for i in request.candidates.accepted}
 
 
