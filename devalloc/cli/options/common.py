@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,20 @@ def settings_options(settings_class: type[Any], name: str = "settings") -> Decor
         for each, declaring in reversed(listed):
             decorated = option(each, None if declaring is settings_class else declaring)(decorated)
         return decorated
+
+    return decorate
+
+
+def passed_as(name: str, together: type[Any]) -> Decorator:
+    """Pass the options and arguments that a dataclass has fields for together, as ``name: together``. Below them."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_one(**values: Any) -> Any:
+            given = {each.name: values.pop(each.name) for each in fields(together)}
+            return function(**{name: together(**given)}, **values)
+
+        return with_one
 
     return decorate
 

@@ -20,6 +20,7 @@ from devalloc.cli.options.common import (
     manifests_option,
     namespace_option,
     output_option,
+    passed_as,
     selector_option,
     store_option,
 )
@@ -68,6 +69,18 @@ def validate(files: tuple[str, ...], output: str) -> int:
     return 2 if any(problem.is_error for problem in problems) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectSelection:
+    """Which objects a user names: by kind and name, by manifests, or all of a kind."""
+
+    what: tuple[str, ...]
+    files: tuple[str, ...]
+    everything: bool
+    selected: LabelTest | None
+    namespace: str
+    all_namespaces: bool
+
+
 @verb("delete", advice=_ON_A_CLUSTER)
 @click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=complete_objects)
 @files_option(required=False)
@@ -78,17 +91,8 @@ def validate(files: tuple[str, ...], output: str) -> int:
 @namespace_option
 @all_namespaces_option
 @store_option
-def delete(
-    what: tuple[str, ...],
-    files: tuple[str, ...],
-    everything: bool,
-    selected: LabelTest | None,
-    ignore_not_found: bool,
-    dry_run: bool,
-    namespace: str,
-    all_namespaces: bool,
-    store: Path | None,
-) -> int:
+@passed_as("selection", ObjectSelection)
+def delete(selection: ObjectSelection, ignore_not_found: bool, dry_run: bool, store: Path | None) -> int:
     """Delete objects. A claim's devices are free at once, or when its node has released them.
 
     \b
@@ -100,8 +104,7 @@ def delete(
 
     code = 0
     with open_embedded_store(store) as objects:
-        within = None if all_namespaces else namespace
-        keys, code = _keys_to_delete(objects, what, files, everything, selected, within, namespace)
+        keys, code = _keys_to_delete(objects, selection)
 
         def delete_one(named: tuple[Key, str | None]) -> Outcome:
             key, group = named
@@ -196,39 +199,33 @@ def _deletion_text(finalizers: list[str]) -> str:
     return f"marked for deletion until its finalizers are removed ({', '.join(finalizers)})"
 
 
-def _keys_to_delete(
-    store: SQLiteStore,
-    what: tuple[str, ...],
-    files: tuple[str, ...],
-    everything: bool,
-    selected: LabelTest | None,
-    within: str | None,
-    namespace: str,
-) -> tuple[list[tuple[Key, str | None]], int]:
+def _keys_to_delete(store: SQLiteStore, selection: ObjectSelection) -> tuple[list[tuple[Key, str | None]], int]:
     """The keys to delete, each with the API group that its manifest names, and the exit code so far."""
     from devalloc.store.errors import Key
 
-    if bool(what) == bool(files):
+    what, selected = selection.what, selection.selected
+    if bool(what) == bool(selection.files):
         raise BadInput("name what to delete: either KIND NAME... or -f PATH")
-    if files:
+    if selection.files:
         from devalloc.cli.documents import read_manifests
 
-        documents = read_manifests(files, namespace)
+        documents = read_manifests(selection.files, selection.namespace)
         contents = [document.content for document in documents.good]
         groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
         return list(zip(map(Key.of, contents), groups, strict=True)), documents.exit_code
     if len(what) == 1 and "/" not in what[0] and (same := objects_named(store, what[0])):
         raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
-    if everything or selected is not None:
+    if selection.everything or selected is not None:
         if len(what) != 1 or "/" in what[0]:
-            raise BadInput(f"{'--all' if everything else '--selector'} needs one KIND and no names")
+            raise BadInput(f"{'--all' if selection.everything else '--selector'} needs one KIND and no names")
         kind = kind_of(what[0], store)
-        listed = store.list(kind.kind, within if kind.namespaced else None).objects
+        within = selection.namespace if kind.namespaced and not selection.all_namespaces else None
+        listed = store.list(kind.kind, within).objects
         return [(Key.of(obj), None) for obj in listed if selected is None or selected(obj)], 0
     if len(what) == 1 and "/" not in what[0]:
         kind_of(what[0], store)  # reports a kind that does not exist
         raise BadInput(f"which {what[0]}? Name them, or use --all")
-    return [(key, None) for key in keys_of(what, namespace, store=store)], 0
+    return [(key, None) for key in keys_of(what, selection.namespace, store=store)], 0
 
 
 Object = dict[str, Any]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,7 @@ from devalloc.cli.options.common import (
     namespace_option,
     no_headers_option,
     output_option_with_jsonpath,
+    passed_as,
     selector_option,
 )
 from devalloc.cli.render.jsonpath import render_template
@@ -34,76 +36,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-@verb("get")
-@click.argument(
-    "what",
-    nargs=-1,
-    required=True,
-    metavar="KIND [NAME...] | KIND/NAME...",
-    shell_complete=complete_objects,
-)
-@namespace_option
-@all_namespaces_option
-@output_option_with_jsonpath
-@no_headers_option
-@selector_option
-@click.option("--sort-by", metavar="JSONPATH", help="Sort by the value at a path, such as .metadata.name.")
-@click.option("--show-labels", is_flag=True, help="Show the labels as the last column of tables.")
-@click.option("-w", "--watch", is_flag=True, help="Then show every change, until Ctrl-C.")
-@click.option("--all", "everything", is_flag=True, hidden=True, help="Same as -A.")
-@target_options
-def get(
-    what: tuple[str, ...],
-    namespace: str,
-    all_namespaces: bool,
-    output: str,
-    no_headers: bool,
-    selected: LabelTest | None,
-    sort_by: str | None,
-    show_labels: bool,
-    watch: bool,
-    everything: bool,
-    place: StoreTarget,
-) -> int:
-    """List or print objects. `get all` lists the objects of all kinds of devalloc.
-
-    `get nodes` shows the state of each node that has pools, machines or claims: Ready, Cordoned (it gets nothing new),
-    NotServed (on a store: its plugin has ended), NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores
-    these objects.
-
-    \b
-    devalloc get pools
-    devalloc get nodes
-    devalloc get claims -A -o wide
-    devalloc get claims -l app=web --no-headers
-    devalloc get dclaim/train -o yaml
-    devalloc get pools -o jsonpath='{.items[*].metadata.name}'
-    """
-
-    all_namespaces = all_namespaces or everything
-    form = OutputForm(output, no_headers, show_labels, sort_by)
-    if is_nodes(what):
-        if watch or selected or show_labels:
-            option = "--watch" if watch else "--selector" if selected else "--show-labels"
-            raise BadInput(f"nodes are not objects of the store, so {option} is not possible; `devalloc top` is live")
-        with open_target(place) as store:
-            return _nodes(store, what, form)
-    if "/" not in what[0] and len(what) == 1:
-        with open_target(place if all_namespaces else place.within(namespace)) as objects:
-            explain_waiting(objects, answers=form.shows_objects)
-            words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
-            kinds = [kind_of(word, objects) for word in words]
-            return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
-    if all_namespaces or selected:
-        option = "--all-namespaces" if all_namespaces else "--selector"
-        raise BadInput(f"a name and {option} cannot be combined; give the namespace with -n")
-    with open_target(place.within(namespace)) as objects:
-        explain_waiting(objects, answers=form.shows_objects)
-        keys = keys_of(what, namespace, store=objects)
-        return _named(objects, keys, form, watch)
-
-
-class OutputForm(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OutputForm:
     """How the objects are printed."""
 
     output: str
@@ -138,6 +72,72 @@ class OutputForm(NamedTuple):
     @property
     def template(self) -> str | None:
         return self.output.removeprefix("jsonpath=") if self.output.startswith("jsonpath=") else None
+
+
+@verb("get")
+@click.argument(
+    "what",
+    nargs=-1,
+    required=True,
+    metavar="KIND [NAME...] | KIND/NAME...",
+    shell_complete=complete_objects,
+)
+@namespace_option
+@all_namespaces_option
+@output_option_with_jsonpath
+@no_headers_option
+@selector_option
+@click.option("--sort-by", metavar="JSONPATH", help="Sort by the value at a path, such as .metadata.name.")
+@click.option("--show-labels", is_flag=True, help="Show the labels as the last column of tables.")
+@click.option("-w", "--watch", is_flag=True, help="Then show every change, until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, hidden=True, help="Same as -A.")
+@target_options
+@passed_as("form", OutputForm)
+def get(
+    what: tuple[str, ...],
+    namespace: str,
+    all_namespaces: bool,
+    form: OutputForm,
+    selected: LabelTest | None,
+    watch: bool,
+    everything: bool,
+    place: StoreTarget,
+) -> int:
+    """List or print objects. `get all` lists the objects of all kinds of devalloc.
+
+    `get nodes` shows the state of each node that has pools, machines or claims: Ready, Cordoned (it gets nothing new),
+    NotServed (on a store: its plugin has ended), NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores
+    these objects.
+
+    \b
+    devalloc get pools
+    devalloc get nodes
+    devalloc get claims -A -o wide
+    devalloc get claims -l app=web --no-headers
+    devalloc get dclaim/train -o yaml
+    devalloc get pools -o jsonpath='{.items[*].metadata.name}'
+    """
+
+    all_namespaces = all_namespaces or everything
+    if is_nodes(what):
+        if watch or selected or form.show_labels:
+            option = "--watch" if watch else "--selector" if selected else "--show-labels"
+            raise BadInput(f"nodes are not objects of the store, so {option} is not possible; `devalloc top` is live")
+        with open_target(place) as store:
+            return _nodes(store, what, form)
+    if "/" not in what[0] and len(what) == 1:
+        with open_target(place if all_namespaces else place.within(namespace)) as objects:
+            explain_waiting(objects, answers=form.shows_objects)
+            words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
+            kinds = [kind_of(word, objects) for word in words]
+            return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
+    if all_namespaces or selected:
+        option = "--all-namespaces" if all_namespaces else "--selector"
+        raise BadInput(f"a name and {option} cannot be combined; give the namespace with -n")
+    with open_target(place.within(namespace)) as objects:
+        explain_waiting(objects, answers=form.shows_objects)
+        keys = keys_of(what, namespace, store=objects)
+        return _named(objects, keys, form, watch)
 
 
 def _list(

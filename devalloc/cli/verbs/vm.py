@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,14 @@ from devalloc.cli.node_client import (
     timeout_option,
 )
 from devalloc.cli.node_machines import ProcessUsage, show_usage
-from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, option_of, output_option
+from devalloc.cli.options.common import (
+    all_namespaces_option,
+    files_option,
+    namespace_option,
+    option_of,
+    output_option,
+    passed_as,
+)
 from devalloc.cli.options.node import PluginOptions, state_folders
 from devalloc.cli.render.host import (
     format_cores,
@@ -284,6 +292,15 @@ def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float)
     return code
 
 
+@dataclass(frozen=True, slots=True)
+class MachineBounds:
+    """Between what amounts a machine is scaled, as a user writes them."""
+
+    cpu: str
+    memory: str
+    slot_size: str | None
+
+
 @verb("adopt")
 @click.argument("name", metavar="NAME")
 @click.option("--qmp-socket", type=click.Path(path_type=Path), required=True, help="The socket of QEMU's monitor.")
@@ -294,12 +311,11 @@ def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float)
 @namespace_option
 @socket_option
 @timeout_option
+@passed_as("bounds", MachineBounds)
 def adopt(
     name: str,
     qmp_socket: Path,
-    cpu: str,
-    memory: str,
-    slot_size: str | None,
+    bounds: MachineBounds,
     claims: tuple[str, ...],
     namespace: str,
     socket: Path,
@@ -312,8 +328,8 @@ def adopt(
     """
     from devalloc_node.pb.node_pb2 import AdoptMachineRequest, CpuBounds, MemoryBounds
 
-    least_cpu, most_cpu = parse_bounds(cpu, "cpu")
-    least, most = parse_bounds(memory, "memory")
+    least_cpu, most_cpu = parse_bounds(bounds.cpu, "cpu")
+    least, most = parse_bounds(bounds.memory, "memory")
     request = AdoptMachineRequest(
         machine=machine_ref(name, namespace),
         qmp_socket=str(qmp_socket.absolute()),
@@ -321,8 +337,8 @@ def adopt(
         memory=MemoryBounds(
             min_bytes=least,
             max_bytes=most,
-            method="" if slot_size is None else "dimm",
-            slot_size_bytes=0 if slot_size is None else parse_bytes(slot_size),
+            method="" if bounds.slot_size is None else "dimm",
+            slot_size_bytes=0 if bounds.slot_size is None else parse_bytes(bounds.slot_size),
         ),
         claims=[claim_ref(claim, namespace) for claim in claims],
     )
