@@ -25,7 +25,7 @@ from devalloc.controller.fencing_program import FencingSettings, NodeFencer
 from devalloc.controller.fleet_monitor import FleetMonitor
 from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
-from devalloc.controller.leader.lease import Lease
+from devalloc.controller.leader.lease import Lease, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
@@ -153,8 +153,7 @@ class ClusterProcess:
             holder,
             LEASE_NAME,
             namespace=settings.namespace,
-            seconds=settings.seconds,
-            deadline=settings.deadline,
+            term=LeaseTerm(settings.seconds, settings.deadline),
         )
         if settings.allocate.labels_nodes:
             self.lease.inherited = (LABELS_NODES,)

@@ -60,6 +60,16 @@ class RivalLeases:
     """What those are called, for people, who have it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseTerm:
+    """For how long a lease counts without being renewed."""
+
+    seconds: float = DEFAULT_SECONDS
+    """How long others take it for held, from when they saw it change."""
+    deadline: float | None = None
+    """How long its holder does, from when the last renewal began; None: as long."""
+
+
 class Lease:
     """Use from one thread, but for ``is_valid``."""
 
@@ -73,23 +83,21 @@ class Lease:
         name: str,
         *,
         namespace: str = "default",
-        seconds: float = DEFAULT_SECONDS,
-        deadline: float | None = None,
+        term: LeaseTerm = LeaseTerm(),
         rivals: RivalLeases | None = None,
         alone: bool = False,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """``holder``: a name that no other process has, not even the next one here. ``seconds``: how long others take
-        it for held without seeing it renewed. ``deadline``: how long its holder does, from when the last renewal began;
-        None: as long. ``alone``: this process holds a lock by which it knows that no other lives, so it need not wait
-        until the lease of the one before has run out. ``clock``: one that also goes while the host is suspended."""
+        """``holder``: a name that no other process has, not even the next one here. ``alone``: this process holds a
+        lock by which it knows that no other lives, so it need not wait until the lease of the one before has run out.
+        ``clock``: one that also goes while the host is suspended."""
         self.holder = holder
-        self.seconds = seconds
+        self.seconds = term.seconds
         self.name = name
         self.namespace = namespace
         self.transitions = 0
         """How often it has changed hands, as of the last time that it was ours."""
-        self._deadline = seconds if deadline is None else deadline
+        self._deadline = term.seconds if term.deadline is None else term.deadline
         self._rivals = rivals
         self._store = store
         self._alone = alone

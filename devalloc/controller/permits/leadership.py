@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from devalloc.controller.leader.lease import DEFAULT_SECONDS, KIND, Lease, LeaseLost, LeaseStore, RivalLeases
+from devalloc.controller.leader.lease import DEFAULT_SECONDS, KIND, Lease, LeaseLost, LeaseStore, LeaseTerm, RivalLeases
 from devalloc.store import Listing, Object
 
 LEASE_NAME = "devalloc-permits"
@@ -80,9 +80,8 @@ def permits_lease(
     def whose(other: str) -> str:
         return f"a permit server for {'all nodes' if other == LEASE_NAME else 'single nodes'}"
 
-    lease = Lease(
-        store, holder, name, seconds=seconds, rivals=RivalLeases(listed, is_rival, whose), alone=alone, **more
-    )
+    rivals = RivalLeases(listed, is_rival, whose)
+    lease = Lease(store, holder, name, term=LeaseTerm(seconds), rivals=rivals, alone=alone, **more)
     return lease
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from devalloc.api.meta import LEADER
 from devalloc.controller.leader.election import LeaderElection, Loop
-from devalloc.controller.leader.lease import Lease, LeaseLost
+from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.store import NotFound, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_claim
@@ -49,7 +49,7 @@ class Bed:
 
     def controller(self, holder: str, *loops: Loop, seconds: float = 3.0) -> LeaderElection:
         lease = Lease(
-            SQLiteStore(self.path), holder, NAME, namespace=NAMESPACE, seconds=seconds, deadline=seconds * 2 / 3,
+            SQLiteStore(self.path), holder, NAME, namespace=NAMESPACE, term=LeaseTerm(seconds, seconds * 2 / 3),
             clock=self.clock,
         )  # fmt: skip
 

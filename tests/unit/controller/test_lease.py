@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from devalloc.controller.leader.lease import Lease, LeaseLost
+from devalloc.controller.leader.lease import Lease, LeaseLost, LeaseTerm
 from devalloc.store import Listing, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.virtual_time import Clock
@@ -49,7 +49,7 @@ def store(store: SQLiteStore) -> Slow:
 
 
 def lease(store: Slow, holder: str, clock: Clock) -> Lease:
-    return Lease(store, holder, "devalloc-controller", namespace=NAMESPACE, seconds=15, deadline=10, clock=clock)
+    return Lease(store, holder, "devalloc-controller", namespace=NAMESPACE, term=LeaseTerm(15, 10), clock=clock)
 
 
 def test_its_holder_takes_it_for_lost_before_another_takes_it(store: Slow) -> None:

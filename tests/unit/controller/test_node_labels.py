@@ -19,7 +19,7 @@ from devalloc.api.meta import (
     is_promised,
     node_label,
 )
-from devalloc.controller.leader.lease import Lease
+from devalloc.controller.leader.lease import Lease, LeaseTerm
 from devalloc.controller.manifest_apply import merge_manifest
 from devalloc.controller.reconcile import device_claims
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -216,7 +216,7 @@ class TestPromise:
 
     @staticmethod
     def lease(store: SQLiteStore, holder: str, *, inherits: bool = True) -> Lease:
-        made = Lease(store, holder, "devalloc-controller", seconds=15, deadline=10)
+        made = Lease(store, holder, "devalloc-controller", term=LeaseTerm(15, 10))
         made.inherited = (LABELS_NODES,) if inherits else ()
         return made
 
