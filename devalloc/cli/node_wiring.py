@@ -358,7 +358,9 @@ def store_permits(
     ``not_ours`` is set meanwhile.
     """
     from devalloc.controller.permits import PermitServer, Settings
-    from devalloc.controller.permits.server import ServerAddresses
+    from devalloc.controller.permits.hosts import HostSource
+    from devalloc.controller.permits.leadership import new_holder, permits_lease
+    from devalloc.controller.permits.server import ServedMachines, ServerAddresses, ServerReports
     from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 
     still = frozen_hosts(node, limits)
@@ -367,7 +369,7 @@ def store_permits(
         with still() as by_node:
             return by_node
 
-    scaling = node.settings.scaling
+    name, scaling = node.settings.node_name, node.settings.scaling
     assert scaling is not None
     assert scaling.server is not None
     dump = scaling.server.dump
@@ -394,15 +396,11 @@ def store_permits(
 
     server = PermitServer(
         store,
-        hosts,
+        HostSource(hosts, still),
         settings,
-        node=node.settings.node_name,
-        migrator=StoreMigrator(store),
-        can_move=MovableMachines(store),
-        alone=alone,
-        still=still,
-        on_ready=ready,
-        on_waiting=waiting,
+        right=permits_lease(store, new_holder(), node=name, alone=alone),
+        machines=ServedMachines(name, StoreMigrator(store), MovableMachines(store)),
+        reports=ServerReports(ready, waiting),
     )
 
     def run(stop: threading.Event) -> None:

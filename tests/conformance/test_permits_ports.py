@@ -19,6 +19,8 @@ from devalloc.cli import node_wiring
 from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller import permits
 from devalloc.controller.permits import Settings, server
+from devalloc.controller.permits.hosts import HostSource
+from devalloc.controller.permits.leadership import new_holder, permits_lease
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
@@ -178,7 +180,11 @@ def test_waiting_for_a_lease_is_logged_once_with_its_holder(tmp_path: Path) -> N
     ten = node_of(Resources(10_000, 10 * 2**30))
     with closing(SQLiteStore(path)) as store:
         second = server.PermitServer(
-            store, ten, Settings(port=0, dump_port=None), lease_seconds=1.0, on_waiting=messages.append
+            store,
+            HostSource(ten),
+            Settings(port=0, dump_port=None),
+            right=permits_lease(store, new_holder(), seconds=1.0),
+            reports=server.ServerReports(waiting=messages.append),
         )
         stop = threading.Event()
         with serving(path, ten, alone=False, lease_seconds=60.0) as first:

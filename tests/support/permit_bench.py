@@ -13,7 +13,9 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.controller.permits import Host, Hosts, PermitServer, Settings
-from devalloc.controller.permits.server import ServerAddresses
+from devalloc.controller.permits.hosts import FrozenHosts, HostSource
+from devalloc.controller.permits.leadership import new_holder, permits_lease
+from devalloc.controller.permits.server import ServedMachines, ServerAddresses, ServerReports
 from devalloc.controller.permits.vm_state import bytes_text, cpus_text
 from devalloc.scaling.resources import Resources
 from devalloc.store import Conflict, Object, Store
@@ -22,6 +24,7 @@ from devalloc.store.sqlite import SQLiteStore
 GIB = 2**30
 KIND = "VirtualMachine"
 NODE = "node-a"
+EVERY_MACHINE = ServedMachines()
 
 
 def amounts(milli: int, gib: float) -> Resources:
@@ -168,7 +171,10 @@ def serving(
     settings: Settings | None = None,
     *,
     store: Store | None = None,
-    **more: Any,
+    still: FrozenHosts | None = None,
+    machines: ServedMachines = EVERY_MACHINE,
+    alone: bool = True,
+    lease_seconds: float = 15.0,
 ) -> Iterator[PermitBench]:
     """A server in a thread, on a store at ``path``; it is stopped and its store closed in the end."""
     listening, ports = threading.Event(), []
@@ -179,12 +185,14 @@ def serving(
 
     stop, failed = threading.Event(), []
     with closing(SQLiteStore(path)) as own:
+        there = store or own
         server = PermitServer(
-            store or own,
-            hosts,
+            there,
+            HostSource(hosts, still),
             settings or Settings(port=0, dump_port=0),
-            on_ready=ready,
-            **{"alone": True, **more},
+            right=permits_lease(there, new_holder(), node=machines.node, seconds=lease_seconds, alone=alone),
+            machines=machines,
+            reports=ServerReports(ready),
         )
 
         def run() -> None:

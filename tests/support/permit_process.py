@@ -12,7 +12,9 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from devalloc.controller.permits import PermitServer, Settings
-from devalloc.controller.permits.server import ServerAddresses
+from devalloc.controller.permits.hosts import HostSource
+from devalloc.controller.permits.leadership import new_holder, permits_lease
+from devalloc.controller.permits.server import ServerAddresses, ServerReports
 from devalloc.scaling.resources import Resources
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
@@ -29,7 +31,9 @@ def main(path: Path, limit: Resources, node: str = NODE, replaces: str = "") -> 
 
     with nullcontext() if replaces else hold_store(path), closing(SQLiteStore(path)) as store:
         settings = Settings(port=0, dump_port=None)
-        PermitServer(store, node_of(limit, node), settings, alone=True, on_ready=ready).run(stop)
+        right = permits_lease(store, new_holder(), alone=True)
+        hosts = HostSource(node_of(limit, node))
+        PermitServer(store, hosts, settings, right=right, reports=ServerReports(ready)).run(stop)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,14 @@ class UsageTotal:
         return UsageTotal(self.cpu + other.cpu, self.memory + other.memory, max(self.last, other.last))
 
 
+@dataclass(frozen=True, slots=True)
+class UsageStore:
+    """Where usage is stored."""
+
+    config_maps: ConfigMapStore
+    namespace: str = NAMESPACE
+
+
 class BillingUsage:
     """Use from one event loop at a time."""
 

@@ -32,6 +32,16 @@ Hosts = Callable[[], Mapping[str, Host]]
 FrozenHosts = Callable[[], AbstractContextManager[Mapping[str, Host]]]
 """The nodes as they are; inside, only the server takes anything of them. Raises StoreError."""
 
+
+@dataclass(frozen=True, slots=True)
+class HostSource:
+    """Where a server has the hosts from."""
+
+    read: Hosts
+    frozen: FrozenHosts | None = None
+    """The same, and they stay so while a permit is written: where others take of the hosts, too."""
+
+
 OverheadFunction = Callable[[Object], Resources]
 """What a VirtualMachine costs its node beside what it is permitted: its devices, its hypervisor."""
 

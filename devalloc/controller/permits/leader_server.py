@@ -22,11 +22,11 @@ from devalloc.backoff import Backoff
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
 from devalloc.controller.permits import neon_vms
-from devalloc.controller.permits.billing_usage import ConfigMapStore
+from devalloc.controller.permits.billing_usage import ConfigMapStore, UsageStore
 from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
-from devalloc.controller.permits.hosts import published
+from devalloc.controller.permits.hosts import HostSource, published
 from devalloc.controller.permits.leadership import Leadership
-from devalloc.controller.permits.server import PermitServer, ServerAddresses
+from devalloc.controller.permits.server import NeonFencing, PermitServer, ServedMachines, ServerAddresses, ServerReports
 from devalloc.controller.permits.settings import PlainListener, Settings
 from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
@@ -125,16 +125,15 @@ class LeaderPermitServer:
         )
         self.server = PermitServer(
             store,
-            published(store),
+            HostSource(published(store)),
             settings,
-            migrator=StoreMigrator(store) if at.migrates else None,
-            can_move=MovableMachines(store),
             right=right,
-            config_map_store=config_map_store,
-            namespace=namespace,
-            fence_neon=self._fence_neon_vms if at.neon else None,
-            pods=self._neon.pods if at.neon else None,
-            on_ready=self._ready,
+            machines=ServedMachines(
+                migrator=StoreMigrator(store) if at.migrates else None, can_move=MovableMachines(store)
+            ),
+            usage=UsageStore(config_map_store, namespace),
+            neon=NeonFencing(self._fence_neon_vms, self._neon.pods) if at.neon else None,
+            reports=ServerReports(ready=self._ready),
         )
 
     @property

@@ -8,6 +8,9 @@ node are rivals. Commits are fenced with all leases. A server inside a process t
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -57,6 +60,11 @@ class Leadership(Protocol):
     def check(self, leases: Iterable[Object]) -> None: ...
 
     def check_one(self, obj: Object, gone: bool) -> None: ...
+
+
+def new_holder() -> str:
+    """A name for a server that no other has, not even the next one of this process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def permits_lease(

@@ -8,8 +8,6 @@ import logging
 import math
 import os
 import random
-import secrets
-import socket
 import ssl
 import threading
 import time
@@ -25,12 +23,12 @@ from aiohttp import web
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits import neon_vms, vm_state
-from devalloc.controller.permits.billing_usage import NAMESPACE, BillingUsage, ConfigMapStore
+from devalloc.controller.permits.billing_usage import BillingUsage, UsageStore
 from devalloc.controller.permits.caller_auth import ANYONE, PROXY, Caller, CallerRejected
 from devalloc.controller.permits.decider import NEON_SECONDS, RETRY_SECONDS, PermitDecider, StoreChanges
-from devalloc.controller.permits.hosts import CanMigrate, FrozenHosts, Hosts, OverheadFunction
-from devalloc.controller.permits.leadership import Leadership, permits_lease
-from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices, no_overhead
+from devalloc.controller.permits.hosts import CanMigrate, HostSource
+from devalloc.controller.permits.leadership import Leadership, new_holder, permits_lease
+from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices
 from devalloc.controller.permits.machine_objects import object_key
 from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
@@ -154,58 +152,68 @@ class ClientLog:
         log.warning(self._message, address or "a client", more)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedMachines:
+    """Which machines a server answers for, and how they leave a node that has too little room."""
+
+    node: str | None = None
+    """Those of this node only, beside the servers of other nodes; None: those of all."""
+    migrator: Migrator | None = None
+    can_move: CanMigrate = has_no_devices
+
+
+@dataclass(frozen=True, slots=True)
+class NeonFencing:
+    """How machines of NeonVM are kept from late permits."""
+
+    fence: Callable[[threading.Event], None] | None = None
+    """Has those of the last leader refused; until it returns, these machines get none. Raises StoreError."""
+    pods: Store | None = None
+    """Has the pods that run them; None: they count by their objects alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReports:
+    """What a server calls in its thread."""
+
+    ready: Callable[[ServerAddresses], None] = lambda addresses: None
+    """Each time it begins to listen."""
+    waiting: Callable[[str], None] = log.warning
+    """Each time it begins to wait for another process's lease."""
+
+
 class PermitServer:
     """Everything of one server. ``run`` in a thread."""
 
     def __init__(
         self,
         store: Store,
-        hosts: Hosts,
+        hosts: HostSource,
         settings: Settings | None = None,
         *,
-        node: str | None = None,
-        migrator: Migrator | None = None,
-        overhead: OverheadFunction = no_overhead,
-        can_move: CanMigrate = has_no_devices,
-        alone: bool = False,
-        still: FrozenHosts | None = None,
-        lease_seconds: float = 15.0,
         right: Leadership | None = None,
-        config_map_store: ConfigMapStore | None = None,
-        namespace: str = NAMESPACE,
-        fence_neon: Callable[[threading.Event], None] | None = None,
-        pods: Store | None = None,
-        on_ready: Callable[[ServerAddresses], None] = lambda addresses: None,
-        on_waiting: Callable[[str], None] = log.warning,
+        machines: ServedMachines | None = None,
+        usage: UsageStore | None = None,
+        neon: NeonFencing | None = None,
+        reports: ServerReports | None = None,
     ) -> None:
-        """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
-        all. ``alone``: the caller holds a lock (``devalloc.store.paths.hold_store``), so that no other server runs
-        on this store. ``still``: a context in which the hosts cannot change while a permit is written, if others take
-        of the hosts too. ``right``: the leadership it grants by, instead of a lease of its own. ``config_map_store``,
-        ``namespace``: where it stores what is billed; None: in the store. ``fence_neon``: has late permits of the last
-        leader refused on machines of NeonVM, and raises StoreError; until it returns, they get none. The server's
-        thread calls ``on_ready`` each time it begins to listen, and ``on_waiting`` each time it begins to wait for
-        another process's lease.
-        """
+        """``right``: the leadership it grants by; None: a lease of its own. ``usage``: where it stores what is billed;
+        None: in the store."""
         self.settings = settings or Settings()
-        self.book = PermitLedgers(
-            self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node
-        )
-        holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.lease = right or permits_lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
+        machines, usage = machines or ServedMachines(), usage or UsageStore(store)
+        migrates = machines.migrator is not None
+        self.book = PermitLedgers(self.settings, can_move=machines.can_move, migrates=migrates, node=machines.node)
+        self.lease = right or permits_lease(store, new_holder(), node=machines.node)
         self.usage = BillingUsage(
-            config_map_store or store, self.book, self.lease.name, self.lease.holder, namespace=namespace
+            usage.config_maps, self.book, self.lease.name, self.lease.holder, namespace=usage.namespace
         )
         self.metrics = PermitMetrics(self.book, lambda: self.usage.stored_totals)
         self._store = store
         self._machine_kinds = frozenset({vm_state.KIND}) | ({neon_vms.KIND} if self.settings.neon else set())
         self._hosts = hosts
-        self._still = still
-        self._migrator = migrator
-        self._fence_neon = fence_neon
-        self._pods = pods
-        self._on_ready = on_ready
-        self._on_waiting = on_waiting
+        self._migrator = machines.migrator
+        self._neon = neon or NeonFencing()
+        self._reports = reports or ServerReports()
         self._waits_for: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """While it serves."""
@@ -232,7 +240,7 @@ class PermitServer:
             try:
                 taken = self.lease.take()
                 if (waits_for := self.lease.held_by) not in (None, self._waits_for):
-                    self._on_waiting(f"not serving permits yet: waiting for {waits_for}")
+                    self._reports.waiting(f"not serving permits yet: waiting for {waits_for}")
                 self._waits_for = waits_for
                 if taken:
                     asyncio.run(self._serve(stop))
@@ -264,9 +272,9 @@ class PermitServer:
                 self.lease,
                 self.metrics,
                 writer,
-                self._still,
+                self._hosts.frozen,
                 self._machine_kinds,
-                settles=self._fence_neon is not None,
+                settles=self._neon.fence is not None,
             )
             moves = MigrationTracker(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
@@ -330,7 +338,7 @@ class PermitServer:
                         ),
                     )
                 ]
-                self._on_ready(ServerAddresses(address, *extra))
+                self._reports.ready(ServerAddresses(address, *extra))
                 log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -373,12 +381,12 @@ class PermitServer:
     async def _load(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
         """The hosts, and all objects. Raises StoreError, LeaseLost."""
         try:
-            hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)
+            hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._hosts.read)
         except Exception as error:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
         pods: Sequence[Object] | None = None
-        if (store := self._pods) is not None:
+        if (store := self._neon.pods) is not None:
             with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
                 listing = partial(store.list, (POD,))
                 pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
@@ -402,10 +410,10 @@ class PermitServer:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(decider.see, seen)
 
-        if self._pods is None:
+        if self._neon.pods is None:
             await asyncio.Event().wait()
         else:
-            await loop.run_in_executor(helpers, _watch_pods, self._pods, over, tell)
+            await loop.run_in_executor(helpers, _watch_pods, self._neon.pods, over, tell)
 
     async def _settle_neon(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """While machines of NeonVM cannot be written, try to; beside the decisions, which do not wait for it."""
@@ -432,8 +440,8 @@ class PermitServer:
 
     def _settle(self, keys: Sequence[ObjectKey] | None, over: threading.Event) -> None:
         """Have late writes of these machines of NeonVM refused; None: of all. Raises StoreError."""
-        if keys is None and self._fence_neon is not None:
-            self._fence_neon(over)
+        if keys is None and self._neon.fence is not None:
+            self._neon.fence(over)
         for key in keys or ():
             while not over.is_set():
                 try:
@@ -461,7 +469,9 @@ class PermitServer:
         while True:
             await asyncio.sleep(self.settings.resync)
             try:
-                decider.see(StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)))
+                decider.see(
+                    StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts.read))
+                )
             except Exception:
                 log.exception("cannot read the hosts; continuing with the last known state")
 
