@@ -47,9 +47,12 @@ class UsageAccount:
         self._closed: dict[PoolKey, int] = {}
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
+        pools = self._pools
         for use in uses:
             pooled, counted = use.pooled, use.counted
-            pool = self._pools.setdefault(pooled.pool_key, {})
+            pool = pools.get(pooled.pool_key)
+            if pool is None:
+                pool = pools[pooled.pool_key] = {}
             users = pool.get(pooled)
             if counted.is_alone:
                 self._closed[pooled.pool_key] = self._closed.get(pooled.pool_key, 0) + 1

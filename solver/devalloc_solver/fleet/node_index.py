@@ -313,8 +313,11 @@ class NodeIndex:
             uses = record.uses[pool]
             position = device - record.starts[pool]
             use = uses.get(position)
-            if use is None and amounts is None:
-                uses[position] = SOLE_USE
+            if amounts is None and (use is None or (use is SOLE_USE and sign < 0)):  # as nearly always
+                if use is None:
+                    uses[position] = SOLE_USE
+                else:
+                    del uses[position]
                 continue
             if use is None or use is SOLE_USE:
                 use = uses[position] = CountedUse(int(use is SOLE_USE))

@@ -452,9 +452,12 @@ class NodeClasses:
 
     def _state(self, kind: PoolKind, uses: Mapping[int, CountedUse]) -> PoolState:
         free, group_of = list(kind.sizes), kind.group_of
-        for position in uses:
-            free[group_of[position]] -= 1
-        shared = [(group_of[position], use.sharing) for position, use in uses.items() if use.shares]
+        shared: list[tuple[int, ShareState]] = []
+        for position, use in uses.items():
+            group = group_of[position]
+            free[group] -= 1
+            if use is not SOLE_USE and use.shares:
+                shared.append((group, use.sharing))
         key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
         state = self._pool_states.get(key)
         if state is None:

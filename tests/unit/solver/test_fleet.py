@@ -14,6 +14,7 @@ from devalloc_solver.fleet import node_index as index_nodes
 from devalloc_solver.fleet import place_finder
 from devalloc_solver.fleet.device_claims import backend
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
+from devalloc_solver.fleet.device_claims.placed import PlacedClaim
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.problem.snapshot import take_snapshot
 from tests.support import dra_builders
@@ -508,15 +509,15 @@ def test_several_claims_of_one_name_are_a_warning() -> None:
 def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     fleet.allocate(wants("a", 1))
-    good = state_of(fleet).answer
+    good = state_of(fleet).placed
 
-    def twice(*arguments: Any) -> dict[str, Any]:
-        answer = good(*arguments)
-        answer["allocations"][0]["deviceName"] = "g0"
-        return answer
+    def twice(*arguments: Any) -> PlacedClaim:
+        placed = good(*arguments)
+        placed.answer["allocations"][0]["deviceName"] = "g0"
+        return placed
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(state_of(fleet)), "answer", lambda self, *arguments: twice(*arguments))
+        patch.setattr(type(state_of(fleet)), "placed", lambda self, *arguments: twice(*arguments))
         with pytest.raises(AnswerRefused, match="p0/g0 is used whole by default/a"):
             fleet.allocate(wants("b", 1))
     assert devices_of(fleet.allocate(wants("b", 3))) == ["p0/g1", "p0/g2", "p0/g3"]

@@ -138,7 +138,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         spot = state.places.find(query, claim.pinned_node)
         if spot is None:
             return state.refusals.explain(query)
-        answer = state.answer(claim, spot)
+        placed = state.placed(claim, spot)
+        answer = placed.answer
         violations = state.judge.judge(claim, answer)
         if violations:
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
@@ -147,7 +148,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
                 message = "; ".join(disputed[:3])
                 return RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group).answer().to_dict()
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
-        state.grant(claim, answer, spot)
+        state.grant(claim, placed)
         return answer
 
     # -- claims that wait ----------------------------------------------------------------------------------------------

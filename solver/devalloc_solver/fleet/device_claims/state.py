@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, COMPATIBILITY_GROUP, DEVICE_RECORDS
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.pool import DevicePool
-from devalloc.api.quantity import Quantity
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
-from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.fleet.backend import Name
@@ -35,8 +30,9 @@ from devalloc_solver.fleet.device_claims.documents import (
     without_status,
 )
 from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
+from devalloc_solver.fleet.device_claims.placed import PlacedClaim, place_claim, status_of_answer, with_status
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
+from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
@@ -44,7 +40,6 @@ from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
-    device_record,
     has_draws,
     has_limits,
     is_as_recorded,
@@ -60,91 +55,6 @@ from devalloc_solver.problem.snapshot import (
     take_snapshot,
     without_duplicate_pools,
 )
-
-
-def placed_answer(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInput) -> dict[str, Any]:
-    """The dict of one allocated claim (settled L2)."""
-    chosen: list[int | None] = [None] * len(claim.spec.claims)
-    for given in spot.given:
-        chosen[given.request.detail] = given.request.alternative
-    annotations = {ALLOCATION_DETAILS: _labels(tuple([given.request.label for given in spot.given]))}
-    if spot.node is not None:
-        annotations[ALLOCATED_NODE] = spot.node
-    limited = [
-        (pool, device)
-        for request, pool, device, _, _ in spot.given
-        if (pool.resources or COMPATIBILITY_GROUP in device.attributes) and not request.mode.is_admin
-    ]
-    if limited and (records := records_of(limited)) is not None:
-        annotations[DEVICE_RECORDS] = records
-    namespace, name = claim.key
-    answer: dict[str, Any] = {
-        "namespace": namespace,
-        "name": name,
-        "allocated": True,
-        "node": spot.node,
-        "allocations": [
-            {"devicePoolName": given.pool.name, "deviceName": given.device.name}
-            if not given.amounts
-            else _share(claim, given)
-            for given in spot.given
-        ],
-        "oneOf": chosen,
-        "reason": None,
-        "message": None,
-        "annotations": annotations,
-    }
-    answer |= config_entries(
-        namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), problem_input
-    )
-    if claim.warnings:
-        answer["warnings"] = list(claim.warnings)
-    return answer
-
-
-@lru_cache(maxsize=1024)
-def _labels(labels: tuple[str, ...]) -> str:
-    return json.dumps(labels)
-
-
-def status_of_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an answer is written on its claim, as a copy: the answer is the caller's."""
-    content = {
-        "allocations": [
-            {**entry, "allocations": [*map(dict, entry["allocations"])]} if "allocations" in entry else {**entry}
-            for entry in answer["allocations"]
-        ],
-        "annotations": {**answer["annotations"]},
-    }
-    for name in CONFIG_FIELDS:
-        if name in answer:
-            content[name] = deepcopy(answer[name])
-    return content
-
-
-def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
-    """The claim as it is once its answer is written on it."""
-    content = {
-        "allocations": answer["allocations"],
-        **{name: answer[name] for name in CONFIG_FIELDS if name in answer},
-    }
-    status = DeviceClaimStatus.model_validate(content, by_alias=True, by_name=False)
-    annotations = {name: text for name, text in claim.metadata.annotations.items() if name != DEVICE_RECORDS}
-    annotations |= answer["annotations"]
-    metadata = claim.metadata.model_copy(update={"annotations": annotations})
-    return claim.model_copy(update={"status": status, "metadata": metadata})
-
-
-def _share(claim: ClaimRecord, given: ChosenDevice) -> dict[str, Any]:
-    # The request may be that of an equal claim, which wrote its amounts in another way.
-    requests = claim.spec.claims[given.request.detail].alternatives[given.request.alternative or 0].requests
-    return {
-        "devicePoolName": given.pool.name,
-        "deviceName": given.device.name,
-        "allocations": [
-            {"name": name, "allocation": str(Quantity(nano, requests[name].format))} for name, nano in given.amounts
-        ],
-    }
 
 
 @dataclass(slots=True, eq=False)
@@ -399,21 +309,13 @@ class DeviceFleetState:
                     entries = (*old.entries, *entries)
                 self._keep(key, HeldDevices(0, refused.node, entries))
 
-    def grant(self, claim: ClaimRecord, answer: dict[str, Any], spot: ChosenPlace) -> None:
-        """A claim has what an answer gives it, from now on."""
+    def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:
+        """A claim has what its place gives it, from now on."""
         key = claim.key
         self.documents.by_name[claim.name] = [claim]
-        self.granted[key] = claim, status_of_answer(answer)
-        entries: list[HeldDevice] = []
-        items: list[HeldItem] = []
-        for request, pool, device, _, amounts in spot.given:
-            if not request.mode.is_admin:
-                is_limited = pool.resources or COMPATIBILITY_GROUP in device.attributes
-                record = device_record(pool, device) if is_limited else None
-                entries.append(HeldDevice(pool.name, device.name, amounts or None, record))
-                items.append((pool.node, device.index, amounts or None))
-        self.holders.grant(key, HeldDevices(claim.priority, spot.node, tuple(entries)), items)
-        self.judge.grant(claim, answer)
+        self.granted[key] = claim, placed.written
+        self.holders.grant(key, placed.held, placed.items)
+        self.judge.grant(claim, placed.answer)
 
     def record(self, claim: ClaimRecord, answer: dict[str, Any]) -> None:
         """The same for an answer that the stages gave."""
@@ -510,8 +412,9 @@ class DeviceFleetState:
         rules = self.rules
         return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
 
-    def answer(self, claim: ClaimRecord, spot: ChosenPlace) -> dict[str, Any]:
-        return placed_answer(claim, spot, self.rules.problem_input)
+    def placed(self, claim: ClaimRecord, spot: ChosenPlace) -> PlacedClaim:
+        """A claim with the devices of a place."""
+        return place_claim(claim, spot, self.rules.problem_input)
 
     def pending(self) -> Iterator[ClaimRecord]:
         """The kept claims that are valid and hold nothing."""
