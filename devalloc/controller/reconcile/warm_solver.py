@@ -72,7 +72,7 @@ class WarmFleet:
         changed: dict[ObjectName, Object | None] | None = None
         if fleet is None or placement != self._placement:
             manifests = [*self.settled.values(), *documents.values()]
-            fleet = Fleet.from_manifests(manifests, placement=placement, cel_check=self._cel_check)
+            fleet = Fleet.from_manifests(manifests, placement=placement, cel_check=self._cel_check, freeze=True)
         else:
             changed = dict.fromkeys(name for name in self.loaded if name not in documents)
             for name in changed:

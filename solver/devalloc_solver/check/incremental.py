@@ -15,7 +15,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.device_records import read_records
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
-from devalloc_solver.check.cel_results import CelResults
+from devalloc_solver.check.cel_results import CelResults, load_evaluator
 from devalloc_solver.check.claim import PendingClaim, check_new_claim
 from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.pools import KnownPools
@@ -66,8 +66,10 @@ class IncrementalChecker:
     def set_classes(self, classes: Iterable[DeviceClass]) -> None:
         """These are all classes now."""
         self._judged = None
-        before = self._catalogue.admin_classes()
+        before, classes = self._catalogue.admin_classes(), [*classes]
         self._catalogue = ClassCatalogue(classes, self._verdicts)
+        if any(each.spec.constraints for each in classes):
+            load_evaluator()
         self._specs = SpecCache(self._catalogue)
         if self._catalogue.admin_classes() != before:
             for key in sorted(self._holders):
