@@ -32,7 +32,7 @@ from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.permits.neon_vms import NEON_MACHINES
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.adoption import PolicyProbe
@@ -199,9 +199,7 @@ class ClusterProcess:
             self.store,
             settings=settings.allocate,
             kinds=(each.kind for each in (*OWN_KINDS, *CORE_KINDS) if each.kind != REPLICA_SET_KIND),
-            progress=self._progress,
-            wrote=self._wrote,
-            heard=self._heard,
+            listener=AllocatorListener(self._progress, self._wrote, self._heard),
             may_write=lambda: self.lease.is_valid,
         )
         self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)

@@ -25,7 +25,12 @@ from devalloc.controller.pool_publisher import (
     withdraw_previous_name,
     withdraw_previous_names,
 )
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
+from devalloc.controller.reconcile.device_claims import (
+    AllocatorListener,
+    DeviceClaimAllocator,
+    DeviceClaimRound,
+    SolveManifests,
+)
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
@@ -144,7 +149,8 @@ class Standalone:
         ``stack``."""
         stop = threading.Event()
         store.call_by_group()
-        allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
+        listener = AllocatorListener(progress=self._on_round)
+        allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, listener=listener)
         for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
             allocator.loop.ignore_kind(kind)
         resources = StoredClaimAllocator(store, self._settings, self.on_granted)

@@ -107,6 +107,19 @@ class DeviceClaimRound:
         return f"pools {self.pools}, devices {self.devices} ({self.available} available), {claims}"
 
 
+@dataclass(frozen=True, slots=True)
+class AllocatorListener:
+    """What an allocator calls in its loop's thread."""
+
+    progress: Callable[[DeviceClaimRound], None] = lambda done: None
+    """After each round."""
+    wrote: Callable[[Object, Object], None] = lambda before, after: None
+    """Of each object that an answer was written on: what it was before and is now, or was to say if it cannot be
+    written."""
+    heard: Callable[[Object, Object], None] = lambda before, after: None
+    """The same of each machine and migration that others have changed."""
+
+
 class DeviceClaimAllocator:
     """Answers the claims of a store, round by round."""
 
@@ -117,18 +130,13 @@ class DeviceClaimAllocator:
         settings: AllocatorSettings = DEFAULT_SETTINGS,
         kinds: Iterable[str] | None = None,
         solve: SolveManifests | None = None,
-        progress: Callable[[DeviceClaimRound], None] = lambda done: None,
-        wrote: Callable[[Object, Object], None] = lambda before, after: None,
-        heard: Callable[[Object, Object], None] = lambda before, after: None,
+        listener: AllocatorListener | None = None,
         may_write: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
-        called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now, or was to say if it cannot be written. ``heard``: of each machine and
-        migration that others have changed, the same. ``may_write``: whether this process leads, for writes beside the
-        fenced commit."""
+        """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``may_write``:
+        whether this process leads, for writes beside the fenced commit."""
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
@@ -137,9 +145,7 @@ class DeviceClaimAllocator:
         if solve is None:
             solve = self._warm = IncrementalSolver(self.loop.searches, clock, settings.cel_check)
         self._solve: SolveManifests = solve
-        self._progress = progress
-        self._wrote = wrote
-        self._heard = heard
+        self._listener = listener or AllocatorListener()
         self._may_write = may_write
         self._now = now
         self._clock = clock
@@ -183,7 +189,7 @@ class DeviceClaimAllocator:
             nonlocal version
             done = self.round()
             version = done.resource_version
-            self._progress(done)
+            self._listener.progress(done)
 
         self.loop.run(stop, act, lambda: self._wait(version, stop))
 
@@ -205,7 +211,7 @@ class DeviceClaimAllocator:
         for key, obj in objects.items():
             is_from_node = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
             if is_from_node and (old := self._seen.get(key)) is not None and old is not obj:
-                self._heard(old, obj)  # what its node says of it
+                self._listener.heard(old, obj)  # what its node says of it
         documents, solver_input = self._input(objects)
         if (with_woken := self._wake(solver_input, objects, everything)) is not None:
             objects = with_woken
@@ -247,10 +253,10 @@ class DeviceClaimAllocator:
             unlabelled = {key for unit in missing for key in unit.keys}
         written = self._commit(units, version, everything)
         for key, obj in written.items():
-            self._wrote(objects[key], obj)
+            self._listener.wrote(objects[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
             old = objects[change.key]
-            self._wrote(old, with_annotations(with_status(old, change.status), change.annotations))
+            self._listener.wrote(old, with_annotations(with_status(old, change.status), change.annotations))
         freed = {key for unit in units if unit.released or unit.follows_up for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**everything, **written}

@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Event, EventType, Store
@@ -417,7 +417,9 @@ class TestWhatWakes:
             if used(store) == {"gpu": "0"}:
                 stop.set()
 
-        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=3600), solve=solve, progress=progress)
+        loop = DeviceClaimAllocator(
+            store, settings=AllocatorSettings(resync=3600), solve=solve, listener=AllocatorListener(progress)
+        )
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         thread.join(60)
@@ -437,7 +439,7 @@ class TestWhatWakes:
             elif held(store, "a"):
                 stop.set()
 
-        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=60), progress=progress)
+        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=60), listener=AllocatorListener(progress))
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         thread.join(60)

@@ -16,7 +16,7 @@ from devalloc.api.meta import REASON
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile import loop as reconcile_loop
 from devalloc.controller.reconcile.decision import IN_CONDITIONS, AnswerForm
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.controller.reconcile.stored_claims import effective_documents
@@ -506,7 +506,7 @@ class Loop:
         self.error: BaseException | None = None
         self.store = PassedOver(store)
         self.progress = progress
-        allocator = DeviceClaimAllocator(self.store, progress=self.note, **settings)  # type: ignore[arg-type]
+        allocator = DeviceClaimAllocator(self.store, listener=AllocatorListener(self.note), **settings)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.run, args=(allocator,))
 
     def run(self, allocator: DeviceClaimAllocator) -> None:

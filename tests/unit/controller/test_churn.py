@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile import events as recorder_module
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc_solver.fleet import node_index
@@ -43,7 +43,8 @@ def test_caches_of_claims_that_came_and_went_are_bounded(monkeypatch: pytest.Mon
     with closing(KubernetesStore(client, deletions_kept=MAX_REMEMBERED)) as store:  # type: ignore[arg-type]
         fill(store, gpu_class(), *(gpu_pool(f"p{number}", node=f"n{number}") for number in range(4)))
         allocator = DeviceClaimAllocator(
-            store, wrote=lambda before, after: recorder.record(events_of_write(before, after))
+            store,
+            listener=AllocatorListener(wrote=lambda before, after: recorder.record(events_of_write(before, after))),
         )
 
         def churn(turn: int) -> None:

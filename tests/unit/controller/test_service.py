@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
 from devalloc.controller.reconcile.events import ObjectEvent, events_of_write, node_events
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import fill, gpu_pool
@@ -64,7 +64,8 @@ def test_a_machine_for_a_node_that_runs_none_says_so(
 ) -> None:
     events: list[ObjectEvent] = []
     fill(store, *there, machine("web", nodeName="n"))
-    allocator = DeviceClaimAllocator(store, wrote=lambda before, after: events.extend(events_of_write(before, after)))
+    listener = AllocatorListener(wrote=lambda before, after: events.extend(events_of_write(before, after)))
+    allocator = DeviceClaimAllocator(store, listener=listener)
     for _ in range(3):
         allocator.round()
     machine_status = status(store, "web")
@@ -142,7 +143,8 @@ def test_what_a_node_said_last_stays_and_a_condition_says_how_old_it_is(store: S
 def test_what_a_node_says_of_a_machine_is_an_event_once(store: SQLiteStore) -> None:
     events: list[ObjectEvent] = []
     fill(store, node("n", "host"), machine("web", nodeName="n"))
-    allocator = DeviceClaimAllocator(store, heard=lambda before, after: events.extend(node_events(before, after)))
+    listener = AllocatorListener(heard=lambda before, after: events.extend(node_events(before, after)))
+    allocator = DeviceClaimAllocator(store, listener=listener)
     allocator.round()
     for reason in ("QemuMissing", "QemuMissing", "DeviceGone"):
         held(store, phase="Pending", reason=reason, message=f"because of {reason}")

@@ -12,7 +12,7 @@ import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
 from devalloc.controller.fencing import state_fence, withdraw_fence
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator
 from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -180,7 +180,7 @@ def test_the_next_round_is_due_at_once(bed: Bed) -> None:
         if due[-1] or len(due) > 5:
             stop.set()
 
-    allocator = DeviceClaimAllocator(bed.store, progress=progress)
+    allocator = DeviceClaimAllocator(bed.store, listener=AllocatorListener(progress))
     ended = threading.Thread(target=allocator.run, args=(stop,))
     ended.start()
     ended.join(50)
@@ -204,7 +204,9 @@ def test_an_event_reports_what_cannot_be_written_on_the_object(bed: Bed) -> None
     """By an Event: an object that takes no more annotations would else wait without a word."""
     events: list[ObjectEvent] = []
     bed.allocator = DeviceClaimAllocator(
-        bed.store, clock=lambda: bed.now, wrote=lambda old, new: events.extend(events_of_write(old, new))
+        bed.store,
+        clock=lambda: bed.now,
+        listener=AllocatorListener(wrote=lambda old, new: events.extend(events_of_write(old, new))),
     )
     fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a"))
     bed.refused = ["claims/a"]
