@@ -21,7 +21,7 @@ from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.progress import Counted, count_nothing
+from devalloc_node.agent.progress import ScalerMeter
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, RequestHandler
@@ -55,12 +55,9 @@ class Agent:
         rules: ScalingRules,
         waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
-        came_through: Callable[[int], None] = lambda milliseconds: None,
-        counted: Counted = count_nothing,
+        meter: ScalerMeter | None = None,
     ) -> None:
-        """``came_through`` gets the milliseconds that each decision took until the machine had its amounts; ``counted``
-        gets each request that ended."""
-        self._came_through, self._counted = came_through, counted
+        self._meter = meter
         self._rules, self._waits = rules, waits or ScalerTimeouts()
         self._rng = rng or random.Random()
         self._machines: dict[str, ScalingTarget] = {}
@@ -152,8 +149,7 @@ class Agent:
             machine.channels,
             self._waits,
             self._rng,
-            self._came_through,
-            self._counted,
+            self._meter,
         )
         return scaler
 

@@ -212,10 +212,7 @@ class AgentThread:
                 self._operations, self.settings, permits, guests, executors, self._may_ask, self._endpoint
             )
             rules = ScalingRules(self.settings.unit, self.settings.timing, self.settings.era)
-            metrics = self._metrics
-            agent = Agent(
-                rules, scaler_timeouts(self.settings.agent), came_through=metrics.came_through, counted=metrics.counted
-            )
+            agent = Agent(rules, scaler_timeouts(self.settings.agent), meter=self._metrics)
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(agent_dump_served(agent, self.settings.dump))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from devalloc.scaling.health import ChannelHealth, DecisionRevisions, HealthLimits, StuckReason, stuck_reasons
 from devalloc.scaling.metrics import GuestReport
@@ -59,11 +58,24 @@ Metrics = Literal["metrics", "lfc"]
 Result = Literal["done", "short", "denied", "failed", "unknown"]
 """``short``: less was permitted, or reached, than was asked for, or the guest refused."""
 _METRICS: dict[Metrics, str] = {"metrics": "metrics of the guest", "lfc": "metrics of the guest's cache"}
-Counted = Callable[[Request, Result], None]
 
 
-def count_nothing(request: Request, result: Result) -> None:
-    """If nothing is counted."""
+class ScalerMeter(Protocol):
+    """Counts what scalers do."""
+
+    def counted(self, request: Request, result: Result) -> None:
+        """A request ended."""
+
+    def came_through(self, milliseconds: int) -> None:
+        """A machine has what was decided for it so long ago."""
+
+
+class NoMeter:
+    """Counts nothing."""
+
+    def counted(self, request: Request, result: Result) -> None: ...
+
+    def came_through(self, milliseconds: int) -> None: ...
 
 
 class ScalerProgress:
@@ -73,13 +85,10 @@ class ScalerProgress:
         self,
         machine: str,
         limits: HealthLimits,
-        counted: Counted = count_nothing,
-        came_through: Callable[[int], None] = lambda milliseconds: None,
+        meter: ScalerMeter,
     ) -> None:
-        """``machine``: its name in log lines. ``counted`` gets each request that ended, ``came_through`` the
-        milliseconds that each decision took until the machine had its amounts."""
-        self._machine, self._limits, self._counted = machine, limits, counted
-        self._came_through = came_through
+        """``machine``: its name in log lines."""
+        self._machine, self._limits, self._meter = machine, limits, meter
         self._warned: tuple[str, ...] = ()
         self._revisions = DecisionRevisions()
         self._wanted: Resources | None = None
@@ -97,7 +106,7 @@ class ScalerProgress:
         """A request ended so, or with this error."""
         if isinstance(result, NodeError):
             result = "denied" if isinstance(result, Denied) else "failed" if isinstance(result, Failed) else "unknown"
-        self._counted(request, result)
+        self._meter.counted(request, result)
 
     def well(self, channel: Channel) -> None:
         """The last request of the channel did not fail."""
@@ -149,7 +158,7 @@ class ScalerProgress:
             if not first:
                 self._revisions.next(now)
         if using == wanted and (took := self._revisions.observed(self._revisions.last, now)) is not None:
-            self._came_through(took)
+            self._meter.came_through(took)
 
     def denied(self, now: int) -> None:
         """Less was permitted than was asked for."""

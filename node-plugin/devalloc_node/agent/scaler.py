@@ -20,7 +20,7 @@ from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_node.agent.channels import ChangeRefused, Channels
-from devalloc_node.agent.progress import Counted, GuestLag, Metrics, ScalerProgress, count_nothing
+from devalloc_node.agent.progress import GuestLag, Metrics, NoMeter, ScalerMeter, ScalerProgress
 from devalloc_node.agent.report import amounts_text, scaling_report, state_dump
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.settings import ScalerTimeouts
@@ -42,12 +42,9 @@ class Scaler:
         channels: Callable[[Scaler], Channels],
         waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
-        came_through: Callable[[int], None] = lambda milliseconds: None,
-        counted: Counted = count_nothing,
+        meter: ScalerMeter | None = None,
     ) -> None:
-        """``machine``: its name in log lines. ``channels`` gets the scaler, which listens to its monitor.
-        ``came_through`` gets the milliseconds until the machine had its amounts, ``counted`` each request that
-        ended."""
+        """``machine``: its name in log lines. ``channels`` gets the scaler, which listens to its monitor."""
         self._machine = machine
         self._bounds, self._config = bounds, config
         self._limit: ChangeRefused | None = None
@@ -75,7 +72,7 @@ class Scaler:
         self._look_again = 0
         self._seen: Resources | None = None
         self._over_since: int | None = None
-        self._track = ScalerProgress(machine, self._waits.stuck, counted, came_through)
+        self._track = ScalerProgress(machine, self._waits.stuck, meter or NoMeter())
         self._guest = GuestLag(self._waits.guest_patience, self._waits.stuck.silence)
 
     async def run(self) -> None:

@@ -44,10 +44,7 @@ class Shown:
 
     def after(self, seconds: float, then: Callable[[Agent], Awaitable[None]], *, sockets: bool = False) -> None:
         async def main() -> None:
-            metrics = self.metrics
-            self._agent = agent = Agent(
-                ScalingRules(UNIT), None, random.Random(1), came_through=metrics.came_through, counted=metrics.counted
-            )
+            self._agent = agent = Agent(ScalingRules(UNIT), None, random.Random(1), self.metrics)
             for name, around in self._arounds.items():
                 await agent.scale(ScalingTarget(name, "run-1", BOUNDS, CONFIG, around.channels))
             await asyncio.sleep(seconds)

@@ -17,6 +17,7 @@ from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import ChangeRefused
+from devalloc_node.agent.progress import NoMeter
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.settings import ScalerTimeouts
@@ -368,11 +369,21 @@ def test_the_refusal_of_a_machine_is_reported_in_its_words() -> None:
     assert (report.reason.code, report.reason.message) == ("MachineFailed", "the guest keeps its memory")
 
 
+class DecisionTimes(NoMeter):
+    """How long decisions took, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.took: list[int] = []
+
+    def came_through(self, milliseconds: int) -> None:
+        self.took.append(milliseconds)
+
+
 def test_the_agent_reports_how_long_a_decision_took() -> None:
-    around, took = ScalerFakes(load=1), []
+    around, meter = ScalerFakes(load=1), DecisionTimes()
 
     async def main() -> None:
-        agent = Agent(ScalingRules(UNIT), ScalerTimeouts(metrics_interval=1000), random.Random(1), took.append)
+        agent = Agent(ScalingRules(UNIT), ScalerTimeouts(metrics_interval=1000), random.Random(1), meter)
         await agent.scale(ScalingTarget("vm", "run-1", BOUNDS, CONFIG, around.channels))
         await asyncio.sleep(10)
         around.room, around.load = UNIT * 2, 4
@@ -382,7 +393,7 @@ def test_the_agent_reports_how_long_a_decision_took() -> None:
         await agent.close()
 
     run(main(), sockets=False)
-    [milliseconds] = took
+    [milliseconds] = meter.took
     assert 19_000 <= milliseconds <= 23_000  # until there was room
 
 
