@@ -17,7 +17,7 @@ from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims
+from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
 from devalloc_node.claims.claim_files import ClaimFiles, FileKind
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.host.files import Files
@@ -162,10 +162,9 @@ def open_bench(
                 cast(Journal, TimedJournal(journal, waits, host)),
                 ClaimLocks(state / "locks"),
                 {"DeviceClaim": source.grants if isinstance(source, StoredClaims) else source},
-                bindings.choose,
+                DeviceHost(bindings.choose, remains=files.remains if subject.whole else lambda uid: ()),
                 {**step_kinds(host), "file": FileKind(host)},
                 render={"DeviceClaim": [files.spec]} if subject.whole else {},
-                remains=files.remains if subject.whole else lambda uid: (),
             ),
             source,
         )

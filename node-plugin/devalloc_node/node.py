@@ -19,7 +19,7 @@ from devalloc.inventory.pci import BarSizes
 from devalloc.service_manager import Round
 from devalloc_node.binding.checks import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
+from devalloc_node.claims import ChangeGuard, ClaimLocks, Claims, DeviceHost, PrepareOptions
 from devalloc_node.claims.claim_files import ClaimFiles, FileKind, folders_ever
 from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.claims.journal_content import inventory_facts, orphaned_devices
@@ -172,17 +172,21 @@ class Node:
             journal,
             ClaimLocks(settings.state / "locks"),
             {source.kind: source.grants},
-            self.bindings.choose,
+            DeviceHost(
+                self.bindings.choose,
+                in_use=lambda device: process_using(self.host.tree(), device),
+                identify=self.bindings.identify,
+                observe=self.bindings.observe,
+                boot_id=self.boot_id,
+                remains=files.remains,
+            ),
             {**step_kinds(host), "file": FileKind(host, ever), ATTACHMENT: attachments},
             options=PrepareOptions(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
-            in_use=lambda device: process_using(self.host.tree(), device),
-            identify=self.bindings.identify,
-            observe=self.bindings.observe,
-            boot_id=self.boot_id,
-            remains=files.remains,
-            rehearse=lambda ref, due: deny_in_dry_run(host, lambda: self._plan(ref, due), ref),
-            refuse=lambda what: deny_change_in_dry_run(host, what),
+            guard=ChangeGuard(
+                rehearse=lambda ref, due: deny_in_dry_run(host, lambda: self._plan(ref, due), ref),
+                refuse=lambda what: deny_change_in_dry_run(host, what),
+            ),
         )
         self.reconciler = Reconciler(
             self.claims,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims
+from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
 from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.errors import NodeError
 from devalloc_node.host.boundary import Host
@@ -56,7 +56,9 @@ def plugin(host: Host, state: Path) -> Iterator[tuple[Claims, ToyGrants, list[Cl
     with closing(open_journal(state)) as journal:
         locks = ClaimLocks(state / "locks")
         yield (
-            Claims(journal, locks, {"DeviceClaim": grants}, Bindings(host, config).choose, step_kinds(host)),
+            Claims(
+                journal, locks, {"DeviceClaim": grants}, DeviceHost(Bindings(host, config).choose), step_kinds(host)
+            ),
             grants,
             refs,
         )

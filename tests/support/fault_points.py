@@ -29,7 +29,7 @@ from typing import Any
 
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims
+from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
 from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.errors import NodeError
@@ -228,7 +228,7 @@ class FaultPoints:
                 journal,
                 ClaimLocks(self.folder / "state/locks"),
                 {KIND: GatedStore(ask, gate)},
-                Bindings(host, config).choose,
+                DeviceHost(Bindings(host, config).choose),
                 {**step_kinds(host), "file": FileKind(host), "attachment": GatedMachine(ask, gate)},
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]}
                 if scenario.cdi

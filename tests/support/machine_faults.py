@@ -32,7 +32,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims
+from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
 from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.claims.steps import PrepareOptions
@@ -373,11 +373,10 @@ class MachineFaults(FaultPoints):
                 journal,
                 ClaimLocks(self.folder / "state/locks"),
                 {KIND: GatedStore(ask, passed)},  # type: ignore[arg-type]
-                Bindings(host, config).choose,
+                DeviceHost(Bindings(host, config).choose, in_use=lambda device: _user_of(host.tree(), device.nodes)),
                 {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
-                in_use=lambda device: _user_of(host.tree(), device.nodes),
             )
             held = ClaimRegistry(
                 claims,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from devalloc_node.binding.binding import HealthState, Steps
-from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
+from devalloc_node.claims import ClaimLocks, Claims, DeviceHost, PrepareOptions
 from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -199,7 +199,7 @@ class EngineBench:
     options: PrepareOptions = field(default_factory=PrepareOptions)
     slots: int = SLOTS
     extra: dict[str, Any] = field(default_factory=dict)
-    """More arguments for `Claims`."""
+    """More arguments for `DeviceHost` and `Claims`."""
 
     def __post_init__(self) -> None:
         self.binding = ToyBinding(self.host, slots=self.slots)
@@ -210,11 +210,12 @@ class EngineBench:
         self.journal = open_journal(self.folder) if journal is None else journal
         kind, extra = ToyKind(self.host), dict(self.extra)
         more_kinds = extra.pop("kinds", {})
+        host = {each.name: extra.pop(each.name) for each in fields(DeviceHost) if each.name in extra}
         self.claims = Claims(
             self.journal,
             ClaimLocks(self.folder / "locks"),
             {"DeviceClaim": self.grants},
-            lambda granted: self.binding,
+            DeviceHost(lambda granted: self.binding, **host),
             {"property": kind, "reset": ToyReset(self.host), "attachment": ToyAttachment(self.host)} | more_kinds,
             options=self.options,
             **extra,

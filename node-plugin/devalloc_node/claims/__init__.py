@@ -8,8 +8,8 @@
 - ``journal_content``: the journal's content as JSON and for discovery, and devices on the host that no claim holds
 """
 
-from devalloc_node.claims.engine import Claims
+from devalloc_node.claims.engine import ChangeGuard, Claims, DeviceHost
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.steps import PrepareOptions
 
-__all__ = ["ClaimLocks", "Claims", "PrepareOptions"]
+__all__ = ["ChangeGuard", "ClaimLocks", "Claims", "DeviceHost", "PrepareOptions"]

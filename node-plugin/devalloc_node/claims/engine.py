@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.device_identity import Identity, difference, drive_of, unseen
@@ -97,6 +97,29 @@ _UNSTEADY = frozenset({"DeviceGone", "DeviceUnknown", "SharedDiffers"})
 _LOOK_SECONDS = 0.005
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceHost:
+    """The host and its devices, as far as claims need them."""
+
+    choose: Choose
+    in_use: InUse = lambda device: None
+    identify: Identify = lambda binding: {}
+    observe: Observe = lambda device: HealthState("healthy")
+    boot_id: Callable[[], str] | None = None
+    remains: Callable[[str], Sequence[str]] = lambda uid: ()
+    """What the host still has of a UID that the journal does not know (T9), in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGuard:
+    """Raises Denied in a dry run, before anything is changed."""
+
+    rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None
+    """Called before anything is done for a claim."""
+    refuse: Callable[[str], None] = lambda what: None
+    """Called before any other change is written down; told which."""
+
+
 class Claims:
     """The claims of this node. Safe for threads, and for two processes with one state folder."""
 
@@ -105,40 +128,22 @@ class Claims:
         journal: Journal,
         locks: ClaimLocks,
         grants: Mapping[str, Grants],
-        choose: Choose,
+        host: DeviceHost,
         kinds: Mapping[str, StepKind],
         *,
         options: PrepareOptions | None = None,
         render: Mapping[str, Sequence[Render]] | None = None,
-        in_use: InUse = lambda device: None,
-        identify: Identify = lambda binding: {},
-        observe: Observe = lambda device: HealthState("healthy"),
-        boot_id: Callable[[], str] | None = None,
-        remains: Callable[[str], Sequence[str]] = lambda uid: (),
-        rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None,
-        refuse: Callable[[str], None] = lambda what: None,
+        guard: ChangeGuard | None = None,
     ) -> None:
-        """``grants``, ``render``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
-
-        ``remains``: what the host still has of a UID that the journal does not know (T9), in words.
-
-        ``rehearse``: called before anything is done for a claim, and ``refuse`` before any other change is written
-        down (told which); they raise Denied in a dry run.
-        """
+        """``grants``, ``render``: by kind of claim (``DeviceClaim``, ``ResourceClaim``)."""
         self.journal = journal
         self.locks = locks
         self.grants = grants
         self.options = options or PrepareOptions()
         self.steps = StepRunner(journal, kinds, locks, self.options)
-        self._choose = choose
+        self._host = host
         self._render = render or {}
-        self._in_use = in_use
-        self._identify = identify
-        self._observe = observe
-        self._boot_id = boot_id
-        self._remains = remains
-        self._rehearse = rehearse
-        self._refuse = refuse
+        self._guard = guard or ChangeGuard()
 
     def prepare(
         self, ref: ClaimRef, deadline: Deadline | None = None, *, kind: str | None = None, caller: str = ""
@@ -160,13 +165,13 @@ class Claims:
                     self.steps.repeat(ref.uid, due, caller)
                     return again
                 self._refuse_repair(again, problem)
-                self._refuse(f"prepare claim {ref} again: {problem.message}")
+                self._guard.refuse(f"prepare claim {ref} again: {problem.message}")
                 LOG.warning("claim %s is prepared again: %s", ref, problem.message)
                 self.remember(record)
                 self.clear(record, due, caller, unused=True)
             elif record is not None:
                 self.clear(record, due, caller)
-            self._rehearse(ref, due)
+            self._guard.rehearse(ref, due)
             try:
                 grant = self._with_identities(grants.get(ref))
                 if grant.ref != ref:
@@ -231,7 +236,7 @@ class Claims:
                     if existing.state == "done" and existing.step.after == step.after and existing.device == device:
                         return
                     self.steps.undo_one(existing, due, caller=caller)
-            self._refuse(f"add {step.kind} of {step.target} to claim {ref}")
+            self._guard.refuse(f"add {step.kind} of {step.target} to claim {ref}")
             work = ClaimWork(ref.uid, caller)
             try:
                 self.steps.perform(work, device, [step], due)
@@ -256,7 +261,7 @@ class Claims:
         with self._locked(ref.uid, due, f"undo {kind} of claim {ref}", caller):
             for existing in reversed(self.journal.steps(ref.uid)):
                 if (existing.step.kind, existing.step.target) == (kind, target):
-                    self._refuse(f"undo {kind} of {target} of claim {ref}")
+                    self._guard.refuse(f"undo {kind} of {target} of claim {ref}")
                     self.steps.undo_one(existing, due, force=force, caller=caller)
 
     def prepared(self) -> list[Prepared]:
@@ -273,7 +278,7 @@ class Claims:
 
     def refuse_remains(self, ref: ClaimRef) -> None:
         """Of a claim that is not in the journal. Raises Failed ``ClaimRemains`` if the host has something of it."""
-        if remains := list(self._remains(ref.uid)):
+        if remains := list(self._host.remains(ref.uid)):
             raise Failed(
                 "ClaimRemains",
                 f"claim {ref} is not in the journal, but the host still has: {', '.join(remains)}",
@@ -326,7 +331,7 @@ class Claims:
         return prepared
 
     def _binding(self, granted: GrantedDevice) -> Binding:
-        binding = self._choose(granted)
+        binding = self._host.choose(granted)
         if granted.share is not None and not granted.admin and not binding.shares:
             raise Denied(
                 "ShareUnsupported",
@@ -338,7 +343,7 @@ class Claims:
     def _unchanged_identity(self, uid: str, granted: GrantedDevice, binding: Binding) -> Identity:
         """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated, ``IdentityUnseen`` if a
         drive does not show which one it is, ``DeviceInUse`` if another claim got it under another name."""
-        identity = self._identify(binding)
+        identity = self._host.identify(binding)
         if (other := difference(granted.identity, identity)) is not None:
             raise Denied(
                 "DeviceChanged",
@@ -432,7 +437,7 @@ class Claims:
 
         def guard(name: str) -> None:
             for device in devices:
-                if device.name == name and (user := self._in_use(device)) is not None:
+                if device.name == name and (user := self._host.in_use(device)) is not None:
                     raise Failed(
                         "DeviceInUse", f"{user} still has device {name} open; it stays bound until that process ends"
                     )
@@ -441,7 +446,7 @@ class Claims:
             for device in devices:
                 guard(device.name)
         if record.state is ClaimState.PREPARED:
-            self._refuse(f"unprepare claim {record.ref}")
+            self._guard.refuse(f"unprepare claim {record.ref}")
             self.journal.release(uid)
         undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
         for problem in undone.shared:
@@ -487,7 +492,7 @@ class Claims:
 
     def _first_problem(self, prepared: Prepared) -> HealthState | None:
         """What is wrong with the devices of a prepared claim, first what cannot be repaired."""
-        states = [self._observe(device) for device in prepared.devices if not device.admin]
+        states = [self._host.observe(device) for device in prepared.devices if not device.admin]
         unwell = [each for each in states if each.state == "unhealthy"]
         return next((each for each in unwell if each.code not in _REPAIRED), next(iter(unwell), None))
 
@@ -516,11 +521,11 @@ class Claims:
 
     def _note_boot(self) -> None:
         """A plugin that was restored with its host, or that is frozen for long, may have missed a reboot."""
-        boot = self.journal.setting(BOOT) if self._boot_id is not None else None
-        if boot is None or self._boot_id is None:
+        boot = self.journal.setting(BOOT) if self._host.boot_id is not None else None
+        if boot is None or self._host.boot_id is None:
             return  # nothing was prepared in an earlier boot
         try:
-            now = self._boot_id()
+            now = self._host.boot_id()
         except NodeError as error:
             LOG.warning("cannot check whether the host was restarted: %s", error)
             return
