@@ -505,7 +505,7 @@ def cluster_publishing(
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
     from devalloc_node.kube.label_change import warn_of_previous_name
-    from devalloc_node.kube.publisher import SLICES, NodeSlices
+    from devalloc_node.kube.publisher import SLICES, NodeSlices, PoolNames
 
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
@@ -517,7 +517,9 @@ def cluster_publishing(
             events,
             resync=resync,
             failed=node.metrics.publish_failed,
-            aside=node.settings.set_aside,
-            held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
+            names=PoolNames(
+                node.settings.set_aside,
+                lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
+            ),
         )
         yield Publisher(slices.loops, slices.rescan, partial(warn_of_previous_name, client, SLICES))

@@ -406,6 +406,29 @@ def _with_old_times(spec: Object, old: Object) -> None:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class PoolNames:
+    """The names under which the pools of a node are published: they tell who allocates their devices."""
+
+    aside: bool = False
+    """The devices are set aside for devalloc's controller."""
+    held: Callable[[], Iterable[str]] = tuple
+    """The pools of what is prepared, as its claims call them."""
+
+    def named(self, pools: Iterable[DevicePool]) -> list[DevicePool]:
+        """The pools by these names."""
+        held = frozenset(self.held())
+        return [self._named(pool, held) for pool in pools]
+
+    def _named(self, pool: DevicePool, held: frozenset[str]) -> DevicePool:
+        """As long as something of a pool is prepared it has the name by which claims hold it: only what is free changes
+        hands (T1)."""
+        free, theirs = pool.metadata.name, dedicated_pool_name(pool.metadata.name)
+        wanted, other = (theirs, free) if self.aside else (free, theirs)
+        name = other if other in held else wanted
+        return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"name": name})})
+
+
 class NodeSlices:
     """Loops to be run in threads of their own, and a rescan."""
 
@@ -419,14 +442,11 @@ class NodeSlices:
         *,
         resync: float = 60.0,
         failed: Callable[[], None] = lambda: None,
-        aside: bool = False,
-        held: Callable[[], Iterable[str]] = tuple,
+        names: PoolNames | None = None,
     ) -> None:
         """``resync``: seconds between looks at the devices without any event. ``failed``: called for each look or
-        publication that failed. ``aside``: the devices are set aside for devalloc's controller. ``held``: the pools of
-        what is prepared, as its claims call them."""
-        self._aside = aside
-        self._held = held
+        publication that failed."""
+        self._names = names or PoolNames()
         self.publisher = SlicePublisher(client, driver, node, failed=failed)
         settings = WatchSettings(resync=resync)
         self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=settings, failed=failed)
@@ -444,14 +464,4 @@ class NodeSlices:
         if errors and not discovery.pools:
             # A host that cannot be read is not a host without devices.
             raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
-        held = frozenset(self._held())
-        self.publisher.set([_named(pool, held, aside=self._aside) for pool in discovery.pools])
-
-
-def _named(pool: DevicePool, held: frozenset[str], *, aside: bool) -> DevicePool:
-    """The pool by the name that tells its allocator. As long as something of it is prepared that is the one whose
-    claims hold it: only what is free changes hands (T1)."""
-    free, theirs = pool.metadata.name, dedicated_pool_name(pool.metadata.name)
-    wanted, other = (theirs, free) if aside else (free, theirs)
-    name = other if other in held else wanted
-    return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"name": name})})
+        self.publisher.set(self._names.named(discovery.pools))

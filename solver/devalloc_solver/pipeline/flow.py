@@ -31,7 +31,7 @@ class Dialect(Protocol):
         """The answers to claims that got these devices."""
 
     def check(self, placements: Sequence[Placement], answers: Sequence[ClaimAnswer]) -> None:
-        """Judge answers independently. Raises AnswerRefused."""
+        """Judge answers independently. Raises errors.AnswerRefused."""
 
     def explainer(
         self, problem: UnsolvedProblem[Any], placements: Sequence[Placement], ends: float | None
@@ -59,7 +59,7 @@ class UnsolvedProblem(Generic[DialectT]):
 
 
 def solve_problem(problem: UnsolvedProblem[DialectT], placement: str, call: Call) -> Solution:
-    """The answers to all claims of a problem. Raises AnswerRefused for a bug of the solver.
+    """The answers to all claims of a problem. Raises errors.AnswerRefused for a bug of the solver.
 
     ``placement``: ``pack`` or ``spread``.
     """
