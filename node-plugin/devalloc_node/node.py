@@ -34,6 +34,7 @@ from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.records import MachineAmounts
+from devalloc_node.machine.resources import HostUses
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
@@ -162,8 +163,7 @@ class Node:
             ended=lambda: self.metrics.ended(),
             host=settings.capacity,
             homes=self.homes,
-            others=tuple if self.warm is None else self.warm.uses,
-            permitted=source.permitted,
+            uses=HostUses(tuple if self.warm is None else self.warm.uses, source.permitted),
         )
         attachments = AttachmentKind(self.machines, host, lambda functions: pci.bar_sizes(host.tree(), functions))
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,14 +45,13 @@ from devalloc_node.machine.records import (
     MACHINES,
     PLUGS,
     UNKNOWN_AMOUNTS,
-    MachineAmounts,
     MachineRecord,
     MachineRecords,
     MachineView,
     host_device_of,
 )
 from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
-from devalloc_node.machine.resources import CapacityCheck, without_object
+from devalloc_node.machine.resources import CapacityCheck, HostUses, without_object
 from devalloc_node.machine.spec import (
     HOST_SANDBOX,
     NO_RATES,
@@ -85,15 +84,14 @@ class MachineLifecycle(MachineRegistry):
         connect: Connect = QmpMonitor,
         host: HostCapacity | None = None,
         homes: SandboxProvider | None = None,
-        others: Callable[[], Iterable[MachineUsage]] = tuple,
-        permitted: Callable[[], Mapping[str, MachineAmounts]] = dict,
+        uses: HostUses | None = None,
     ) -> None:
         """As ``MachineRegistry``; ``ended`` is called for each machine that ended without a request. ``host``: what all
-        machines may have of it, ``others`` included; None: no limit. ``permitted``: what machines are
-        permitted, by key."""
+        machines may have of it, with those of others among ``uses``; None: no limit."""
         super().__init__(config, records, changed=changed, connect=connect, homes=homes)
-        self._room = None if host is None else CapacityCheck(host, records, others, permitted)
-        self._others = others
+        uses = uses or HostUses()
+        self._room = None if host is None else CapacityCheck(host, records, uses)
+        self._others = uses.others
         self._connect = connect
         self._refused_rates: dict[str, tuple[tuple[str, RateLimits] | None, float, tuple[str, ...]]] = {}
         """By key: in which run which rates were not all enforced, until when that counts, and why."""

@@ -7,7 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import RESOURCES, HostCapacity, Resource
@@ -269,22 +269,23 @@ _LIMIT_HINTS = {
 """What to do if the capacity of a resource is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostUses:
+    """What is taken of the host, beside what the records of machines say."""
+
+    others: Callable[[], Iterable[MachineUsage]] = tuple
+    """What runs here and is none of the machines that are kept."""
+    permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
+    """By key what machines may have by now, whether or not they were told already. Raises Failed."""
+
+
 class CapacityCheck:
     """Asked under the lock that starts take turns by, across processes, so that who is admitted is recorded before the
     next one is looked at."""
 
-    def __init__(
-        self,
-        host: HostCapacity,
-        records: MachineRecords,
-        others: Callable[[], Iterable[MachineUsage]] = tuple,
-        permitted: Callable[[], Mapping[str, MachineAmounts]] = dict,
-    ) -> None:
-        """``others``: what runs here and is none of the machines that are kept. ``permitted``: by key what machines may
-        have by now, whether or not they were told already; raises Failed."""
+    def __init__(self, host: HostCapacity, records: MachineRecords, uses: HostUses | None = None) -> None:
         self._records = records
-        self._others = others
-        self._permitted = permitted
+        self._beside = uses or HostUses()
         self._host = host
         stores = stores_of(host)
         self._counts = (
@@ -327,7 +328,7 @@ class CapacityCheck:
         names = ("cpu", "memory", "download", "upload", "disk_io")
         if all(getattr(requested, name) <= getattr(had, name) for name in names):
             return
-        had = _use(key, before, self._permitted().get(key, UNKNOWN_AMOUNTS))
+        had = _use(key, before, self._beside.permitted().get(key, UNKNOWN_AMOUNTS))
         amounts = {name: getattr(requested, name) for name in names if name != "memory" or requested.pages == "memory"}
         more = {name: amount for name, amount in amounts.items() if amount > getattr(had, name)}
         self._check(key, Request(**more), f"machine {key} cannot grow on this host now")
@@ -349,14 +350,14 @@ class CapacityCheck:
             raise Failed("HostUnreadable", f"{what}, as its use is not known: {error}") from None
 
     def _uses(self) -> Iterator[MachineUsage]:
-        permitted = self._permitted()
+        permitted = self._beside.permitted()
         for key, content in self._records.records(MACHINES).items():
             with suppress(Failed):  # what it is cannot be read, nor what it takes
                 record = record_of(key, content)
                 if record.state in _COUNTED_STATES:
                     use = _use(key, record, permitted.get(key, UNKNOWN_AMOUNTS))
                     yield replace(use, stored=stored_of_machine(self._host, record.machine))
-        yield from self._others()
+        yield from self._beside.others()
 
 
 def exclusive_cpus(records: MachineRecords) -> Mapping[int, str]:

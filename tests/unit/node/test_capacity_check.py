@@ -16,7 +16,7 @@ from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
-from devalloc_node.machine.resources import CapacityCheck
+from devalloc_node.machine.resources import CapacityCheck, HostUses
 from devalloc_node.machine.spec import RateLimits, spec_of
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
@@ -49,7 +49,7 @@ class MemoryRecords:
 
 def room(*records: MachineRecord, **permitted: MachineAmounts) -> CapacityCheck:
     return CapacityCheck(
-        ROOM, MemoryRecords(*records), permitted=lambda: {f"default/{k}": v for k, v in permitted.items()}
+        ROOM, MemoryRecords(*records), HostUses(permitted=lambda: {f"default/{k}": v for k, v in permitted.items()})
     )  # type: ignore[arg-type]
 
 
@@ -119,7 +119,7 @@ def test_no_machine_starts_while_permits_cannot_be_read() -> None:
         raise Failed("StoreUnavailable", "the store cannot be read")
 
     with pytest.raises(Failed, match="the store cannot be read") as failed:
-        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), permitted=permitted), "1")  # type: ignore[arg-type]
+        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), HostUses(permitted=permitted)), "1")  # type: ignore[arg-type]
     assert failed.value.code == "StoreUnavailable", "as its reader reports it"
 
 
@@ -128,7 +128,7 @@ def test_no_machine_starts_while_others_cannot_be_counted() -> None:
         raise OSError("out of descriptors")
 
     with pytest.raises(Failed, match=r"default/new does not fit .* out of descriptors") as failed:
-        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), others=others), "1")  # type: ignore[arg-type]
+        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), HostUses(others)), "1")  # type: ignore[arg-type]
     assert failed.value.code == "HostUnreadable"
 
 

@@ -12,6 +12,7 @@ from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.machine.resources import HostUses
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import NotEnoughSetups, WarmConfig
@@ -38,7 +39,7 @@ class Plugin:
             admit=lambda machine, spec: self.machines.admitted(machine, spec, soon()),
         )
         config = MachineConfig(state=folder / "state")
-        self.machines = MachineLifecycle(config, self.journal, host=ROOM, others=self.pool.uses)
+        self.machines = MachineLifecycle(config, self.journal, host=ROOM, uses=HostUses(self.pool.uses))
 
     def admits(self) -> bool:
         try:
