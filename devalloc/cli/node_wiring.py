@@ -273,7 +273,7 @@ def store_machines(
     so the agent does not ask it.
     """
     from devalloc_node.operations.change_feed import machine_change
-    from devalloc_node.vms import LoopSettings, MigrationLoop, ServiceMachines, VirtualMachineLoop
+    from devalloc_node.vms import LoopSettings, MachineControls, MigrationLoop, ServiceMachines, VirtualMachineLoop
 
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
@@ -302,9 +302,7 @@ def store_machines(
         node.notifier,
         settings=settings,
         removed=node.metrics.removed,
-        scaling=scalers,
-        runners=runners,
-        reports=node.guest_reports,
+        controls=MachineControls(scalers, runners, node.guest_reports),
         settle=lambda: node.source.settle(node.operations),
     )
     node.rounds.append(lambda: machines.began)

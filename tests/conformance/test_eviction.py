@@ -20,7 +20,7 @@ from devalloc.store.kubernetes import object_writer
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.node_operations import NodeOperations
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_solver import solve_manifests, testing
 from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Killed
 from tests.support.examples import IS_FUZZ
@@ -56,8 +56,7 @@ class Plugin:
             self.operations,
             ChangeNotifier(),
             settings=LoopSettings(resync=5, grace=300),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
+            execution=LoopExecution(lambda: self.now, lambda work: work()),
         )
 
     def round(self) -> None:

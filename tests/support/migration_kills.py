@@ -45,7 +45,7 @@ from devalloc_node.machine.spec import machine_id
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import MigrationSettings, NodeSettings
-from devalloc_node.vms import LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
+from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop, migration_objects
 from tests.support import qemu, tiny_guest
 from tests.support.fake_host import FakeHost, LocalHost, RemoteHost
 from tests.support.faulty_proxy import FaultyProxy
@@ -248,7 +248,11 @@ class TwoPlugins:
             migrations = replace(migrations, sys=host.root / "sys")
             loop = MigrationLoop(store, node.operations, node.machines, ChangeNotifier(), migrations)
             objects = VirtualMachineLoop(
-                store, node.operations, ChangeNotifier(), settings=LoopSettings(resync=0), spawn=lambda work: work()
+                store,
+                node.operations,
+                ChangeNotifier(),
+                settings=LoopSettings(resync=0),
+                execution=LoopExecution(spawn=lambda work: work()),
             )
             try:
                 yield MovingNode(name, node.machines, loop, objects)

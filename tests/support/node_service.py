@@ -24,7 +24,7 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import PeerCredentialProxy, open_proxy
-from devalloc_node.vms import VirtualMachineLoop
+from devalloc_node.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from tests.support.machines import NoDeviceOwner
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachineAttachment, ToyMachines
@@ -85,24 +85,21 @@ def toy_bench(folder: Path, machines: ToyMachines) -> EngineBench:
 class ToyLoop:
     """A store, machines in memory, and the loop between them, driven by hand."""
 
-    def __init__(self, folder: Path, store: Store, **control: Any) -> None:
-        """``control``: as of ``new_loop``."""
+    def __init__(self, folder: Path, store: Store, controls: MachineControls | None = None) -> None:
         self.store, self.machines, self.now = store, ToyMachines(), 0.0
         self.bench = toy_bench(folder, self.machines)
         self.bench.start()
         self.operations = platform_of(self.bench, self.machines)
         self.operations.node_name = "node-a"
-        self.loop = self.new_loop(**control)
+        self.loop = self.new_loop(controls)
 
-    def new_loop(self, **control: Any) -> VirtualMachineLoop:
-        """``control``: who scales the machines, and their runners."""
+    def new_loop(self, controls: MachineControls | None = None) -> VirtualMachineLoop:
         return VirtualMachineLoop(
             self.store,
             self.operations,
             ChangeNotifier(),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
-            **control,
+            execution=LoopExecution(lambda: self.now, lambda work: work()),
+            controls=controls,
         )
 
     def round(self) -> None:

@@ -9,8 +9,9 @@
 - ``scaling``: machines that the agent or a controller scales; ``service_machines``: those without an object
 """
 
-from devalloc_node.vms.loop import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms.loop import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.migrations import MigrationLoop
+from devalloc_node.vms.reconciler import MachineControls
 from devalloc_node.vms.service_machines import ServiceMachines
 
-__all__ = ["LoopSettings", "MigrationLoop", "ServiceMachines", "VirtualMachineLoop"]
+__all__ = ["LoopExecution", "LoopSettings", "MachineControls", "MigrationLoop", "ServiceMachines", "VirtualMachineLoop"]

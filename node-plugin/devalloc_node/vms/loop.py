@@ -39,9 +39,7 @@ from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import Claims
 from devalloc_node.vms.objects import retry_delay
-from devalloc_node.vms.readiness import ReportReader
-from devalloc_node.vms.reconciler import MachineReconciler
-from devalloc_node.vms.scaling import RunnerControl, ScalingControl
+from devalloc_node.vms.reconciler import MachineControls, MachineReconciler
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +114,20 @@ class _WorkItem:
         return self.runs and not self.failures and self.seen is not None and self.glances < _GLANCES
 
 
+def _in_thread(work: Callable[[], None]) -> None:
+    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
+    threading.Thread(target=work, name="machine", daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopExecution:
+    """When and where a loop works."""
+
+    clock: Callable[[], float] = time.monotonic
+    spawn: Callable[[Callable[[], None]], None] = _in_thread
+    """Has something done in another thread."""
+
+
 class VirtualMachineLoop:
     """Run it in a thread of its own."""
 
@@ -127,35 +139,30 @@ class VirtualMachineLoop:
         *,
         settings: LoopSettings | None = None,
         removed: Callable[[str], None] = lambda what: None,
-        clock: Callable[[], float] = time.monotonic,
-        spawn: Callable[[Callable[[], None]], None] | None = None,
-        scaling: ScalingControl | None = None,
-        runners: RunnerControl | None = None,
-        reports: ReportReader | None = None,
+        execution: LoopExecution | None = None,
+        controls: MachineControls | None = None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         """``notifier`` reports which machines and claims changed. ``removed`` is called with ``machine`` when one whose
-        object is gone was removed, for the metrics. ``spawn`` has something done in another thread. ``settle``: called
-        before the first round, again until it does not raise: it ends what was taken away from this node
-        (``fencing``)."""
+        object is gone was removed, for the metrics. ``settle``: called before the first round, again until it does not
+        raise: it ends what was taken away from this node (``fencing``)."""
+        execution = execution or LoopExecution()
         self._store = store
         self._operations = operations
         self._host_pool = host_pool_name(operations.node_name)
         self._settings = settings or LoopSettings()
         self._removed = removed
-        self._clock = clock
+        self._clock = execution.clock
         self.began: float | None = None
         """When the round that goes on began, by ``time.monotonic``; None between rounds."""
         self._keeper = MachineReconciler(
             store,
             operations,
-            clock=clock,
-            scaling=scaling,
-            runners=runners,
-            reports=reports,
+            clock=execution.clock,
+            controls=controls,
             aside=self._waiting_for_guest,
         )
-        self._spawn = spawn or _in_thread
+        self._spawn = execution.spawn
         self._settle = settle
         self._is_settled = False
         self._wake = ChangeNotifier()
@@ -787,11 +794,6 @@ def _claim_key(claim: Object) -> ClaimKey:
 def _claims_of(obj: Object | None) -> set[ClaimKey]:
     """The claims that a VirtualMachine names."""
     return set() if obj is None else {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
-    threading.Thread(target=work, name="machine", daemon=True).start()
 
 
 def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name: str) -> Hashable:

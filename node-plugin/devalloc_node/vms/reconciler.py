@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import views
@@ -63,6 +63,18 @@ _RUN = ("machineID", "pid")
 """Parts of the status that identify the run of a machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineControls:
+    """Who acts on machines by what is outside of QEMU. None: nothing does."""
+
+    scaling: ScalingControl | None = None
+    """Scales machines by the load of their guests."""
+    runners: RunnerControl | None = None
+    """Lets controllers decide on the CPU time of machines."""
+    reports: ReportReader | None = None
+    """Reads what guests report."""
+
+
 class MachineReconciler:
     """Safe for threads that work on different machines."""
 
@@ -72,18 +84,15 @@ class MachineReconciler:
         operations: NodeOperations,
         *,
         clock: Callable[[], float] = time.monotonic,
-        scaling: ScalingControl | None = None,
-        runners: RunnerControl | None = None,
-        reports: ReportReader | None = None,
+        controls: MachineControls | None = None,
         aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``scaling`` scales machines by the load of their guests; ``runners`` lets controllers decide on the CPU time
-        of machines; ``reports`` reads what guests report. None: nothing does that. Inside ``aside`` it waits for a
-        guest, which may take an hour."""
+        """Inside ``aside`` it waits for a guest, which may take an hour."""
         self._store = store
         self._operations = operations
         self._backoff, self._refusals = RestartBackoff(clock), StartRefusals()
-        self._scaling, self._runners, self._reports = scaling, runners, reports
+        controls = controls or MachineControls()
+        self._scaling, self._runners, self._reports = controls.scaling, controls.runners, controls.reports
         self._aside = aside
         self.device_changes = 0
         """How often devices of the host changed, were well again or there again."""

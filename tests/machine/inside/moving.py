@@ -29,7 +29,7 @@ from devalloc_node.machine.spec import machine_id
 from devalloc_node.node import open_node
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import MigrationSettings, NodeSettings
-from devalloc_node.vms import LoopSettings, MigrationLoop, VirtualMachineLoop
+from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, VirtualMachineLoop
 
 BASE, IMAGE, KEY = Path("/run/moving"), Path("/run/images/tiny"), "default/m"
 PORT = 0xC000
@@ -71,7 +71,7 @@ class PluginOfNode:
             self.node.operations,
             ChangeNotifier(),
             settings=LoopSettings(resync=0),
-            spawn=lambda work: work(),
+            execution=LoopExecution(spawn=lambda work: work()),
         )
 
     def turn(self) -> None:

@@ -15,7 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.guest_report import GuestReport, GuestStatus
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms import LoopExecution, LoopSettings, MachineControls, VirtualMachineLoop
 from devalloc_node.vms.readiness import with_readiness
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
@@ -57,9 +57,8 @@ class World:
             self.operations,
             self.notifier,
             settings=LoopSettings(resync=5, grace=300),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
-            reports=self.reports,
+            execution=LoopExecution(lambda: self.now, lambda work: work()),
+            controls=MachineControls(reports=self.reports),
         )
 
     def round(self, seconds: float = 400.0) -> None:

@@ -19,6 +19,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
 from devalloc_node.settings import Network
+from devalloc_node.vms import MachineControls
 from tests.support.node_service import ToyLoop
 from tests.support.ports import free_ports
 from tests.support.toy_machines import vm
@@ -53,7 +54,7 @@ class FakeRunners:
 class World(ToyLoop):
     def __init__(self, folder: Path, store: SQLiteStore) -> None:
         self.runners = FakeRunners()
-        super().__init__(folder, store, runners=self.runners)
+        super().__init__(folder, store, MachineControls(runners=self.runners))
 
     def change(self, **spec: Any) -> None:
         old = self.store.get("VirtualMachine", "default", "web")

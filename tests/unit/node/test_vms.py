@@ -34,7 +34,7 @@ from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
-from devalloc_node.vms import LoopSettings, VirtualMachineLoop, objects, reconciler, start_refusals
+from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop, objects, reconciler, start_refusals
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
 from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
@@ -75,8 +75,7 @@ class World:
             operations,
             ChangeNotifier(),
             settings=LoopSettings(resync=5, grace=300),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
+            execution=LoopExecution(lambda: self.now, lambda work: work()),
         )
 
     @contextmanager
@@ -1183,7 +1182,11 @@ class TestLoop:
         operations = platform_of(world.bench, world.machines)
         settings = LoopSettings(resync=5, workers=1)
         loop = VirtualMachineLoop(
-            world.store, operations, ChangeNotifier(), settings=settings, clock=lambda: world.now, spawn=begun.append
+            world.store,
+            operations,
+            ChangeNotifier(),
+            settings=settings,
+            execution=LoopExecution(lambda: world.now, begun.append),
         )
         for name in ("web", "db"):
             world.apply(vm(name))
@@ -1249,7 +1252,11 @@ class TestLoop:
         operations = platform_of(world.bench, world.machines)
         settings = LoopSettings(resync=5, workers=2)
         loop = VirtualMachineLoop(
-            world.store, operations, ChangeNotifier(), settings=settings, clock=lambda: world.now, spawn=begun.append
+            world.store,
+            operations,
+            ChangeNotifier(),
+            settings=settings,
+            execution=LoopExecution(lambda: world.now, begun.append),
         )
         names = [f"a{number}" for number in range(4)] + ["z"]
         for name in names:
@@ -1270,8 +1277,7 @@ class TestLoop:
             operations,
             notifier,
             settings=LoopSettings(resync=1000),
-            clock=lambda: world.now,
-            spawn=lambda work: work(),
+            execution=LoopExecution(lambda: world.now, lambda work: work()),
         )
         for name in ("a", "b", "c"):
             world.apply(vm(name))
@@ -1298,8 +1304,7 @@ class TestLoop:
             platform_of(world.bench, world.machines, notifier),
             notifier,
             settings=LoopSettings(resync=1000),
-            clock=lambda: world.now,
-            spawn=lambda work: work(),
+            execution=LoopExecution(lambda: world.now, lambda work: work()),
         )
         world.apply(vm("web"))
         for _ in range(3):
@@ -1324,8 +1329,7 @@ class TestLoop:
             platform_of(world.bench, world.machines, notifier),
             notifier,
             settings=LoopSettings(resync=1000),
-            clock=lambda: world.now,
-            spawn=lambda work: work(),
+            execution=LoopExecution(lambda: world.now, lambda work: work()),
         )
         for name in names:
             world.apply(vm(name))
@@ -1372,8 +1376,7 @@ class TestLoop:
             operations,
             ChangeNotifier(),
             settings=LoopSettings(resync=5),
-            clock=lambda: world.now,
-            spawn=spawn,
+            execution=LoopExecution(lambda: world.now, spawn),
         )
         world.apply(vm("web"))
         if work == "_look_at_host":

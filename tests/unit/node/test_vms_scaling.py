@@ -31,6 +31,7 @@ from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.settings import ScalingSettings
+from devalloc_node.vms import MachineControls
 from devalloc_node.vms.scaling import scaled_machine
 from tests.support.node_errors import raises
 from tests.support.node_service import ToyLoop
@@ -72,7 +73,7 @@ class FakeScalers:
 class World(ToyLoop):
     def __init__(self, folder: Path, store: SQLiteStore) -> None:
         self.scalers = FakeScalers()
-        super().__init__(folder, store, scaling=self.scalers)
+        super().__init__(folder, store, MachineControls(self.scalers))
 
     def apply(self, **spec: Any) -> None:
         old = self.store.get("VirtualMachine", "default", "web")
