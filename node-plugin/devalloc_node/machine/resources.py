@@ -285,7 +285,7 @@ class CapacityCheck:
 
     def __init__(self, host: HostCapacity, records: MachineRecords, uses: HostUses | None = None) -> None:
         self._records = records
-        self._beside = uses or HostUses()
+        self._taken = uses or HostUses()
         self._host = host
         stores = stores_of(host)
         self._counts = (
@@ -328,7 +328,7 @@ class CapacityCheck:
         names = ("cpu", "memory", "download", "upload", "disk_io")
         if all(getattr(requested, name) <= getattr(had, name) for name in names):
             return
-        had = _use(key, before, self._beside.permitted().get(key, UNKNOWN_AMOUNTS))
+        had = _use(key, before, self._taken.permitted().get(key, UNKNOWN_AMOUNTS))
         amounts = {name: getattr(requested, name) for name in names if name != "memory" or requested.pages == "memory"}
         more = {name: amount for name, amount in amounts.items() if amount > getattr(had, name)}
         self._check(key, Request(**more), f"machine {key} cannot grow on this host now")
@@ -350,14 +350,14 @@ class CapacityCheck:
             raise Failed("HostUnreadable", f"{what}, as its use is not known: {error}") from None
 
     def _uses(self) -> Iterator[MachineUsage]:
-        permitted = self._beside.permitted()
+        permitted = self._taken.permitted()
         for key, content in self._records.records(MACHINES).items():
             with suppress(Failed):  # what it is cannot be read, nor what it takes
                 record = record_of(key, content)
                 if record.state in _COUNTED_STATES:
                     use = _use(key, record, permitted.get(key, UNKNOWN_AMOUNTS))
                     yield replace(use, stored=stored_of_machine(self._host, record.machine))
-        yield from self._beside.others()
+        yield from self._taken.others()
 
 
 def exclusive_cpus(records: MachineRecords) -> Mapping[int, str]:

@@ -48,6 +48,18 @@ from devalloc_solver.problem.snapshot import Snapshot
 Manifest = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeManifests:
+    """The objects of a call for one node."""
+
+    node: Manifest | str
+    claims: Iterable[Manifest]
+    classes: Iterable[Manifest]
+    slices: Iterable[Manifest]
+    allocated: Manifest | None = None
+    """what else is in use"""
+
+
 @dataclass(slots=True)
 class AllocationTask:
     """Everything that is known of a call before the search begins."""
@@ -72,13 +84,9 @@ class AllocationTask:
 
 
 def prepare(
-    node: Manifest | str,
-    claims: Iterable[Manifest],
-    classes: Iterable[Manifest],
-    slices: Iterable[Manifest],
+    manifests: NodeManifests,
     allowance: Allowance,
     *,
-    allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
     selectors: SelectorJudge | None = None,
     holders: Sequence[DeviceUsage] | None = None,
@@ -90,9 +98,9 @@ def prepare(
     Raises AllocationError and OutOfTime.
     """
     gates = read_gates(features)
-    target = _read_node(node)
+    target = _read_node(manifests.node)
     faults: list[IgnoredObject] = []
-    read = tuple(_read_claim(content, position, gates, faults) for position, content in enumerate(claims))
+    read = tuple(_read_claim(content, position, gates, faults) for position, content in enumerate(manifests.claims))
     pending = [
         PendingClaim(_claim_key(claim, position, read), 0, claim, position)
         for position, claim in enumerate(read)
@@ -100,9 +108,9 @@ def prepare(
     ]
     if not pending:
         return None
-    usage = _read_usage(allocated, read)
-    named = _read_classes(classes, [one.claim for one in pending])
-    book = SliceBook(slices, gates)
+    usage = _read_usage(manifests.allocated, read)
+    named = _read_classes(manifests.classes, [one.claim for one in pending])
+    book = SliceBook(manifests.slices, gates)
     pools = book.pools(target)
     for one in pending:
         _reject_incomplete_pools(one.claim, pools)

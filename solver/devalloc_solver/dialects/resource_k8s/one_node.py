@@ -13,7 +13,13 @@ from devalloc_solver.answer_types import AllocationResult, ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
-from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, as_manifests, prepare
+from devalloc_solver.dialects.resource_k8s.allocation_task import (
+    AllocationTask,
+    Manifest,
+    NodeManifests,
+    as_manifests,
+    prepare,
+)
 from devalloc_solver.dialects.resource_k8s.answers import ShareIds, devices_of_placement, make_result
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import PendingClaim, make_unit
@@ -61,7 +67,7 @@ def allocate(
     allowance = _begin(deadline)
     claims, classes, slices = _as_manifests(claims, classes, slices)
     try:
-        task = prepare(node, claims, classes, slices, allowance, allocated=allocated, features=features)
+        task = prepare(NodeManifests(node, claims, classes, slices, allocated), allowance, features=features)
         if task is None:
             return None
         placements = place_unit(task.snapshot, task.allocations, task.unit, ends=task.ends)

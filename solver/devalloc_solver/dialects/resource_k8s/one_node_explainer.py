@@ -17,7 +17,13 @@ from devalloc.api.device_records import records_of_manifest
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
+from devalloc_solver.dialects.resource_k8s.allocation_task import (
+    AllocationTask,
+    Manifest,
+    NodeManifests,
+    holder_key,
+    prepare,
+)
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
@@ -95,12 +101,8 @@ class CallInput(ProblemSource):
         if self.complete or self.reached:
             slices = tuple({**one, "spec": self._changed_spec(dict(one["spec"]))} for one in slices)
         return prepare(
-            self.node,
-            self.claims,
-            self.classes,
-            (*slices, *self.unread),
+            NodeManifests(self.node, self.claims, self.classes, (*slices, *self.unread), self.allocated),
             self.allowance,
-            allocated=self.allocated,
             features=self.features,
             selectors=self._selectors.setdefault(self.features, SelectorJudge(self.features, self.allowance)),
             holders=holders,
