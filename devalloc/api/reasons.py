@@ -188,7 +188,7 @@ class Reason(StrEnum):
     )
     SEARCH_LIMIT = (
         "SearchLimit",
-        (_EXPLAINER, f"{_DIALECTS}/resource_k8s/one_node_explainer.py", _UNITS, f"{_RECONCILE}/searches.py"),
+        (_EXPLAINER, f"{_DIALECTS}/resource_k8s/call_explainer.py", _UNITS, f"{_RECONCILE}/searches.py"),
         "the search ended early",
         "The search reached its deadline or its limit first; nothing is known to be in the way.",
         "Give the search more time with --deadline. If the message names an expression, simplify it.",

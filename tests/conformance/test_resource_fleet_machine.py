@@ -17,7 +17,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet import equal_devices
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
@@ -200,9 +200,9 @@ def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatc
         monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 3)
         monkeypatch.setattr(equal_devices, "NODE_KINDS", 2)
     missed: list[bool] = []
-    by_index, by_world = NodeIndex.find, FullCluster.find
+    by_index, by_world = PlaceFinder.find, FullCluster.find
 
-    def find(self: NodeIndex, *args: Any) -> object:
+    def find(self: PlaceFinder, *args: Any) -> object:
         placing = by_index(self, *args)
         missed.append(placing is None)
         return placing
@@ -212,7 +212,7 @@ def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatc
         assert placing is None or missed != [True], "the index finds no place, and there is one"
         return placing
 
-    monkeypatch.setattr(NodeIndex, "find", find)
+    monkeypatch.setattr(PlaceFinder, "find", find)
     monkeypatch.setattr(FullCluster, "find", find_anywhere)
     machine = Machine(seed)
     for _ in range(STEPS):

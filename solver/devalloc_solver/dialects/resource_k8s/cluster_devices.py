@@ -54,11 +54,8 @@ class ClusterDevices:
         self.duplicates = tuple(duplicate_problems(self.offers))
 
     @classmethod
-    def of(
-        cls, book: SliceBook, nodes: Mapping[str, ClusterNode], usage: DeviceUsage, gates: frozenset[str]
-    ) -> ClusterDevices:
-        """``usage``: what is in use."""
-        seen = view_cluster(book, nodes)
+    def of(cls, book: SliceBook, seen: ClusterView, usage: DeviceUsage, gates: frozenset[str]) -> ClusterDevices:
+        """``seen``: all pools of the book, or what one node sees. ``usage``: what is in use."""
         recorded = recorded_use(usage, book, (view.pool for view in seen.views))
         offers = list_published_devices(seen.views, None, gates, recorded)
         hidden = frozenset(offer.id for offer in offers if not offer.nodes or offer.drawn is not None)
@@ -71,10 +68,15 @@ class ClusterDevices:
         """Whether there are others, or they draw other amounts, while this is in use."""
         return not self.hidden.isdisjoint((*usage.whole, *usage.shared)) or self.used.lacks_record(usage, self.counted)
 
-    def judge(self, selectors: SelectorJudge, classes: Mapping[str, ResourceDeviceClass]) -> RequestJudge:
-        """One that judges them, in use or not."""
+    def judge(
+        self,
+        selectors: SelectorJudge,
+        classes: Mapping[str, ResourceDeviceClass],
+        usage: DeviceUsage | None = None,
+    ) -> RequestJudge:
+        """One that judges them, in use or not; or, with ``usage``, only those that are not in use."""
         broken = frozenset(self.seen.broken)
-        return RequestJudge(self.gates, self.offers, DeviceUsage(), selectors, classes, broken)
+        return RequestJudge(self.gates, self.offers, usage or DeviceUsage(), selectors, classes, broken)
 
     def snapshot(self, attributes: Iterable[str] | None) -> Snapshot:
         """The core's view of them, with the attributes that relations are about; None for all."""
@@ -113,7 +115,7 @@ class ClusterCache:
             or devices.lack(usage)
         ):
             book = SliceBook(problem_input.slices, gates, problem_input.read)
-            devices = self._devices = ClusterDevices.of(book, problem_input.nodes, usage, gates)
+            devices = self._devices = ClusterDevices.of(book, view_cluster(book, problem_input.nodes), usage, gates)
             self._slices, self._nodes = slices, problem_input.nodes
         selectors = SelectorJudge(gates) if judge is None else judge.selectors.renewed()
         if judge is not None and judge.offers is not devices.offers:

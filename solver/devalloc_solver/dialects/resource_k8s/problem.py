@@ -17,7 +17,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
 )
 from devalloc_solver.dialects.resource_k8s.candidates import RequestVerdict
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
-from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
+from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache, ClusterDevices
 from devalloc_solver.dialects.resource_k8s.demands import build_units, constrained_attributes, node_of
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
@@ -49,9 +49,7 @@ class ResourceClaimDialect:
     """How the claims of a problem are answered."""
 
     problem_input: ClusterInput
-    gates: frozenset[str]
-    survey: ClusterView
-    offers: Sequence[PublishedDevice]
+    devices: ClusterDevices
     usage: DeviceUsage
     lost: Mapping[Key, Sequence[LostDevice]]
     """devices of allocated claims that no longer exist"""
@@ -63,20 +61,21 @@ class ResourceClaimDialect:
 
     def write(self, placements: Sequence[Placement]) -> Iterator[ClaimAnswer]:
         shares, classes = ShareIds(self.usage.share_ids), self.problem_input.classes
+        offers, gates = self.devices.offers, self.devices.gates
         for placement in sorted(placements, key=lambda p: p.demand.key):
-            given = devices_of_placement(placement.entries, self.offers)
-            node = node_of_placement(placement, self.offers, self.survey)
-            result = make_result(placement.demand.claim.claim, given, classes, node, self.gates, shares)
-            yield placed_answer(placement, result, self.offers, self.gates)
+            given = devices_of_placement(placement.entries, offers)
+            node = node_of_placement(placement, self.devices)
+            result = make_result(placement.demand.claim.claim, given, classes, node, gates, shares)
+            yield placed_answer(placement, result, offers, gates)
 
     def check(self, placements: Sequence[Placement], answers: Sequence[ClaimAnswer]) -> None:
-        checker = make_cluster_checker(self.problem_input, self.survey.nodes, self.gates)
+        checker = make_cluster_checker(self.problem_input, self.devices.seen.nodes, self.devices.gates)
         results = {answer.key: answer.allocations for answer in answers}
         by_node: dict[str, list[Key]] = defaultdict(list)
         for placement in placements:
             key = placement.demand.key
             checker.hold(key, results[key], NO_RECORDS)
-            by_node[node_of_placement(placement, self.offers, self.survey)].append(key)
+            by_node[node_of_placement(placement, self.devices)].append(key)
         violations = [
             violation
             for node, keys in sorted(by_node.items())
@@ -92,8 +91,8 @@ class ResourceClaimDialect:
     ) -> ResourceClaimExplainer:
         return ResourceClaimExplainer(
             *(problem.snapshot, problem.allocations, placements, ends),
-            offers=self.offers,
-            unreached=self.survey.unreached,
+            offers=self.devices.offers,
+            unreached=self.devices.seen.unreached,
             fleet=FleetTotals(invalid_pools=self.problem_input.left_out),
         )
 
@@ -133,7 +132,7 @@ def prepare(
             *loss_problems(lost, "ResourceClaim", "status.allocation"),
         ),
         allowance=allowance,
-        dialect=ResourceClaimDialect(problem_input, gates, devices.seen, devices.offers, usage, lost),
+        dialect=ResourceClaimDialect(problem_input, devices, usage, lost),
     )
 
 
@@ -212,13 +211,14 @@ def _pool_problems(seen: ClusterView) -> Iterator[Problem]:
         yield Problem(message, kind="ResourceSlice", severity="warning")
 
 
-def node_of_placement(placement: Placement, offers: Sequence[PublishedDevice], seen: ClusterView) -> str:
+def node_of_placement(placement: Placement, devices: ClusterDevices) -> str:
     """The node of a placement, or one that reaches all of its devices."""
     if placement.node is not None:
         return placement.node
+    offers = devices.offers
     reached = [offers[entry.device.index].nodes for entry in placement.entries]
     if not reached:
-        return next(iter(seen.nodes), "")
+        return next(iter(devices.seen.nodes), "")
     names = sorted(frozenset.intersection(*reached))
     return next((name for name in names if _has_all_devices(placement, offers, name)), names[0])
 

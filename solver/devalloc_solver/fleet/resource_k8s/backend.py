@@ -360,7 +360,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             return deepcopy(answer_dict(full_cluster.explain(unit)))
         devices = full_cluster.devices
         given = devices_of_placement(placement.entries, devices.offers)
-        node = node_of_placement(placement, devices.offers, devices.seen)
+        node = node_of_placement(placement, devices)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         answer = placed_answer(placement, _deep_copy(result), devices.offers, self._gates)

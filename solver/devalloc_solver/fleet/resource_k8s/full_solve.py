@@ -11,6 +11,7 @@ from devalloc_solver.dialects.resource_k8s.cluster_devices import MAX_VERDICTS, 
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
+from devalloc_solver.dialects.resource_k8s.pools import view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
@@ -53,7 +54,8 @@ class FullCluster:
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
         """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
         usage = usage_of(*state.allocations.values())
-        devices = ClusterDevices.of(state.all_slices(), state.nodes, usage, state.gates)
+        slices = state.all_slices()
+        devices = ClusterDevices.of(slices, view_cluster(slices, state.nodes), usage, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
         full_cluster = cls(state.classes, devices, state.placement, shared_selectors, state.left_out)
         for key, tenant in state.allocations.items():

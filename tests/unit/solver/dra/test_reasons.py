@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
+from devalloc_solver.dialects.resource_k8s import call_explainer
 from devalloc_solver.dialects.resource_k8s import explainer as resource_explainer
-from devalloc_solver.dialects.resource_k8s import one_node_explainer
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.typos import nearest_name
 from devalloc_solver.dra import AllocationError, explain, solve_manifests
@@ -542,8 +542,8 @@ def test_constraints_want_qualified_names_as_the_api_server_does(name: str, is_v
 def test_what_is_proposed_comes_in_one_order() -> None:
     """Of sets, whose order is another one in each process."""
     items = [{"driver": "gpu.io", "pool": "p", "device": f"d{n}"} for n in (7, 3, 9, 1, 5, 8, 2)]
-    source = one_node_explainer.CallInput("n1", (), (), (), {"devices": items}, frozenset())
-    features = [one.entry["feature"] for one in one_node_explainer.switch_on_features(source)]
+    source = call_explainer.ChangedCall("n1", (), (), (), {"devices": items}, frozenset())
+    features = [one.entry["feature"] for one in call_explainer.switch_on_features(source)]
     assert features == sorted(DEFAULT_GATES)
-    holders = [one.entry["device"] for one, _ in one_node_explainer.list_holders(source)]
+    holders = [one.entry["device"] for one, _ in call_explainer.list_holders(source)]
     assert holders == sorted(item["device"] for item in items)

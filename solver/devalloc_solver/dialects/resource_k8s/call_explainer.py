@@ -1,6 +1,6 @@
-"""Why ``dra.allocate`` returned None: the explainer of one call, and the relaxations of its input.
+"""Why ``dra.allocate`` returned None: the explainer of one call, and the relaxations of its arguments.
 
-These change what is decoded: pools, nodes, feature gates. Others change the decoded problem: ``relaxations``.
+These change what is read: pools, nodes, feature gates. Others change the problem that is read: ``relaxations``.
 """
 
 from __future__ import annotations
@@ -9,21 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.device_records import records_of_manifest
+from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
-from devalloc_solver.cel.budget import Allowance
+from devalloc_solver.answer_types import ExplanationDict
+from devalloc_solver.cel.budget import OutOfTime
+from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.allocation_task import (
-    AllocationTask,
-    Manifest,
-    NodeManifests,
-    holder_key,
-    prepare,
-)
+from devalloc_solver.dialects.resource_k8s.call import Manifest, NodeCall, holder_key, place_call
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
@@ -34,10 +31,9 @@ from devalloc_solver.dialects.resource_k8s.relaxations import (
     SourceRelaxations,
     relax_counters,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Finding, describe_remedy
-from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.funnel import NO_USERS, Funnel, Users
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
@@ -47,6 +43,7 @@ from devalloc_solver.explain.relaxations import (
     fewest_relaxations,
     relaxation_sets,
 )
+from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 
@@ -55,29 +52,76 @@ _REACH = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
 """Fields that say which nodes reach a slice or a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallInput(ProblemSource):
-    """The arguments of a call, and what is changed of them before they are decoded."""
+@gc_paused()
+def explain(
+    node: Manifest | str,
+    claims: Iterable[Manifest],
+    classes: Iterable[Manifest],
+    slices: Iterable[Manifest],
+    *,
+    allocated: Manifest | None = None,
+    features: Iterable[str] | None = None,
+    deadline: float | None = ALLOCATE_SECONDS,
+) -> ExplanationDict:
+    """Explain why ``allocate`` returns None for the same arguments, and show what it looked at.
 
-    node: Manifest | str
-    claims: tuple[Manifest, ...]
-    classes: tuple[Manifest, ...]
-    slices: tuple[Manifest, ...]
-    """those that can be read, in order of pool and name"""
-    allocated: Mapping[str, Sequence[Manifest]]
-    features: frozenset[str]
+    Returns ``{"reason", "message", "blockers": [{kind, ...}], "claims": [{namespace, name, requests: [funnel]}],
+    "pools": [{name, state, why}], "ignored": [{name, why}]}``. If all blockers were removed, the claims would fit; if
+    only some of them were, they would not. ``reason`` is None if the claims fit, or if no claim is pending. A funnel
+    has ``request, devices, steps: [{what, count, devices, example?}], matching, inUse, excluded, free``.
+
+    ``deadline``: seconds, or None for no limit. If the claims do not fit and the cause is still unknown by then, the
+    reason is ``SearchLimit``.
+
+    Raises AllocationError as ``allocate`` does.
+    """
+    if allocated is not None and not isinstance(allocated, Mapping):
+        raise AllocationError(f"allocated: must be a map, not {type_name(allocated)}")
+    call = ChangedCall.begin(node, claims, classes, slices, dict(allocated or {}), features, deadline)
+    call = call.with_sorted_slices()
+    try:
+        problem = call.problem()
+        fits = problem is None or place_call(problem, problem.units[0]) is not None
+    except OutOfTime as error:
+        raise AllocationError(str(error), exceeded=error.bound) from None
+    call.allowance.begin_search()
+    if problem is None:
+        return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
+    (unit,), pools = problem.units, [view.pool for view in problem.dialect.devices.seen.views]
+    explainer = CallExplainer(
+        *(problem.snapshot, problem.allocations, (), call.allowance.until, problem.dialect.devices.offers),
+        source=call,
+        pools=pools,
+    )
+    finding = None if fits else explainer.find(unit, unit.demands[0].key)
+    funnels = [[explainer.funnels.make(request) for request in demand.requests] for demand in unit.demands]
+    answer: dict[str, Any] = {
+        "reason": None if finding is None else str(finding.reason),
+        "message": None if finding is None else explainer.message(finding, [*chain(*funnels)]),
+        "blockers": [] if finding is None else explainer.blockers(finding),
+        "claims": [
+            dict(zip(("namespace", "name"), demand.claim.claim.key, strict=True))
+            | {"requests": [*map(explainer.funnel_dict, of_claim)]}
+            for demand, of_claim in zip(unit.demands, funnels, strict=True)
+        ],
+        "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in pools if p.why],
+        "ignored": [{"name": ignored.name, "why": ignored.message} for ignored in problem.problems],
+    }
+    return cast(ExplanationDict, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedCall(NodeCall):
+    """A call, and what is changed of it before it is read."""
+
     unread: tuple[Manifest, ...] = ()
-    """slices that cannot, and stay as they are"""
+    """slices that cannot be read, and stay as they are; the others are in order of pool and name"""
     complete: frozenset[PoolId] = frozenset()
     """pools whose slices are taken for all there are"""
     reached: frozenset[PoolId] = frozenset()
     """pools that the node is made to reach"""
     holders: tuple[DeviceUsage, ...] = ()
     """what each holder has; the claim of its allocation is ``holder_key`` of its number"""
-    allowance: Allowance = field(default_factory=Allowance)
-    """of the call that asks all these questions"""
-    _selectors: dict[frozenset[str], SelectorJudge] = field(default_factory=dict)
-    """feature gates -> what expressions said of devices, in whatever question"""
 
     @property
     def node_name(self) -> str:
@@ -91,28 +135,18 @@ class CallInput(ProblemSource):
     def has_counters(self) -> bool:
         return any(one["spec"].get("sharedCounters") for one in self.slices)
 
-    def task(self, holders: Sequence[DeviceUsage] | None = None) -> AllocationTask | None:
-        """Everything known before the search; None when no claim waits. Raises AllocationError and OutOfTime.
-
-        ``holders``: see ``prepare``.
-        """
-        self.allowance.begin_again()
-        slices = self.slices
+    def read_slices(self) -> Iterable[Manifest]:
         if self.complete or self.reached:
-            slices = tuple({**one, "spec": self._changed_spec(dict(one["spec"]))} for one in slices)
-        return prepare(
-            NodeManifests(self.node, self.claims, self.classes, (*slices, *self.unread), self.allocated),
-            self.allowance,
-            features=self.features,
-            selectors=self._selectors.setdefault(self.features, SelectorJudge(self.features, self.allowance)),
-            holders=holders,
-        )
+            yield from ({**one, "spec": self._changed_spec(dict(one["spec"]))} for one in self.slices)
+        else:
+            yield from self.slices
+        yield from self.unread
 
     def question(self) -> FeasibilityQuestion:
-        """Whether the waiting claims fit beside all holders. Raises as ``task``."""
-        task = self.task(self.holders)
-        assert task is not None
-        return FeasibilityQuestion(task.snapshot, task.unit, task.allocations, source=self)
+        """Whether the waiting claims fit beside all holders. Raises as ``problem``."""
+        problem = self.problem(self.holders)
+        assert problem is not None
+        return FeasibilityQuestion(problem.snapshot, problem.units[0], problem.allocations, source=self)
 
     def decode(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
         try:
@@ -144,6 +178,22 @@ class CallInput(ProblemSource):
 
         return question.with_requests(left) if overdrawn else question
 
+    def with_sorted_slices(self) -> ChangedCall:
+        """The same with its slices in an order that does not depend on theirs, and those apart that cannot be read."""
+        readable: list[tuple[object, Manifest]] = []
+        unread: list[Manifest] = []
+        for content in self.slices:
+            try:
+                resource_slice = read_slice(content)
+            except FieldError:
+                unread.append(content)
+                continue
+            spec = resource_slice.spec
+            place = spec.node_name or "", [device.name for device in spec.devices]
+            readable.append(((*resource_slice.pool_id, spec.pool.generation, resource_slice.name, *place), content))
+        slices = tuple(content for _, content in sorted(readable, key=itemgetter(0)))
+        return replace(self, slices=slices, unread=tuple(unread))
+
     def _changed_spec(self, spec: ManifestContent) -> ManifestContent:
         """The spec of a slice with the changes made."""
         pool = _pool_of(spec)
@@ -162,22 +212,6 @@ class CallInput(ProblemSource):
         return generations.count(max(generations))
 
 
-def sort_slices(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
-    """(slices that can be read, in an order that does not depend on theirs, and the others)"""
-    readable: list[tuple[object, Manifest]] = []
-    unread: list[Manifest] = []
-    for content in slices:
-        try:
-            resource_slice = read_slice(content)
-        except FieldError:
-            unread.append(content)
-            continue
-        spec = resource_slice.spec
-        place = spec.node_name or "", [device.name for device in spec.devices]
-        readable.append(((*resource_slice.pool_id, spec.pool.generation, resource_slice.name, *place), content))
-    return tuple(content for _, content in sorted(readable, key=itemgetter(0))), tuple(unread)
-
-
 def _pool_of(spec: Mapping[str, Any]) -> PoolId:
     return spec["driver"], spec["pool"]["name"]
 
@@ -190,7 +224,7 @@ def _source_edit(entry: Mapping[str, Any], words: str, name: str, value: object)
 
     def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
         source = question.source
-        assert isinstance(source, CallInput)
+        assert isinstance(source, ChangedCall)
         changes: dict[str, Any] = {name: getattr(source, name) | {value}}
         return replace(question, source=replace(source, **changes))
 
@@ -211,7 +245,7 @@ def complete_pools(pools: Iterable[ResourcePool]) -> list[Relaxation]:
     ]
 
 
-def reach_pools(source: CallInput) -> list[Relaxation]:
+def reach_pools(source: ChangedCall) -> list[Relaxation]:
     """Pools of other nodes: as if every node reached them."""
     node, pools = source.node_name, dict.fromkeys(_pool_of(one["spec"]) for one in source.slices)
     return [
@@ -225,7 +259,7 @@ def reach_pools(source: CallInput) -> list[Relaxation]:
     ]
 
 
-def switch_on_features(source: CallInput) -> list[Relaxation]:
+def switch_on_features(source: ChangedCall) -> list[Relaxation]:
     """Features that are off, of those that are on by default."""
     names = sorted(gate.DEFAULT_GATES - source.features)
     return [_source_edit({"kind": "feature", "feature": n}, f"with feature {n}", "features", n) for n in names]
@@ -234,7 +268,7 @@ def switch_on_features(source: CallInput) -> list[Relaxation]:
 # -- what is in use ----------------------------------------------------------------------------------------------------
 
 
-def list_holders(source: CallInput) -> list[tuple[Relaxation, DeviceUsage]]:
+def list_holders(source: ChangedCall) -> list[tuple[Relaxation, DeviceUsage]]:
     """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
     listed: list[tuple[Mapping[str, Any], str, DeviceUsage]] = []
     for claim in sorted(filter(_is_allocated, source.claims), key=lambda claim: "/".join(_name_of(claim))):
@@ -278,7 +312,7 @@ def _device_of(item: Mapping[str, Any]) -> DeviceId:
 class CallExplainer(ResourceClaimExplainer):
     """Explains the claims of one call, which all fit on its node or none does; only the time of the call bounds it."""
 
-    source: CallInput
+    source: ChangedCall
     pools: Sequence[ResourcePool]
     """as the node sees them"""
     holders: Sequence[Relaxation] = field(init=False, default=())

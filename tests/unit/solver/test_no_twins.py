@@ -1,0 +1,39 @@
+"""One place per idea: what both dialects once had a version of, each, stays away."""
+
+import re
+from functools import cache
+
+import pytest
+
+from tests.support.repository import REPO
+
+SOLVER = REPO / "solver" / "devalloc_solver"
+
+GONE = {
+    "the flow of a solve": (
+        *("pipeline/device_claims.py", "pipeline/resource_k8s.py", "pipeline/one_node.py"),
+        *("PreparedProblem", "PreparedCluster", "explain_in_time"),
+    ),
+    "the problem of a call for one node": (
+        *(
+            "dialects/resource_k8s/allocation_task.py",
+            "dialects/resource_k8s/one_node.py",
+            "AllocationTask",
+            "CallInput",
+        ),
+    ),
+    "reasons": ("explain/device_claims", "explain/resource_k8s", "dialects/resource_k8s/one_node_explainer.py"),
+    "answers": ("rejected_answer", "MissingDevice"),
+}
+"""idea -> files and folders of the solver, and names in it"""
+
+
+@cache
+def words_of_the_solver() -> frozenset[str]:
+    return frozenset(word for path in SOLVER.rglob("*.py") for word in re.findall(r"\w+", path.read_text()))
+
+
+@pytest.mark.parametrize(("idea", "twin"), [(idea, twin) for idea, twins in GONE.items() for twin in twins])
+def test_an_idea_has_no_second_version(idea: str, twin: str) -> None:
+    is_there = (SOLVER / twin).exists() if "/" in twin else twin in words_of_the_solver()
+    assert not is_there, f"{twin} is back; extend the one version of {idea}"
