@@ -10,9 +10,21 @@ from those objects.
 - ``migration``, ``billing_usage``, ``metrics``: migrations, and what the server reports
 """
 
-from devalloc.controller.permits.hosts import Host, Hosts, published
+from devalloc.controller.permits.hosts import Host, Hosts, HostSource, published
+from devalloc.controller.permits.leadership import new_holder, permits_lease
 from devalloc.controller.permits.migration import Migrator
-from devalloc.controller.permits.server import PermitServer
+from devalloc.controller.permits.server import PermitServer, ServedMachines
 from devalloc.controller.permits.settings import Settings
 
-__all__ = ["Host", "Hosts", "Migrator", "PermitServer", "Settings", "published"]
+__all__ = [
+    "Host",
+    "HostSource",
+    "Hosts",
+    "Migrator",
+    "PermitServer",
+    "ServedMachines",
+    "Settings",
+    "new_holder",
+    "permits_lease",
+    "published",
+]

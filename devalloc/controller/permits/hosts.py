@@ -49,12 +49,12 @@ CanMigrate = Callable[[Object], bool]
 """Whether nothing that a VirtualMachine has keeps it on its node."""
 
 
-def published(store: Store) -> Hosts:
+def published(store: Store) -> HostSource:
     """The hosts whose capacity is published as a pool, with the limits that machines are placed by as well.
 
-    Calling the answer raises StoreError.
+    Reading them raises StoreError.
     """
-    return partial(_published, store)
+    return HostSource(partial(_published, store))
 
 
 def _published(store: Store) -> Mapping[str, Host]:

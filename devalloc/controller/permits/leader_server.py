@@ -24,7 +24,7 @@ from devalloc.controller.certificate import self_signed_with_pem
 from devalloc.controller.permits import neon_vms
 from devalloc.controller.permits.billing_usage import ConfigMapStore, UsageStore
 from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
-from devalloc.controller.permits.hosts import HostSource, published
+from devalloc.controller.permits.hosts import published
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.server import NeonFencing, PermitServer, ServedMachines, ServerAddresses, ServerReports
 from devalloc.controller.permits.settings import PlainListener, Settings
@@ -125,7 +125,7 @@ class LeaderPermitServer:
         )
         self.server = PermitServer(
             store,
-            HostSource(published(store)),
+            published(store),
             settings,
             right=right,
             machines=ServedMachines(

@@ -2,10 +2,10 @@
 
 A server uses it in this order, which is that of the checks::
 
-    request = decode(body, method)               # what the message alone says, or Refused
-    ...                                          # Refused(404, NO_POD) for a machine that it does not know
-    ask = in_bytes(request, slot_size, unit)     # what depends on the machine's slots, or Refused
-    ...                                          # its decision: permit, and whether the machine is migrated
+    request = decode_request(body, method)             # what the message alone says, or RequestError
+    ...                                                # RequestError(404, NO_POD) for a machine that it does not know
+    ask = demand_in_bytes(request, slot_size, unit)    # what depends on the machine's slots, or RequestError
+    ...                                                # its decision: permit, and whether the machine is migrated
     body = encode_reply(request.version, permit, slot_size, unit, migrate=False)   # 200, application/json
 
 ``RequestError`` is answered with its ``status`` and ``text`` as text/plain; ``detail`` is for the log. Read at most
