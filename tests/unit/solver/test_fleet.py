@@ -12,7 +12,7 @@ import pytest
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests, testing
 from devalloc_solver.fleet import node_index as index_nodes
 from devalloc_solver.fleet import place_finder
-from devalloc_solver.fleet.device_claims import backend
+from devalloc_solver.fleet.device_claims import part
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.placed import PlacedClaim
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
@@ -480,7 +480,7 @@ def test_an_echo_looks_at_the_pools_of_its_claim_only(monkeypatch: pytest.Monkey
         seen.append(len(pools))
         return take_snapshot(pools)
 
-    monkeypatch.setattr(backend, "take_snapshot", taken)
+    monkeypatch.setattr(part, "take_snapshot", taken)
     documents = fleet_of(20)
     fleet = Fleet.from_manifests(documents)
     status = {"allocations": [entry("p7", "g1"), entry("p7", "gone"), entry("nowhere", "g0")]}

@@ -8,13 +8,11 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.json_content import MAPPINGS
-from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import Call
-from devalloc_solver.dialects.device_claims.answers import allocated_answer
 from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
 from devalloc_solver.dialects.device_claims.solve import solve_input
@@ -24,47 +22,17 @@ from devalloc_solver.fleet.device_claims.documents import (
     ClaimRecord,
     DeviceClaimReader,
     ManifestRecord,
-    ManifestStore,
-    full_name,
     name_of,
-    pools_of,
     read_manifest,
-    select_valid,
 )
+from devalloc_solver.fleet.device_claims.part import Echoes, part_for, settled_answer
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
-from devalloc_solver.problem.allocations import Key, read_allocations
-from devalloc_solver.problem.answer import ClaimAnswer
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.answer import Solution
 from devalloc_solver.problem.demand import Request
-from devalloc_solver.problem.snapshot import take_snapshot
-
-
-def settled_answer(
-    of_claim: Iterable[ManifestRecord], documents: ManifestStore, classes: Mapping[str, DeviceClass]
-) -> ClaimAnswer:
-    """The answer of the stages to a claim that is allocated or invalid.
-
-    Args:
-        of_claim: the manifests of its name, at least one; several make each other invalid, and the first counts that
-            holds anything.
-        documents: where the pools are that it names.
-        classes: the valid ones, by name.
-    """
-    problem_input = select_valid(of_claim)
-    if problem_input.refused:
-        return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
-    (claim,) = problem_input.claims
-    snapshot, _ = take_snapshot(_pools_named(claim, documents))
-    _, lost, _ = read_allocations(snapshot, [claim], classes)
-    return allocated_answer(claim, snapshot, lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ()))
-
-
-def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePool]:
-    assert claim.status is not None
-    names = dict.fromkeys(entry.device_pool_name for entry in claim.status.allocations)
-    return [pool for name in names for pool in pools_of(documents.by_name.get(full_name("DevicePool", None, name), ()))]
 
 
 class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
@@ -78,6 +46,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         self._cel_check = cel_check
         self._reader = DeviceClaimReader()
         self._standing = SolveCache()
+        self._echoes = Echoes(state)
 
     @classmethod
     def from_manifests(cls, documents: Iterable[Manifest], *, placement: str, cel_check: str) -> DeviceClaimFleet:
@@ -104,7 +73,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         held = read.key in state.allocations
         if not held and isinstance(read, ClaimRecord) and not read.is_allocated:
             return None
-        answer = settled_answer(state.of_claim(read), state.documents, state.rules.problem_input.classes)
+        answer = settled_answer(state, read)
         if answer.allocated and not held:
             state.replace(read)
         return answer.to_dict()
@@ -189,14 +158,46 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
     ) -> dict[str, Any]:
         call, state = Call(deadline, is_quick=is_quick), self._state
         fresh = self._fresh(claims)
-        everything = state.everything(fresh)
+        in_part = self._allocate_in_part(fresh, call)
+        if in_part is not None:
+            return in_part
+        everything, before = state.everything(fresh), {*state.allocations}
         solution = solve_input(everything, state.placement, call, self._standing, cel_check=self._cel_check)
-        by_key = {read.key: read for read in (*state.pending(), *fresh) if isinstance(read, ClaimRecord)}
+        self._echoes.note(solution, before)
+        self._record(solution, (*state.pending(), *fresh))
+        return solution.to_dict()
+
+    def _allocate_in_part(self, fresh: Sequence[ManifestRecord], call: Call) -> dict[str, Any] | None:
+        """The same for a few claims in a fleet where nothing is wrong, from the nodes that matter to them; None where
+        all is to be looked at: one is left out, or it is not certain what matters."""
+        state = self._state
+        claims = [read for read in fresh if isinstance(read, ClaimRecord)]
+        keys = {claim.key for claim in claims}
+        if not self._echoes.are_all or len(keys) < len(fresh):
+            return None
+        try:
+            part = part_for(state, claims)
+        except (ExpressionError, OutOfTime):
+            return None
+        if part is None:
+            return None
+        solution = solve_input(part, state.placement, call, cel_check=self._cel_check)
+        placed = [answer for answer in solution.claims if answer.key in keys and answer.allocated]
+        if len(placed) < len(keys) or solution.problems:
+            return None
+        self._record(solution, claims)
+        answers = [*self._echoes.all_but(keys), *(answer.to_dict() for answer in placed)]
+        answers.sort(key=lambda answer: (answer["namespace"], answer["name"]))
+        return {**solution.to_dict(), "claims": answers}
+
+    def _record(self, solution: Solution, waiting: Iterable[ManifestRecord]) -> None:
+        """Keep what claims got that held nothing before."""
+        state = self._state
+        by_key = {read.key: read for read in waiting if isinstance(read, ClaimRecord)}
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
                 self._assumed.add(answer.key)
-        return solution.to_dict()
 
     def _prepare(self, claims: Iterable[Manifest], call: Call) -> DeviceClaimProblem:
         return prepare(self._state.everything(self._fresh(claims)), self._standing, call)

@@ -83,6 +83,8 @@ class DeviceFleetState:
     """the configuration objects, which the rules share"""
     _invalid_pools: frozenset[str] = frozenset()
     """names of pools that are left out"""
+    edition: int = 0
+    """changes so far by which something may be wrong that was not"""
     configs_edition: object = field(default_factory=object)
     """another one whenever there are others than before"""
 
@@ -155,14 +157,29 @@ class DeviceFleetState:
         kind, namespace, name = document.name
         if kind == "DeviceClaim":
             key = namespace, name
+            before, held = self.documents.by_name.get(document.name, ()), self.allocations.get(key)
             with self.holders.no_gain_if_unchanged(key):
                 self._forget_claim(key)
                 self.documents.replace(document)
                 self._read_claim(key)
+            if self._may_be_wrong(document, before, held):
+                self.edition += 1
             return
         before = self.documents.by_name.get(document.name, ())
         self.documents.replace(document)
         self._changed(document.name, before)
+
+    def _may_be_wrong(
+        self, document: ManifestRecord, before: Sequence[ManifestRecord], held: HeldDevices | None
+    ) -> bool:
+        """Whether something may be wrong with a claim or with what it holds, now that it replaced another state."""
+        if not isinstance(document, ClaimRecord):
+            return True
+        now = self.allocations.get(document.key)
+        if now is None:
+            return False
+        specs = [each.spec for each in before if isinstance(each, ClaimRecord)]
+        return now != held or len(before) != 1 or specs != [document.spec]
 
     def remove(self, name: Name) -> bool:
         """An object is gone; False when there was none."""
@@ -193,9 +210,13 @@ class DeviceFleetState:
         """An object other than a claim has changed. Costs what depends on it: machines are named by no class or claim,
         configuration objects are only copied, and classes are read once for all changes until they are asked for."""
         if name[0] == "DevicePool":
+            self.edition += 1
             self._pools_changed(name[2])
             return
-        old, new = _configs_among(before), _configs_among(self.documents.by_name.get(name, ()))
+        now = self.documents.by_name.get(name, ())
+        if name[0] == "DeviceClass" or any(document.problems for document in (*before, *now)):
+            self.edition += 1
+        old, new = _configs_among(before), _configs_among(now)
         for key in old.keys() - new.keys():
             del self._configs[key]
         self._configs |= new
@@ -227,6 +248,7 @@ class DeviceFleetState:
 
     def expression_failed(self, *, begin: bool) -> None:
         """See ``DeviceClaimRules.after_failure``."""
+        self.edition += 1
         self._rules = self.rules.after_failure(begin=begin)
         self.index.forget()
 
@@ -440,7 +462,22 @@ class DeviceFleetState:
         documents += [self._written_on(key) for key in self.granted]
         return select_valid([*documents, *claims])
 
-    def _written_on(self, key: Key) -> ManifestRecord:
+    def source(self, key: Key) -> object:
+        """What a claim has its devices from: another object once it has others."""
+        return self.granted.get(key) or self.stored(key)
+
+    def stored(self, key: Key) -> ManifestRecord:
+        """The first manifest of a claim."""
+        return self.documents.by_name["DeviceClaim", key[0], key[1]][0]
+
+    def holder(self, key: Key) -> DeviceClaim | None:
+        """The valid claim that holds devices under a name, with these; None of one that is invalid."""
+        if key in self.granted:
+            return self._written_on(key).model
+        stored = self.documents.by_name.get(full_name("DeviceClaim", *key), ())
+        return stored[0].model if len(stored) == 1 and isinstance(stored[0], ClaimRecord) else None
+
+    def _written_on(self, key: Key) -> ClaimRecord:
         """A claim that was allocated here, as it is with its answer written on it."""
         granted = self.granted[key]
         cached = self._written.get(key)

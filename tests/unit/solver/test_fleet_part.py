@@ -1,0 +1,139 @@
+"""A few claims of a large fleet are solved on the nodes that matter, and get what they get from all of it."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc_solver import Fleet
+from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
+from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.testing import device, device_class, pool
+from tests.support.manifests import claim
+
+Manifest = dict[str, Any]
+
+
+def fleet(placement: str = "pack", *, nodes: int = 12) -> Fleet:
+    documents: list[Manifest] = [device_class("gpu", driver="g"), device_class("nic", driver="n")]
+    for node in range(nodes):
+        gpus = [device(f"d{number}", attributes={"numa": number // 2, "model": "ab"[node % 2]}) for number in range(4)]
+        documents.append(pool(f"g{node}", f"node-{node}", "g", devices=gpus))
+        documents.append(pool(f"n{node}", f"node-{node}", "n", devices=[device("d0", attributes={"numa": node % 2})]))
+    warm = Fleet.from_manifests(documents, placement=placement)
+    warm.allocate_all([])
+    return warm
+
+
+def wants(name: str, count: int = 1, *more: Manifest, match: list[str] | None = None, **notes: str) -> Manifest:
+    gpus = {"deviceClass": "gpu", "requests": {"count": count}, **({"matchAttributes": match} if match else {})}
+    wanted = claim(name, gpus, *more)
+    wanted["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in notes.items()}
+    return wanted
+
+
+NIC = {"deviceClass": "nic", "requests": {"count": 1}}
+ONE_OF = {"oneOf": [{"deviceClass": "gpu", "requests": {"count": 3}}, NIC]}
+
+
+def drawn(random: Random, name: str) -> Manifest:
+    count = random.choice([1, 1, 2, 3])
+    kind = random.randrange(5)
+    if kind == 0:
+        return wants(name, count, NIC)
+    if kind == 1:
+        return wants(name, 2, match=["numa"])
+    if kind == 2:
+        return wants(name, count, priority=str(random.randrange(3)))
+    if kind == 3:
+        return wants(name, 1, ONE_OF)
+    return wants(name, count, node=f"node-{random.randrange(12)}")
+
+
+def whole(warm: Fleet, claims: list[Manifest]) -> Any:
+    with patch.object(DeviceClaimFleet, "_allocate_in_part", return_value=None):
+        return warm.allocate_all(claims)
+
+
+def shown(answer: Any) -> str:
+    return json.dumps({**answer, "seconds": 0})
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_the_answers_are_those_of_the_whole_fleet(placement: str) -> None:
+    random, one, other = Random(3), fleet(placement), fleet(placement)
+    live: list[str] = []
+    in_part = 0
+    for turn in range(40):
+        claims = [drawn(random, f"c{turn}-{number}") for number in range(random.choice([1, 2, 2, 3]))]
+        with patch.object(
+            DeviceFleetState, "everything", autospec=True, side_effect=DeviceFleetState.everything
+        ) as all_of:
+            answer = one.allocate_all(claims)
+        in_part += not all_of.called
+        assert shown(answer) == shown(whole(other, claims))
+        live += [each["name"] for each in answer["claims"] if each["allocated"] and each["name"] not in live]
+        while len(live) > 14:
+            gone = live.pop(random.randrange(len(live)))
+            for warm in (one, other):
+                warm.release("default", gone)
+                warm.delete(wants(gone))
+    assert in_part > 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        device_class("other", driver="other", constraints="device.("),
+        pool("g0", "node-0", "g", devices=[device("other")]),
+        {**wants("broken"), "spec": {"claims": []}},
+        {**wants("held"), "status": {"allocations": [{"devicePoolName": "g0", "deviceName": "gone"}]}},
+    ],
+    ids=["a class", "a pool", "an invalid claim", "a claim with a device that is gone"],
+)
+def test_what_is_wrong_since_is_listed(change: Manifest) -> None:
+    one, other = fleet(), fleet()
+    for warm in (one, other):
+        warm.allocate(wants("first", 2))
+        warm.update(change)
+    claims = [wants("a"), wants("b", 2)]
+    assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
+
+
+def test_what_the_caller_writes_on_an_answer_is_in_no_other() -> None:
+    one, other = fleet(), fleet()
+    for turn, warm in enumerate([one, one, one, other, other, other]):
+        answer = warm.allocate_all([wants(f"a{turn % 3}"), wants(f"b{turn % 3}")])
+        if warm is one:
+            for each in answer["claims"]:
+                each["allocations"][0]["deviceName"] = "other"
+                each["oneOf"].append(7)
+    for warm in (one, other):
+        warm.update(wants("pending"))
+    claims = [wants("c"), wants("d")]
+    assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
+
+
+def test_a_claim_that_comes_back_as_it_was_written_changes_nothing() -> None:
+    warm = fleet()
+    given = warm.allocate(wants("a", 2))
+    written = {**wants("a", 2), "status": {"allocations": given["allocations"]}}
+    written["metadata"]["annotations"] = given["annotations"]
+    warm.update(written)
+    with patch.object(DeviceFleetState, "everything", side_effect=AssertionError):
+        answer = warm.allocate_all([wants("b"), wants("c")])
+    assert [each["name"] for each in answer["claims"] if each["allocated"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("notes", [{GROUP: "g"}, {NODE: "none"}, {PRIORITY: "high"}], ids=str)
+def test_of_other_claims_all_is_looked_at(notes: dict[str, str]) -> None:
+    one, other = fleet(), fleet()
+    special = wants("a")
+    special["metadata"]["annotations"] = notes
+    claims = [special, wants("b")]
+    assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
