@@ -20,6 +20,7 @@ from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.column_batches import Batch
 
 SIZES = ((1000, 1000, 0.6), (1000, 2000, 0.7), (5000, 1000, 0.6))
@@ -111,7 +112,7 @@ def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tupl
 
 
 def solve(prepared: DeviceClaimProblem) -> tuple[list[Placement], list[GoalLevel]]:
-    return allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
+    return allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, policy=PACK, ends=None)
 
 
 def _counts(counts: Mapping[int, int]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from operator import attrgetter
 
 import pytest
 
 from benchmarks.fleets import scenario
 from devalloc_solver.columns import allocate
 from devalloc_solver.columns.priority_levels import LevelSolver
+from devalloc_solver.problem.placement_policy import POLICIES, PlacementPolicy
 from tests.support.column_batches import Batch, by_columns, exact_counts, exact_levels
 from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -55,9 +57,9 @@ def test_every_rule_holds_and_every_bound_too(seed: int) -> None:
         judge(batch)
 
 
-@pytest.mark.parametrize("placement", ["pack", "spread"])
-def test_a_contended_fleet_is_proven_or_close(placement: str) -> None:
-    batch = by_columns(scenario(40, 120, seed=7, fill=0.6), placement=placement)
+@pytest.mark.parametrize("policy", POLICIES, ids=attrgetter("name"))
+def test_a_contended_fleet_is_proven_or_close(policy: PlacementPolicy) -> None:
+    batch = by_columns(scenario(40, 120, seed=7, fill=0.6), policy=policy)
     assert batch.violations() == []
     assert all(bound - 1 <= value <= bound for value, bound in zip(batch.satisfied, batch.bounds, strict=True))
     assert sum(batch.satisfied) < 120, "there is something to decide"

@@ -17,6 +17,7 @@ from devalloc_solver.exact.model import build_model
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.column_batches import Batch, by_columns, exact_counts
 from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -167,7 +168,7 @@ def test_every_first_answer_is_right(seed: int) -> None:
         assert sorted(map(id, units)) == sorted(map(id, prepared.units))
         ranks = [unit.demands[0].claim.priority for unit in units]
         assert ranks == sorted(ranks, reverse=True)
-        placements = place_greedily(prepared.snapshot, prepared.allocations, units, placement="pack", ends=None)
+        placements = place_greedily(prepared.snapshot, prepared.allocations, units, policy=PACK, ends=None)
         assert Batch(prepared, placements, []).violations() == []
 
 
@@ -175,7 +176,7 @@ def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
     asks = [(0, 3, 0, 9), (0, 2, 0, 9), (0, 2, 0, 9), (1, 1, 0, 9)]
     prepared = prepare(read_documents([*fleet(2, 4), *(manifest(n, ask) for n, ask in enumerate(asks))]))
     placed = [
-        len(place_greedily(prepared.snapshot, prepared.allocations, units, placement="pack", ends=None))
+        len(place_greedily(prepared.snapshot, prepared.allocations, units, policy=PACK, ends=None))
         for units in candidate_orders(prepared.units)
     ]
     assert placed[0] == 3, "small ones first: one and two here, two there, and nowhere is room for three"
@@ -193,7 +194,7 @@ def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: p
 
     def chosen() -> tuple[list[int], object]:
         model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
-        search, levels = goals.optimize_goals(model, placement="pack", ends=None)
+        search, levels = goals.optimize_goals(model, policy=PACK, ends=None)
         return [search.value(literal) for literal in model.satisfied], levels[:2]
 
     together = chosen()
@@ -208,9 +209,7 @@ def test_a_first_answer_is_left_unfinished_only_if_it_cannot_win(seed: int) -> N
     priorities = sorted({unit.demands[0].claim.priority for unit in prepared.units}, reverse=True)
 
     def counts(units: list[PlacementUnit], rival: list[tuple[int, int]]) -> list[int]:
-        placements = place_greedily(
-            prepared.snapshot, prepared.allocations, units, placement="pack", ends=None, rival=rival
-        )
+        placements = place_greedily(prepared.snapshot, prepared.allocations, units, policy=PACK, ends=None, rival=rival)
         satisfied = Counter(placed.demand.claim.priority for placed in placements)
         return [satisfied[priority] for priority in priorities]
 

@@ -25,6 +25,7 @@ from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems,
 from devalloc_solver.pipeline.strategy import SearchOutcome, search_parts
 from devalloc_solver.place import StepsExhausted
 from devalloc_solver.problem.allocations import Key, Usage
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support import dra_builders, oracle, random_fleets
 from tests.support.dra_joint_instances import joint, networked
 from tests.support.examples import examples
@@ -42,7 +43,7 @@ def in_one(
     """The answer of one model of all units."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "split_by_pool", lambda snapshot, units: [join_subproblems(split_by_pool(snapshot, units))])
-        return search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+        return search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
 
 
 def goal_values(outcome: SearchOutcome) -> object:
@@ -63,7 +64,7 @@ def test_parts_come_to_the_same_as_all_at_once(first: int, monkeypatch: pytest.M
             continue
         parts = split_by_pool(ready.snapshot, ready.units)
         several += len(parts) > 1
-        apart = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+        apart = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
         assert goal_values(apart) == goal_values(in_one(ready, monkeypatch)), seed
         pools = [pool for part in parts for pool in part.pools]
         assert len(pools) == len({*pools}), f"{seed}: a pool is in two parts"
@@ -172,7 +173,7 @@ def in_two_calls(
     """What is left by a call that leaves all that takes a model is searched by the next one, part by part."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "QUICK_SIZE", -1)
-        quick = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
+        quick = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
     later = {key for part in quick.unproven for key in part.keys}
     assert later.isdisjoint(placed.demand.key for placed in quick.placements)
     placements, allocations = (
@@ -180,7 +181,7 @@ def in_two_calls(
         [*ready.allocations, *(one.allocation() for one in quick.placements)],
     )
     for part in quick.unproven:
-        new_placements = search_parts(ready.snapshot, allocations, part.units, placement="pack", ends=None).placements
+        new_placements = search_parts(ready.snapshot, allocations, part.units, policy=PACK, ends=None).placements
         placements += new_placements
         allocations += [one.allocation() for one in new_placements]
     return SearchOutcome(placements, [])
@@ -244,7 +245,7 @@ def check_columns(
     """Whether columns prove their answer here; then no model has a better one, nor has a quick search that takes it."""
     if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:
         return False
-    placements, levels = allocate_batch(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+    placements, levels = allocate_batch(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
     if not ways._is_proven_best(levels):
         return False
     best = goal_values(in_one(ready, monkeypatch))
@@ -252,7 +253,7 @@ def check_columns(
     with monkeypatch.context() as patch:
         patch.setattr(ways, "COLUMNS_SIZE", -1)
         patch.setattr(ways, "QUICK_SIZE", -1)
-        quick = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
+        quick = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
     assert quick.unproven or goal_values(quick) == best, seed
     return True
 
@@ -290,7 +291,7 @@ def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
     ]
     gates = read_gates(None)
     ready = dra_joint.prepare(dra_documents.read_documents(documents, gates), gates)
-    placements, _ = allocate_batch(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+    placements, _ = allocate_batch(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
     assert [placed.demand.key for placed in placements] == [("default", "c1")]
 
 
@@ -304,7 +305,7 @@ def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
     ready = prepare(read_documents([device_class("gpu", driver="gpu"), *pools, *waiting]))
     size = model_size(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units)
     assert ways.QUICK_SIZE < size < ways.EXACT_SIZE
-    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
+    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
     assert not outcome.unproven
     assert all(level.is_proven for level in outcome.levels)
 
@@ -350,8 +351,8 @@ def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
     ready = prepare(
         read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
     )
-    quickly = allocate_quickly(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
-    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
+    quickly = allocate_quickly(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
+    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
     assert quickly is None
     assert [level.value for level in outcome.levels if level.goal == "satisfied"] == [4]
     assert not outcome.unproven
@@ -377,7 +378,7 @@ def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pyt
         ready.allocations,
         ready.units,
         Usage.of(ready.snapshot, ready.allocations),
-        "pack",
+        PACK,
         time.monotonic() + 100,
     )
     if not alone:
@@ -406,7 +407,7 @@ def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> Non
     ready = prepare(read_documents(documents))
     assert len(split_by_pool(ready.snapshot, ready.units)) == 1
     assert len(split_by_device(ready.snapshot, ready.units)) == 2
-    both = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+    both = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
     assert [level.value for level in both.levels if level.goal == "pools"] == [1]
 
 

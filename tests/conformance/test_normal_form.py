@@ -14,6 +14,7 @@ from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.examples import examples
 from tests.support.normal_form import Option, SearchInstance, best_score, objections, option_of, overuse, rank, score
 from tests.support.normal_instances import random_instance
@@ -29,7 +30,7 @@ def disagreements(instance: SearchInstance) -> list[str] | None:
     if best is None:
         return None
     search, levels = optimize_goals(
-        build_model(instance.snapshot, instance.allocations, instance.units), placement="pack", ends=None
+        build_model(instance.snapshot, instance.allocations, instance.units), policy=PACK, ends=None
     )
     placements = {placement.demand.key: placement for placement in name_devices(search)}
     options = {}

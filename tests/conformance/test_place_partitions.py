@@ -20,6 +20,7 @@ from devalloc_solver.place import UnitPlacement, place
 from devalloc_solver.place.component_options import order_by_counter
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement_policy import PACK
 from devalloc_solver.problem.snapshot import Snapshot
 from tests.support.examples import examples
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
@@ -58,7 +59,7 @@ def test_the_exact_model_finds_nothing_better() -> None:
         instance = random_cards(Random(seed), A100, 3)
         refusal = answer(instance)
         search, _ = optimize_goals(
-            build_model(instance.snapshot, instance.allocations, instance.units), placement="pack", ends=None
+            build_model(instance.snapshot, instance.allocations, instance.units), policy=PACK, ends=None
         )
         placements = name_devices(search)
         theirs = {0: option_of(placements)} if placements else {}

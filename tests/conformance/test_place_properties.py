@@ -20,6 +20,7 @@ from devalloc_solver.place import StepsExhausted, UnitPlacement, fits, place
 from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support import random_fleets
 from tests.support.examples import examples
 from tests.support.hash_seeds import outputs
@@ -95,12 +96,10 @@ def test_the_exact_model_finds_nothing_better_in_random_fleets() -> None:
             left_open += 1
             continue
         judged += 1
-        search, _ = optimize_goals(
-            build_model(prepared.snapshot, prepared.allocations, [unit]), placement="pack", ends=None
-        )
+        search, _ = optimize_goals(build_model(prepared.snapshot, prepared.allocations, [unit]), policy=PACK, ends=None)
         placements = name_devices(search)
         ours = None if refusal is None else replace(refusal.score, policy=())
-        context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), "pack")
+        context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), PACK)
         theirs = replace(score_of(context, placements, None), policy=()) if placements else None
         if ours != theirs:
             wrong[seed, unit.demands[0].key] = (ours, theirs)
@@ -115,7 +114,7 @@ def test_the_score_tells_what_the_placements_are() -> None:
         except StepsExhausted:
             continue
         if refusal is not None:
-            context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), "pack")
+            context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), PACK)
             expected = score_of(context, refusal.placements, refusal.placements[0].node)
             assert (refusal.score.one_of, refusal.score.pools, refusal.score.devices) == (
                 expected.one_of,

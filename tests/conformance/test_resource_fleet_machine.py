@@ -21,6 +21,7 @@ from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
+from devalloc_solver.problem.placement_policy import policy_named
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
 from tests.support.dra_random_pools import Manifest
 from tests.support.examples import examples
@@ -37,7 +38,7 @@ class Machine:
         self.placement = self.rng.choice(["pack", "pack", "spread"])
         documents = [*self.cluster.documents.values()]
         self.rng.shuffle(documents)
-        self.fleet = ResourceClaimFleet.from_manifests(deepcopy(documents), placement=self.placement)
+        self.fleet = ResourceClaimFleet.from_manifests(deepcopy(documents), policy=policy_named(self.placement))
 
     def step(self) -> None:
         rng, cluster, fleet = self.rng, self.cluster, self.fleet
@@ -218,5 +219,5 @@ def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatc
     for _ in range(STEPS):
         missed.clear()
         machine.step()
-        fresh = ResourceClaimFleet.from_manifests(machine.state(), placement=machine.placement)
+        fresh = ResourceClaimFleet.from_manifests(machine.state(), policy=policy_named(machine.placement))
         assert comparable_state(machine.fleet._state) == comparable_state(fresh._state)

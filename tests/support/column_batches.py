@@ -15,6 +15,7 @@ from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 
 Manifest = dict[str, Any]
 
@@ -53,10 +54,10 @@ class Batch:
         )
 
 
-def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: float | None = None) -> Batch:
+def by_columns(documents: Sequence[Manifest], *, policy: PlacementPolicy = PACK, ends: float | None = None) -> Batch:
     """Solve a batch of any size as a large one is solved."""
     prepared = prepare(read_documents(documents))
-    outcome = allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends)
+    outcome = allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, policy=policy, ends=ends)
     return Batch(prepared, *outcome)
 
 
@@ -78,7 +79,7 @@ def exact_counts(prepared: DeviceClaimProblem) -> list[int] | None:
 def exact_levels(prepared: DeviceClaimProblem) -> list[GoalLevel]:
     """What the exact model reaches, goal by goal."""
     model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
-    return optimize_goals(model, placement="pack", ends=None)[1]
+    return optimize_goals(model, policy=PACK, ends=None)[1]
 
 
 def _left_out(namespace: str, name: str) -> Manifest:

@@ -48,6 +48,7 @@ from devalloc.store import (
 from devalloc.store.metadata_rules import with_change
 from devalloc.tracing import record_first_span
 from devalloc_solver.pipeline import admission
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT
 
 MAX_REPAIRS = 200
 """Labels that a round writes on objects that need nothing else: claims that wait must not wait for an upgrade."""
@@ -109,7 +110,7 @@ _COMMIT_ATTEMPTS = 5
 class AllocatorSettings:
     """How claims are answered."""
 
-    placement: str = "pack"
+    placement: str = DEFAULT_PLACEMENT
     """``pack`` or ``spread`` (S17)."""
     cel_check: str = "refuse"
     """``refuse``: a claim gets nothing of which two evaluators judge an expression differently; ``warn``: it does."""

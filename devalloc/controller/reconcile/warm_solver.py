@@ -16,6 +16,7 @@ from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.deadline import seconds_left
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT
 
 if TYPE_CHECKING:
     from devalloc_solver import Fleet
@@ -189,7 +190,7 @@ class IncrementalSolver(_WaitingFleet):
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
         # The fleet has all but claims that hold nothing and have a spec.
         super().__init__("DeviceClaim", clock, cel_check)
-        self._searches = searches or BackgroundSearches(search_with_new_fleet("pack", cel_check))
+        self._searches = searches or BackgroundSearches(search_with_new_fleet(DEFAULT_PLACEMENT, cel_check))
         self._previous_round: _PreviousRound | None = None
         self._changed: dict[ObjectName, Object | None] | None = {}
         """What ``update`` read since the last call; None: all."""
@@ -424,7 +425,7 @@ class IncrementalResourceSolver(_WaitingFleet):
 
     def __init__(
         self,
-        placement: str = "pack",
+        placement: str = DEFAULT_PLACEMENT,
         clock: Callable[[], float] = time.monotonic,
         searches: BackgroundSearches | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
-from devalloc_solver.problem.placement_policy import PoolScale
+from devalloc_solver.problem.loads import PoolScale
 from devalloc_solver.problem.snapshot import Device
 
 ROUNDING = 2

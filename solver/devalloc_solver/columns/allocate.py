@@ -19,6 +19,7 @@ from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 GRACE_SECONDS = 0.1
@@ -30,7 +31,7 @@ def allocate_batch(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     """Placements of the units that can be satisfied, and the levels of S17 in their order.
@@ -39,10 +40,10 @@ def allocate_batch(
         snapshot: the fleet.
         allocations: what is in use and stays so.
         units: in the order in which they are to be satisfied.
-        placement: ``pack`` or ``spread``.
+        policy: how to choose among answers that are as good in goals 1 to 4 of S17.
         ends: monotonic time at which to answer with the best found so far; None for as long as it takes.
     """
-    batch = _ColumnSolve(snapshot, allocations, units, placement, ends)
+    batch = _ColumnSolve(snapshot, allocations, units, policy, ends)
     batch.run()
     return batch.placements, batch.levels()
 
@@ -52,11 +53,11 @@ def allocate_quickly(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     """The same, if all units are columns' and these are soon found; else None, after some milliseconds."""
-    batch = _ColumnSolve(snapshot, allocations, units, placement, ends, is_quick=True)
+    batch = _ColumnSolve(snapshot, allocations, units, policy, ends, is_quick=True)
     return (batch.placements, batch.levels()) if batch.run() else None
 
 
@@ -65,7 +66,7 @@ class _ColumnSolve:
     snapshot: Snapshot
     allocations: Sequence[Allocation]
     units: Sequence[PlacementUnit]
-    placement: str
+    policy: PlacementPolicy
     ends: float | None
     is_quick: bool = False
     """whether to give up on units that are no column's, and columns that take long to find"""
@@ -85,7 +86,7 @@ class _ColumnSolve:
         Whether there is an answer: always, but for a quick one.
         """
         usage = Usage.of(self.snapshot, self.allocations)
-        self.singles = RemainingUnits(self.snapshot, self.allocations, self.units, usage, self.placement, self.ends)
+        self.singles = RemainingUnits(self.snapshot, self.allocations, self.units, usage, self.policy, self.ends)
         kinds, others = group_units(self.snapshot, self.units)
         if self.is_quick and others:
             return False
@@ -133,7 +134,7 @@ class _ColumnSolve:
 
     def place_in_haste(self, units: Sequence[PlacementUnit], ends: float) -> None:
         held = [*self.allocations, *self.singles.new]
-        first = place_greedily(self.snapshot, held, units, placement=self.placement, ends=ends, in_haste=True)
+        first = place_greedily(self.snapshot, held, units, policy=self.policy, ends=ends, in_haste=True)
         self.placements += first
         self.singles.hold(first)
 
@@ -164,7 +165,7 @@ class _ColumnSolve:
                 break
             rival = [*zip(self.priorities, self.counts(self.placements), strict=True)]
             greedy = place_greedily(
-                self.snapshot, self.allocations, units, placement=self.placement, ends=self.ends, rival=rival
+                self.snapshot, self.allocations, units, policy=self.policy, ends=self.ends, rival=rival
             )
             if self.counts(greedy) > self.counts(self.placements):
                 self.placements, self.is_greedy = greedy, True
@@ -221,7 +222,7 @@ class _ColumnSolve:
             state_space, state_space.supply(), [len(kind.units) for kind in state_space.kinds], self.ends
         )
         decider.decide()
-        placements = name_devices(self.snapshot, state_space, decider.best, self.singles.usage, self.placement)
+        placements = name_devices(self.snapshot, state_space, decider.best, self.singles.usage, self.policy)
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks
         self.placements += placements

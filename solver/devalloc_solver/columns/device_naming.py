@@ -19,8 +19,9 @@ from devalloc_solver.columns.state_network import NetworkPart, User, normal_form
 from devalloc_solver.columns.state_space import BinSite, StateSpace
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, Request
+from devalloc_solver.problem.loads import UNIT, Loads
 from devalloc_solver.problem.placement import PlacedDevice, Placement
-from devalloc_solver.problem.placement_policy import UNIT, Loads
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -34,14 +35,14 @@ class UnitDevices:
 
 
 def name_devices(
-    snapshot: Snapshot, state_space: StateSpace, packing: Packing, usage: Usage, placement: str
+    snapshot: Snapshot, state_space: StateSpace, packing: Packing, usage: Usage, policy: PlacementPolicy
 ) -> list[Placement]:
     """Placements of all claims of a packing.
 
     Args:
         usage: what is in use before.
-        placement: of bins that are alike, ``pack`` prefers those of nodes in use, ``spread`` those of nodes of which
-            least is in use, what is given here included.
+        policy: of bins that are alike, those of nodes in use are preferred; where loads are weighed, those of nodes of
+            which least is in use, what is given here included.
     """
     busy = {snapshot.pools[pool].node for pool in usage.pools_in_use()}
     rank = {node: position for position, node in enumerate(snapshot.nodes)}
@@ -51,7 +52,7 @@ def name_devices(
         return node not in busy, rank[node]
 
     sites = {state: sorted(members, key=order, reverse=True) for state, members in state_space.sites.items()}
-    namer = _PathNamer(state_space, sites, _LeastLoaded(usage.loads.copy()) if placement == "spread" else None)
+    namer = _PathNamer(state_space, sites, _LeastLoaded(usage.loads.copy()) if policy.weighs_loads else None)
     taken = sorted(namer.name_all(packing), key=lambda t: rank[t.node])
     by_kind: dict[int, list[UnitDevices]] = {}
     for taking in taken:

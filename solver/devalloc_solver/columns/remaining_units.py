@@ -16,6 +16,7 @@ from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -29,7 +30,7 @@ class RemainingUnits:
     units: Sequence[PlacementUnit]
     """the batch"""
     usage: Usage
-    placement: str
+    policy: PlacementPolicy
     ends: float | None
     new: list[Allocation] = field(default_factory=list)
     """what is in use since"""
@@ -44,7 +45,7 @@ class RemainingUnits:
 
     def _nodes_left(self) -> BatchNodes:
         if self._nodes is None:
-            self._nodes = batch_nodes(SearchContext(self.snapshot, self.usage, self.placement), self.units)
+            self._nodes = batch_nodes(SearchContext(self.snapshot, self.usage, self.policy), self.units)
         return self._nodes
 
     def hold(self, placements: Sequence[Placement]) -> None:
@@ -84,16 +85,16 @@ class RemainingUnits:
         try:
             steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
             nodes = self._nodes_left()
-            placed = place(self.snapshot, self.usage, unit, placement=self.placement, steps=steps, batch=nodes)
+            placed = place(self.snapshot, self.usage, unit, policy=self.policy, steps=steps, batch=nodes)
         except SearchTimeout:
             return [], False
         except StepsExhausted:
             held = [*self.allocations, *self.new]
             try:
-                model = build_model(self.snapshot, held, [unit], placement=self.placement, ends=self.ends)
+                model = build_model(self.snapshot, held, [unit], policy=self.policy, ends=self.ends)
             except SearchTimeout:
                 return [], False
-            search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
+            search, levels = optimize_goals(model, policy=self.policy, ends=self.ends)
             placements = name_devices(search)
             is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
         else:
@@ -109,7 +110,7 @@ class RemainingUnits:
             self._before = Usage.of(self.snapshot, self.allocations)
         try:
             steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
-            return place(self.snapshot, self._before, unit, placement=self.placement, steps=steps) is not None
+            return place(self.snapshot, self._before, unit, policy=self.policy, steps=steps) is not None
         except SearchTimeout:
             return True
         except StepsExhausted:

@@ -31,8 +31,8 @@ class ModelBuilder:
     """The model so far."""
 
     model: BatchModel
-    spreads: bool = False
-    """whether the placement policy is to spread, which asks how much of devices is in use"""
+    weighs_loads: bool = False
+    """whether the placement policy asks how much of devices comes into use"""
     deadline: SearchDeadline | None = None
     """when the model must be there"""
     uppers: dict[int, int] = field(default_factory=dict)

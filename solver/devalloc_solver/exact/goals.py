@@ -19,6 +19,7 @@ from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTe
 from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import GoalLevel
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -34,7 +35,7 @@ SMALL_TO_SPREAD = 400
 
 
 def optimize_goals(
-    model: BatchModel, *, placement: str, ends: float | None, search: GoalSearch | None = None
+    model: BatchModel, *, policy: PlacementPolicy, ends: float | None, search: GoalSearch | None = None
 ) -> tuple[GoalSearch, list[GoalLevel]]:
     """All goals in order. The counts of goal 1 come with their bounds; the rest as far as it could be proven.
 
@@ -51,14 +52,14 @@ def optimize_goals(
         [(1, used) for used in model.devices_used.values()], best=minimum.devices(), limit=limit
     )
     levels.append(GoalLevel("devices", value, bound))
-    if placement == "spread":
+    if policy.weighs_loads:
         search.minimize(share_cost(model), limit=search.policy_limit)
         if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
             for cost, least in spread_costs(search):
                 search.minimize(cost, best=least, limit=search.policy_limit)
     size = len(model.cp.proto.variables)
     if size <= SMALL_MODEL or (size <= 2 * SMALL_MODEL and not search.is_placed):
-        search.minimize(policy_cost(model, placement), best=None, limit=search.policy_limit)
+        search.minimize(policy_cost(model, policy), best=None, limit=search.policy_limit)
     if len(model.units) > 1 and not search.is_warm:
         search.minimize(order_cost(model), limit=search.policy_limit)
     return search, levels

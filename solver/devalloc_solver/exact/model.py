@@ -20,6 +20,7 @@ from devalloc_solver.place.step_budget import SearchDeadline
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.device_groups import Place, make_device_groups
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 _CP_SAT = "ortools.sat.python.cp_model"
@@ -87,7 +88,7 @@ def build_model(
     allocations: Iterable[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str = "pack",
+    policy: PlacementPolicy = PACK,
     ends: float | None = None,
 ) -> BatchModel:
     """Build the model of a batch. ``allocations`` are what is in use, and stays so.
@@ -97,11 +98,11 @@ def build_model(
     from ortools.sat.python import cp_model
 
     usage = Usage.of(snapshot, allocations)
-    device_groups, nodes = make_device_groups(snapshot, usage, units, placement=placement)
+    device_groups, nodes = make_device_groups(snapshot, usage, units, policy=policy)
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]
     model = BatchModel(snapshot, usage, units, device_groups, nodes, cp, satisfied)
-    draft = ModelBuilder(model, placement == "spread", SearchDeadline(ends))
+    draft = ModelBuilder(model, policy.weighs_loads, SearchDeadline(ends))
     amounts = ShareVariables(draft)
     for numbers in group_equal_units(units):
         for earlier, later in pairwise(numbers):

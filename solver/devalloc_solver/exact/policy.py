@@ -9,7 +9,8 @@ from math import gcd
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
-from devalloc_solver.problem.placement_policy import growth
+from devalloc_solver.problem.loads import growth
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 MAX_WEIGHT = 2**40
 """A preference whose weight would pass this is left out rather than let sums overflow."""
@@ -94,20 +95,22 @@ def _growth(search: GoalSearch, now: tuple[int, int], terms: LinearTerms, most: 
     return [(growth(load + number * step, capacity, step), taken) for number, taken in enumerate(steps)]
 
 
-def policy_cost(model: BatchModel, placement: str) -> LinearTerms:
-    """One cost to minimise: to pack, fewest devices per share (S9), then nodes and pools not yet in use; then the
-    rest."""
+def policy_cost(model: BatchModel, policy: PlacementPolicy) -> LinearTerms:
+    """One cost to minimise: where loads are not weighed, fewest devices per share (S9), then nodes and pools not yet in
+    use; where partitions are kept, what is lost of them; then the rest."""
     snapshot, usage = model.snapshot, model.usage
     nodes: LinearTerms = []
     pools: LinearTerms = []
     shares: LinearTerms = []
     largest: LinearTerms = []
-    if placement == "pack":
+    if not policy.weighs_loads:
         busy_pools = usage.pools_in_use()
         busy_nodes = {snapshot.pools[p].node for p in busy_pools}
         nodes = [(1, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
         pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
-        shares, largest = share_cost(model), _largest_left(model)
+        shares = share_cost(model)
+    if policy.keeps_partitions:
+        largest = _largest_left(model)
     cost: LinearTerms = _order_of_devices(model)
     weight = 1 + sum(
         w * model.device_groups[group_index].size for (w, _), group_index in zip(cost, model.devices_used, strict=True)

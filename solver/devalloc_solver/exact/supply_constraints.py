@@ -45,7 +45,7 @@ class _SupplyBuilder:
         if users:
             self.cp.add(sum_terms(users) <= device_group.size)
             self.model.users[b] = users
-            if self.draft.spreads:
+            if self.draft.weighs_loads:
                 self.model.loads[b] = self.loads(b, device_group)
         self.count_devices(b, device_group, users)
         return users

@@ -14,6 +14,7 @@ from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 LEAST_SIZE = 400
 """Variables of models that are worth it: smaller ones are solved as quickly without."""
@@ -21,7 +22,7 @@ STEP_LIMIT = 1.0
 """CP-SAT's deterministic time to complete what is placed to values of all variables."""
 
 
-def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, placement: str) -> None:
+def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, policy: PlacementPolicy) -> None:
     """Make the best answer that places unit after unit the incumbent of a search.
 
     ``allocations``: what is in use, as the model was built with.
@@ -39,17 +40,17 @@ def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, place
         in_order,
     )
     for units in {tuple(map(id, order)): order for order in orders}.values():
-        answer = place_compactly(model.snapshot, allocations, units, placement=placement, ends=search.ends)
+        answer = place_compactly(model.snapshot, allocations, units, policy=policy, ends=search.ends)
         best = max(best, answer, key=lambda placements: _value(in_order, placements))
         if len(best) == sum(len(unit.demands) for unit in units) and not has_later_choice(best):
             break  # all claims, by their first alternatives: other orders have only more pools
-    best = _with_fewer_pools(search, allocations, best, placement)
+    best = _with_fewer_pools(search, allocations, best, policy)
     if best:
         search.complete(_Hints(search, best).all(), limit=STEP_LIMIT)
 
 
 def _with_fewer_pools(
-    search: GoalSearch, allocations: Sequence[Allocation], answer: list[Placement], placement: str
+    search: GoalSearch, allocations: Sequence[Allocation], answer: list[Placement], policy: PlacementPolicy
 ) -> list[Placement]:
     """The same claims by the same alternatives in fewer pools, if there may be fewer and a first fit finds them."""
     model, best = search.model, answer
@@ -61,10 +62,10 @@ def _with_fewer_pools(
         return answer
     placed = {one.demand.key for one in answer}
     units = sorted((unit for unit in model.units if unit.demands[0].key in placed), key=_size, reverse=True)
-    roomy = place_compactly(model.snapshot, allocations, units, placement=placement, ends=search.ends, is_roomy=True)
+    roomy = place_compactly(model.snapshot, allocations, units, policy=policy, ends=search.ends, is_roomy=True)
     for rival in (answer, roomy):
         if len(rival) == len(answer) and not has_later_choice(rival):
-            closed = close_pools(model.snapshot, allocations, units, rival, placement=placement, ends=search.ends)
+            closed = close_pools(model.snapshot, allocations, units, rival, policy=policy, ends=search.ends)
             best = min(best, closed, key=lambda each: len(_pools(each)))
     return best
 

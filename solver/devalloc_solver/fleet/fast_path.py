@@ -15,7 +15,7 @@ from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
-from devalloc_solver.problem.placement_policy import growth
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -70,7 +70,7 @@ class FastPath:
     """One plain shape; keeps what it finds out about kinds and states of pools."""
 
     demand: Demand
-    spread: bool
+    policy: PlacementPolicy
     combinations: list[tuple[Request, ...]] = field(init=False)
     several: bool = field(init=False)
     _groups: dict[tuple[int, int], list[tuple[int, Values, Values]] | None] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class FastPath:
     )
     """request and part of a pool -> what one device of it costs"""
     _loads: dict[tuple[int, int], int] = field(default_factory=dict)
-    """request and kind of node, to spread -> how much each of its devices there is"""
+    """request and kind of node -> how much each of its devices there is, where the policy weighs it"""
 
     def __post_init__(self) -> None:
         self.combinations = list(product(*self.demand.details))
@@ -108,7 +108,7 @@ class FastPath:
                 if groups:
                     numbers.append(number)
             pools[id(request)] = tuple(numbers)
-            if self.spread:
+            if self.policy.weighs_loads:
                 loads = {
                     kind.pools[number].scale.whole(kind.pools[number].kinds[group].one.draws)
                     for number in numbers
@@ -199,12 +199,12 @@ class FastPath:
         return min(rivals, key=_combined_rank, default=None)
 
     def _load(self, request: Request, node: NodeClass) -> int:
-        """How much each device is that a request takes there, to spread."""
+        """How much each device is that a request takes there; 0 where the policy does not weigh it."""
         return self._loads.get((id(request), node.kind.index), 0)
 
     def _options(self, request: Request, node: NodeClass, pools: tuple[int, ...]) -> dict[Values, RequestOption]:
         """What the request can have at each value of the claim's match attributes."""
-        states, load = node.states, self._load(request, node) if self.spread else 0
+        states, load = node.states, self._load(request, node)
         gathered: dict[Values, dict[Values, list[tuple[int, PoolOption]]]] = {}
         for number in pools:
             for common, of_own in self.offers(request, states[number]).items():
@@ -225,7 +225,7 @@ class FastPath:
     ) -> RequestOption | None:
         need = request.min_count
         enough = [
-            (self._cost(states[number], need * load), offer.loss, number, offer)
+            (self.policy.cost(states[number], need * load), offer.loss, number, offer)
             for number, offer in offers
             if offer.count >= need
         ]
@@ -243,12 +243,14 @@ class FastPath:
         need = request.min_count
         if sum(offer.count for _, offer in offers) < need:
             return None
-        left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], load), e[1].loss, e[0]))
+        left = sorted(offers, key=lambda e: (-e[1].count, self.policy.cost(states[e[0]], load), e[1].loss, e[0]))
         taken: list[tuple[int, PoolOption, int]] = []
         while need:
             fitting = [each for each in left if each[1].count >= need]
             number, offer = (
-                min(fitting, key=lambda e: (self._cost(states[e[0]], load), e[1].loss, e[0])) if fitting else left[0]
+                min(fitting, key=lambda e: (self.policy.cost(states[e[0]], load), e[1].loss, e[0]))
+                if fitting
+                else left[0]
             )
             left.remove((number, offer))
             taken.append((number, offer, min(need, offer.count)))
@@ -256,7 +258,7 @@ class FastPath:
         taken.sort(key=lambda each: each[0])
         return RequestOption(
             len(taken),
-            sum(self._cost(states[number], count * load) for number, _, count in taken),
+            sum(self.policy.cost(states[number], count * load) for number, _, count in taken),
             sum(offer.loss for _, offer, _ in taken),
             tuple((number, offer.groups[0]) for number, offer, _ in taken),
             tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken),
@@ -269,9 +271,7 @@ class FastPath:
             sum(c.pools for c in choices),
             devices,
             devices,
-            node.growth(sum(self._load(request, node) * request.min_count for request in requests))
-            if self.spread
-            else int(not node.in_use),
+            self.policy.cost(node, sum(self._load(request, node) * request.min_count for request in requests)),
             sum(c.idle for c in choices),
             sum(c.loss for c in choices),
         )
@@ -300,7 +300,8 @@ class FastPath:
             count, loss = sum([state.free[group] for group in groups]), 0
             if draws := state.kind.kinds[groups[0]].one.draws:  # all groups draw alike
                 count = min(count, *(state.left[name] // blocks for name, blocks in draws))
-                loss = 0 if self.spread else state.partition_loss(groups[0], min(count, request.min_count))
+                most = min(count, request.min_count)
+                loss = state.partition_loss(groups[0], most) if self.policy.keeps_partitions else 0
             if count:
                 by_value.setdefault(common, {})[own] = PoolOption(count, tuple(groups), loss)
         return by_value
@@ -334,7 +335,7 @@ class FastPath:
                 draws = kind.kinds[group].one.draws
                 if all(state.left[name] >= blocks for name, blocks in draws):
                     lost = NO_LOSSES
-                    if draws and not self.spread:
+                    if draws and self.policy.keeps_partitions:
                         lost = state.losses(group)
                         if self.several:  # the search, which they share with others, looks at the largest only
                             lost = (lost[0], 0, 0)
@@ -344,10 +345,6 @@ class FastPath:
             least = min(costs)[0]
             options[values] = least, [g for loss, g in costs if loss == least], [g for _, g in costs]
         return options
-
-    def _cost(self, state: PoolState, load: int) -> int:
-        """What it costs the policy that so much more of a pool is in use; see ``SearchContext.cost_of_pool``."""
-        return growth(state.load, state.kind.scale.capacity, load) if self.spread else int(not state.in_use)
 
 
 def _option_rank(choice: RequestOption) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
-from devalloc_solver.problem.placement_policy import check_policy
+from devalloc_solver.problem.placement_policy import policy_named
 
 
 class Fleet:
@@ -47,9 +47,8 @@ class Fleet:
         """
         if not isinstance(placement, str):
             raise TypeError(f"placement must be text, not {type_name(placement)}: Fleet.from_manifests takes manifests")
-        check_policy(placement)
         check_cel_check(cel_check)
-        self._placement, self._cel_check = placement, cel_check
+        self._policy, self._cel_check = policy_named(placement), cel_check
         self._backends: dict[str, FleetBackend[Any, Any]] = {}
         """API group -> the back end of its dialect, as far as there is anything of it"""
         self._others: dict[tuple[object, ...], Manifest] = {}
@@ -110,10 +109,10 @@ class Fleet:
         if group == RESOURCE_CLAIMS:
             from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
 
-            self._backends[group] = ResourceClaimFleet.from_manifests(documents, placement=self._placement)
+            self._backends[group] = ResourceClaimFleet.from_manifests(documents, policy=self._policy)
         else:
             self._backends[group] = DeviceClaimFleet.from_manifests(
-                documents, placement=self._placement, cel_check=self._cel_check
+                documents, policy=self._policy, cel_check=self._cel_check
             )
         return self._backends[group]
 

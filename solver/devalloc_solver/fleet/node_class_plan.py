@@ -14,6 +14,7 @@ from devalloc_solver.place.search_context import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice, growth_of
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -68,7 +69,7 @@ def place_exactly(
     record: NodeRecord,
     network: NodeRecord | None,
     unit_on: Callable[[Snapshot], PlacementUnit | None],
-    placement: str,
+    policy: PlacementPolicy,
     deadline: SearchDeadline,
 ) -> tuple[Score, Sequence[Taken]] | None:
     """The best on one node by search, for a unit of one demand; None when it does not fit there.
@@ -76,7 +77,7 @@ def place_exactly(
     Args:
         network: the record of the network, if any of its devices may be taken.
         unit_on: the unit in terms of what the node reaches; None if it is known not to fit.
-        placement: ``pack`` or ``spread``.
+        policy: how to choose where goals 1 to 4 of S17 are reached.
         deadline: shared by all searches of a call. Raises budget.OutOfTime where nothing is known by then.
     """
     if network is None:
@@ -91,10 +92,10 @@ def place_exactly(
         return None
     try:
         steps = StepBudget(DEFAULT_STEPS, deadline)
-        answer = place_on(snapshot, usage, unit, record.name, placement=placement, steps=steps)
+        answer = place_on(snapshot, usage, unit, record.name, policy=policy, steps=steps)
         placements = () if answer is None else answer.placements
     except StepsExhausted:
-        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, placement, deadline.ends),)
+        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, policy, deadline.ends),)
     if not placements:
         return None
     entries = placements[0].entries
@@ -105,7 +106,7 @@ def place_exactly(
             owner, number = network, entry.device.index
         taken.append((owner, owner.snapshot.devices[number], entry))
     details = len(unit.demands[0].details)
-    if placement == "spread":
+    if policy.weighs_loads:
         return _score(details, taken, (*growth_of(usage, placements), 0)), taken
     loss = largest_partition_loss(snapshot, usage, entries)
     return _score(details, taken, (*_idle(taken), loss)), taken

@@ -22,6 +22,7 @@ from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, N
 from devalloc_solver.place import SearchDeadline
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ordering import natural_key
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 MIN_CHANGES_KEPT = 50_000
@@ -118,7 +119,7 @@ class NodeIndex:
     Not thread-safe.
     """
 
-    placement: str = "pack"
+    policy: PlacementPolicy = PACK
     kinds: EqualDevicesIndex = field(default_factory=EqualDevicesIndex)
     classes: NodeClasses = field(default_factory=NodeClasses)
     log: ClassChangeLog = field(default_factory=ClassChangeLog)
@@ -149,10 +150,6 @@ class NodeIndex:
     _ranks: dict[str, int] = field(default_factory=dict)
     _most_kinds: int = 0
     _most_device_kinds: int = 0
-
-    @property
-    def spread(self) -> bool:
-        return self.placement == "spread"
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from devalloc_solver.bounds.largest_partition import Losses, Parts, fitting_parts, losses, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
-from devalloc_solver.problem.placement_policy import PoolScale, growth, scale_of
+from devalloc_solver.problem.loads import PoolScale, scale_of
 from devalloc_solver.problem.snapshot import Resource, Snapshot
 
 ShareState = tuple[bool, tuple[tuple[str, int], ...]]
@@ -210,6 +210,11 @@ class PoolState:
                 load += scale.load(device, dict(amounts)) - scale.whole(device.draws)
         return load
 
+    @property
+    def capacity(self) -> int:
+        """How much there is, see ``PoolScale``."""
+        return self.kind.scale.capacity
+
     @cached_property
     def left(self) -> Mapping[str, int]:
         """Free blocks of each resource of the pool (S12)."""
@@ -293,9 +298,10 @@ class NodeClass:
         """How much of it is in use, see ``Loads``."""
         return sum(state.load for state in self.states)
 
-    def growth(self, more: int) -> int:
-        """What the unevenness of nodes grows by when so much more is in use here (S17, goal 5)."""
-        return growth(self.load, self.kind.capacity, more)
+    @property
+    def capacity(self) -> int:
+        """How much there is, see ``PoolScale``."""
+        return self.kind.capacity
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ read from a log when the shape is next asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -26,7 +26,7 @@ from devalloc_solver.fleet.node_class_plan import (
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement_policy import PoolScale
+from devalloc_solver.problem.loads import PoolScale
 from devalloc_solver.problem.snapshot import Device
 
 MAX_STEPS = 2_000
@@ -188,8 +188,8 @@ _Entry = tuple[Score, int, int]
 """(score or the best it can be, rank of the first node, class)"""
 
 _Looks = tuple[int, ...]
-"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, or, to spread, how much
-is; states of the pools with candidates)"""
+"""All that a claim of local devices looks at of a class: (kind of node, what the policy looks at of its use, states
+of the pools with candidates)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +203,8 @@ class ShapeSearch:
     wide: bool = field(init=False)
     """whether devices of the network are among the candidates"""
     plain: FastPath | None = field(init=False)
+    use: Callable[[NodeClass], int] = field(init=False)
+    """what the policy looks at of what is in use"""
     count_bounds: CountBounds = field(init=False)
     seen: int | None = None
     """how much of the log has been read; None when nothing has"""
@@ -230,7 +232,7 @@ class ShapeSearch:
     guesses: dict[int, int] = field(default_factory=dict)
     """kind of node -> pools that it takes there at least"""
     least: dict[int, int] = field(default_factory=dict)
-    """kind of node -> how much of it comes into use at least, to spread"""
+    """kind of node -> how much of it comes into use at least"""
     roomy: set[_Looks] = field(default_factory=set)
     """where counting alone leaves it possible"""
     first: tuple[int, ...] = field(init=False)
@@ -240,6 +242,7 @@ class ShapeSearch:
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
+        self.use = self.index.policy.use
         self.first = (0,) * len(self.demand.details)
         self.count_bounds = CountBounds(self.demand)
         needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
@@ -247,7 +250,7 @@ class ShapeSearch:
         self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & request.candidates.accepted.keys() for request in self.demand.requests)
-        self.plain = None if self.wide or not has_fast_path(self.demand) else FastPath(self.demand, self.index.spread)
+        self.plain = None if self.wide or not has_fast_path(self.demand) else FastPath(self.demand, self.index.policy)
 
     # -- the best node now ---------------------------------------------------------------------------------------------
 
@@ -395,8 +398,8 @@ class ShapeSearch:
         return self._hope(node)
 
     def _looks(self, node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
-        states, use = node.states, node.load if self.index.spread else node.in_use
-        return (node.kind.index, use, *[states[number].index for number in relevant])
+        states = node.states
+        return (node.kind.index, self.use(node), *[states[number].index for number in relevant])
 
     def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> Score:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
@@ -404,30 +407,27 @@ class ShapeSearch:
         if kind.index not in self.guesses:
             self.guesses[kind.index] = self.count_bounds.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
-        if self.index.spread:
-            return self.first, pools, devices, devices, *self._least_growth(node), 0
-        return self.first, pools, devices, devices, 0 if node.in_use else 1, 0, 0
+        return self.first, pools, devices, devices, self.index.policy.cost(node, self._least_load(node)), 0, 0
 
     def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
         best = self._best_of(node)
         if best is None:
             return None
-        alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
+        alternatives, pools, devices, entries, of_node, _, _ = best.score
         if pools == 1 and not self._may_take_one_pool(node, relevant):
             pools = 2
-        if self.index.spread:
-            idle_nodes, idle_pools = self._least_growth(node)
-        else:
-            idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
-        return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
+        least = self.index.policy.cost(node, self._least_load(node))
+        if self.wide:  # perhaps it takes nothing of the node
+            least = min(least, of_node)
+        return alternatives, pools, devices, entries, least, 0, 0
 
-    def _least_growth(self, node: NodeClass) -> tuple[int, int]:
-        """What the unevenness of nodes and pools grows by at least."""
-        if self.wide:
-            return 0, 0
+    def _least_load(self, node: NodeClass) -> int:
+        """How much of a node comes into use at least, where the policy weighs that."""
+        if self.wide or not self.index.policy.weighs_loads:
+            return 0
         if node.kind.index not in self.least:
             self.least[node.kind.index] = least_load([self.demand], lambda request: _devices_of(request, node.kind))
-        return node.growth(self.least[node.kind.index]), 0
+        return self.least[node.kind.index]
 
     def _may_take_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
         """Whether a node may have it all in one pool; see ``may_fit_one_pool``."""
@@ -471,7 +471,7 @@ class ShapeSearch:
         index = self.index
         network = index.network if self.wide else None
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.placement, index.search_deadline)
+        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.policy, index.search_deadline)
         if best is None:
             return None
         score, taken = best

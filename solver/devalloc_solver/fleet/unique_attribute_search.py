@@ -82,7 +82,7 @@ class UniqueAttributeSearch:
     _bounds: dict[tuple[int, tuple[int, ...]], Score] = field(default_factory=dict)
     """(class of nodes, alternatives) -> the best score there may be"""
     _least: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
-    """(kind of node, alternatives) -> how much of it comes into use at least, to spread"""
+    """(kind of node, alternatives) -> how much of it comes into use at least"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -206,14 +206,15 @@ class UniqueAttributeSearch:
         entries = sum(_min_devices(request) for request in requests)
         sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         pools = self._find_fewest(node.kind, sides)
-        if self.index.spread:
-            least = 0 if self.index.network is not None else self._least_load(node.kind, alternatives)
-            return alternatives, pools, devices, entries, node.growth(least), 0, 0
         if self.index.network is not None:
             return alternatives, pools, devices, entries, 0, 0, 0
+        policy = self.index.policy
+        if policy.weighs_loads:
+            least = self._least_load(node.kind, alternatives)
+            return alternatives, pools, devices, entries, policy.cost(node, least), 0, 0
         used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
         loss = 0 if shareable else max((self._find_loss(node, side) for side in sides), default=0)
-        return alternatives, pools, devices, entries, 0 if node.in_use else 1, max(0, pools - used), loss
+        return alternatives, pools, devices, entries, policy.cost(node, 0), max(0, pools - used), loss
 
     def _least_load(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
         """How much of a node comes into use at least, told from one device of each kind that may do."""
@@ -300,7 +301,7 @@ class UniqueAttributeSearch:
 
     def _solve(self, record: NodeRecord) -> BestOnNode | None:
         index = self.index
-        best = place_exactly(record, index.network, self._unit_on, index.placement, index.search_deadline)
+        best = place_exactly(record, index.network, self._unit_on, index.policy, index.search_deadline)
         if best is None:
             return None
         score, taken = best

@@ -18,6 +18,7 @@ from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -58,16 +59,13 @@ class UnsolvedProblem(Generic[DialectT]):
     dialect: DialectT
 
 
-def solve_problem(problem: UnsolvedProblem[DialectT], placement: str, call: Call) -> Solution:
-    """The answers to all claims of a problem. Raises errors.AnswerRefused for a bug of the solver.
-
-    ``placement``: ``pack`` or ``spread``.
-    """
+def solve_problem(problem: UnsolvedProblem[DialectT], policy: PlacementPolicy, call: Call) -> Solution:
+    """The answers to all claims of a problem. Raises errors.AnswerRefused for a bug of the solver."""
     ends = call.search_end()
     if call.is_quick:
         problem.allowance.prolong(ends)
     outcome = search_parts(
-        *(problem.snapshot, problem.allocations, problem.units), placement=placement, ends=ends, is_quick=call.is_quick
+        *(problem.snapshot, problem.allocations, problem.units), policy=policy, ends=ends, is_quick=call.is_quick
     )
     levels, placements = add_rejected_claims(outcome.levels, problem.priorities), outcome.placements
     answers = [*problem.dialect.write(placements), *problem.dialect.echo()]

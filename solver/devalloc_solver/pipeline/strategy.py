@@ -19,6 +19,7 @@ from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement, growth_of
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 EXACT_SIZE = 4_000
@@ -71,11 +72,11 @@ def find_placements(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search_parts``."""
-    outcome = search_parts(snapshot, allocations, units, placement=placement, ends=ends)
+    outcome = search_parts(snapshot, allocations, units, policy=policy, ends=ends)
     return outcome.placements, outcome.levels
 
 
@@ -84,7 +85,7 @@ def search_parts(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
     is_quick: bool = False,
 ) -> SearchOutcome:
@@ -94,7 +95,7 @@ def search_parts(
 
     Args:
         allocations: what is in use already.
-        placement: ``pack`` or ``spread``.
+        policy: how to choose among answers that are as good in goals 1 to 4 of S17.
         ends: monotonic time of the deadline, None for none.
         is_quick: leave parts that take long to search: they are ``unproven``, and nothing of them is placed. Claims
             that compete with these for pools only, and not for devices, are placed without them.
@@ -114,17 +115,17 @@ def search_parts(
             share = max(0.0, left) / len(parts)
             until = time.monotonic() + (max(share, min(left, QUICK_SHARE)) if is_quick else share)
         if nearby is None:
-            outcome = _search_part(snapshot, allocations, part, placement, until)
+            outcome = _search_part(snapshot, allocations, part, policy, until)
         elif is_quick:
             is_first = not any(outcome.placements for outcome in outcomes)
-            outcome = _search_quickly(snapshot, nearby, part, placement, until, may_be_large=is_first)
+            outcome = _search_quickly(snapshot, nearby, part, policy, until, may_be_large=is_first)
         else:
-            outcome = _search_part(snapshot, nearby.of(part), part, placement, until)
+            outcome = _search_part(snapshot, nearby.of(part), part, policy, until)
             nearby.add(outcome.placements)
         outcomes.append(outcome)
         parts = parts[1:]
     outcome = outcomes[0] if len(outcomes) == 1 else _combined_outcome(outcomes)
-    if placement == "spread" and len(units) > 1:
+    if policy.weighs_loads and len(units) > 1:
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
         return replace(outcome, placements=_most_even(snapshot, allocations, tried, outcome.placements, ends))
@@ -135,20 +136,20 @@ def _search_quickly(
     snapshot: Snapshot,
     nearby: _UsageByNode,
     part: Subproblem,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
     *,
     may_be_large: bool,
 ) -> SearchOutcome:
     """What is soon found for the units of a part; where that is not all of it, for its parts by device."""
-    outcome = _quick_outcome(snapshot, nearby, part, placement, ends, may_be_large=may_be_large)
+    outcome = _quick_outcome(snapshot, nearby, part, policy, ends, may_be_large=may_be_large)
     pieces = split_by_device(snapshot, part.units) if outcome.unproven and len(part.units) > 1 else []
     if len(pieces) > 1:
         outcomes = []
         for number, piece in enumerate(pieces):
             left = None if ends is None else max(0.0, ends - time.monotonic()) / (len(pieces) - number)
             until = None if left is None else time.monotonic() + left
-            outcomes.append(_quick_outcome(snapshot, nearby, piece, placement, until, may_be_large=False))
+            outcomes.append(_quick_outcome(snapshot, nearby, piece, policy, until, may_be_large=False))
             nearby.add(outcomes[-1].placements)
         return _with_shared_pools(_combined_outcome(outcomes), outcomes)
     nearby.add(outcome.placements)
@@ -159,25 +160,25 @@ def _quick_outcome(
     snapshot: Snapshot,
     nearby: _UsageByNode,
     part: Subproblem,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
     *,
     may_be_large: bool,
 ) -> SearchOutcome:
     """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
     allocations = nearby.of(part)
-    alone = _place_single_unit(snapshot, allocations, part, placement, ends) if len(part.units) == 1 else None
+    alone = _place_single_unit(snapshot, allocations, part, policy, ends) if len(part.units) == 1 else None
     if alone is not None:
         return alone
     size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
-        return _search_jointly(snapshot, allocations, part, placement, ends)
+        return _search_jointly(snapshot, allocations, part, policy, ends)
     if COLUMNS_SIZE < size <= EXACT_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        answer = _place_quickly_by_columns(snapshot, allocations, part.units, placement, ends)
+        answer = _place_quickly_by_columns(snapshot, allocations, part.units, policy, ends)
         if answer is not None and _is_proven_best(answer[1]):
             return SearchOutcome(*answer)
     if size <= QUICK_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        outcome = _search_jointly(snapshot, allocations, part, placement, ends)
+        outcome = _search_jointly(snapshot, allocations, part, policy, ends)
         if not outcome.unproven:
             return outcome
     return SearchOutcome([], _levels_before_search(part.units), [part], [part])
@@ -238,27 +239,25 @@ def _goal_values(placements: Sequence[Placement]) -> object:
 
 
 def _search_part(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome:
-    alone = _place_single_unit(snapshot, allocations, part, placement, ends) if len(part.units) == 1 else None
+    alone = _place_single_unit(snapshot, allocations, part, policy, ends) if len(part.units) == 1 else None
     if alone is not None:
         return alone
-    return _search_jointly(snapshot, allocations, part, placement, ends)
+    return _search_jointly(snapshot, allocations, part, policy, ends)
 
 
 def _search_jointly(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome:
     units = part.units
-    placements, levels = _place_jointly(snapshot, allocations, units, placement, ends)
+    placements, levels = _place_jointly(snapshot, allocations, units, policy, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
     if _is_proven(levels):
         return SearchOutcome(placements, levels)
     if not was_cut:
         return SearchOutcome(placements, levels, [part])
-    return SearchOutcome(
-        *_at_least_first_fit(snapshot, allocations, units, placement, placements, levels), [part], [part]
-    )
+    return SearchOutcome(*_at_least_first_fit(snapshot, allocations, units, policy, placements, levels), [part], [part])
 
 
 def _is_proven(levels: Sequence[GoalLevel]) -> bool:
@@ -324,7 +323,7 @@ def _at_least_first_fit(
     snapshot: Snapshot,
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
-    placement: str,
+    policy: PlacementPolicy,
     placements: list[Placement],
     levels: list[GoalLevel],
 ) -> tuple[list[Placement], list[GoalLevel]]:
@@ -333,10 +332,10 @@ def _at_least_first_fit(
     left = [unit for unit in units if unit.demands[0].key not in placed]
     held = [*allocations, *(placed.allocation() for placed in placements)]
     ends = time.monotonic() + GRACE_SECONDS
-    more = place_greedily(snapshot, held, left, placement=placement, ends=ends)
+    more = place_greedily(snapshot, held, left, policy=policy, ends=ends)
     best = [*placements, *more]
     if placements:
-        first = place_greedily(snapshot, allocations, units, placement=placement, ends=ends)
+        first = place_greedily(snapshot, allocations, units, policy=policy, ends=ends)
         best = max(best, first, key=lambda rival: _counts(rival, levels))
     return (placements, levels) if best == placements else (best, _levels_of(best, levels, units))
 
@@ -345,18 +344,18 @@ def _place_jointly(
     snapshot: Snapshot,
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     if model_size(snapshot, Usage.of(snapshot, allocations), units, enough=EXACT_SIZE) > EXACT_SIZE:
-        return _place_by_columns(snapshot, allocations, units, placement, ends)
+        return _place_by_columns(snapshot, allocations, units, policy, ends)
     try:
-        model = build_model(snapshot, allocations, units, placement=placement, ends=ends)
+        model = build_model(snapshot, allocations, units, policy=policy, ends=ends)
     except SearchTimeout:
         return [], _levels_before_search(units)
     search = GoalSearch(model, ends)
-    start_search(search, allocations, placement=placement)
-    _, levels = optimize_goals(model, placement=placement, ends=ends, search=search)
+    start_search(search, allocations, policy=policy)
+    _, levels = optimize_goals(model, policy=policy, ends=ends, search=search)
     return name_devices(search), levels
 
 
@@ -373,24 +372,24 @@ def _place_by_columns(
     snapshot: Snapshot,
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
-    return allocate_batch(snapshot, allocations, units, placement=placement, ends=ends)
+    return allocate_batch(snapshot, allocations, units, policy=policy, ends=ends)
 
 
 def _place_quickly_by_columns(
     snapshot: Snapshot,
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     from devalloc_solver.columns import allocate_quickly
 
-    return allocate_quickly(snapshot, allocations, units, placement=placement, ends=ends)
+    return allocate_quickly(snapshot, allocations, units, policy=policy, ends=ends)
 
 
 def add_rejected_claims(levels: Sequence[GoalLevel], priorities: Iterable[int]) -> list[GoalLevel]:
@@ -438,7 +437,7 @@ def _levels_of(
 
 
 def _place_single_unit(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome | None:
     """A single unit needs no general solver, and is proven in all goals; None if the question is too hard.
 
@@ -449,9 +448,9 @@ def _place_single_unit(
     members = Counter(demand.claim.priority for demand in unit.demands)
     open_levels = [GoalLevel("satisfied", 0, members[p], p) for p in sorted(members, reverse=True)]
     try:
-        placed = place(snapshot, Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
+        placed = place(snapshot, Usage.of(snapshot, allocations), unit, policy=policy, steps=steps)
     except SearchTimeout:
-        first = _at_least_first_fit(snapshot, allocations, [unit], placement, [], open_levels)
+        first = _at_least_first_fit(snapshot, allocations, [unit], policy, [], open_levels)
         return SearchOutcome(*first, [part], [part])
     except StepsExhausted:
         return None
@@ -469,7 +468,11 @@ def _place_single_unit(
 
 
 def solve_unit(
-    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
+    snapshot: Snapshot,
+    allocations: Sequence[Allocation],
+    unit: PlacementUnit,
+    policy: PlacementPolicy,
+    ends: float | None,
 ) -> list[Placement]:
     """The best placement of a unit that is too hard to be placed step by step; empty when it is proven not to fit.
 
@@ -478,10 +481,10 @@ def solve_unit(
     if _deadline_passed(ends):
         raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
     try:
-        model = build_model(snapshot, allocations, [unit], placement=placement, ends=ends)
+        model = build_model(snapshot, allocations, [unit], policy=policy, ends=ends)
     except SearchTimeout:
         raise SearchCutShort(SEARCH_CUT_SHORT) from None
-    search, levels = optimize_goals(model, placement=placement, ends=ends)
+    search, levels = optimize_goals(model, policy=policy, ends=ends)
     placements = name_devices(search)
     if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):
         raise SearchCutShort(SEARCH_CUT_SHORT)
@@ -494,7 +497,7 @@ def place_unit(
     unit: PlacementUnit,
     *,
     usage: Usage | None = None,
-    placement: str = "pack",
+    policy: PlacementPolicy = PACK,
     ends: float | None = None,
 ) -> list[Placement] | None:
     """The best placement of every demand of the unit by S17; None if it is proven that there is none.
@@ -504,7 +507,7 @@ def place_unit(
     """
     try:
         steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
-        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
+        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, policy=policy, steps=steps)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:
-        return solve_unit(snapshot, allocations, unit, placement, ends) or None
+        return solve_unit(snapshot, allocations, unit, policy, ends) or None

@@ -24,7 +24,7 @@ from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import UNIT, Loads
+from devalloc_solver.problem.placement_policy import PACK, SPREAD, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SPREAD_UNITS = 200
@@ -44,7 +44,7 @@ def place_greedily(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
     rival: Sequence[tuple[int, int]] = (),
     in_haste: bool = False,
@@ -60,7 +60,6 @@ def place_greedily(
     possible = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
-    loads = usage.loads if placement == "spread" else None
     placements: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
@@ -69,17 +68,17 @@ def place_greedily(
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
-        if in_haste and loads is None and unit.pin is None:
+        nodes = _nodes(unit, usage, policy)
+        if in_haste and not policy.weighs_loads and unit.pin is None:
             nodes = [*nodes[latest:], *nodes[:latest]]
-        kind = unit_key(unit) if loads is None and not in_haste else None
+        kind = unit_key(unit) if not policy.weighs_loads and not in_haste else None
         start = hopeless.get(kind, 0) if kind is not None else 0
         needs, reader = rooms.needs(unit), UnitReader()
         for position in range(start, len(nodes)):
             if not needs.may_be_met(nodes[position]):
                 continue
             placed = _try_node(
-                snapshot, usage, unit, nodes[position], placement, deadline, reader=reader, any_will_do=in_haste
+                snapshot, usage, unit, nodes[position], policy, deadline, reader=reader, any_will_do=in_haste
             )
             if placed:
                 for one in placed:
@@ -103,7 +102,7 @@ def place_compactly(
     allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
     is_roomy: bool = False,
 ) -> list[Placement]:
@@ -118,7 +117,7 @@ def place_compactly(
     full: Counter[object] = Counter()
     """kind of units -> how many of these have no room for one"""
     denied: set[object] = set()
-    batch = batch_nodes(SearchContext(snapshot, usage, placement), units)
+    batch = batch_nodes(SearchContext(snapshot, usage, policy), units)
     roomiest = _roomiest_nodes(snapshot, usage) if is_roomy else []
     hopeless: Counter[object] = Counter()
     """kind of units -> how many of the roomiest nodes have no room for one"""
@@ -133,7 +132,7 @@ def place_compactly(
         placed: Sequence[Placement] = ()
         for start in range(full[kind] if kind is not None else 0, len(opened)):
             if unit.pin in (None, opened[start]) and needs.may_be_met(opened[start]):
-                tried = _try_node(snapshot, usage, unit, opened[start], placement, deadline)
+                tried = _try_node(snapshot, usage, unit, opened[start], policy, deadline)
                 inside = pools.issuperset(entry.device.pool for one in tried for entry in one.entries)
                 placed = tried if inside and not has_later_choice(tried) else ()
             full[kind] = start + (not placed)
@@ -141,12 +140,12 @@ def place_compactly(
                 break
         for position in range(hopeless[kind], len(roomiest) if not placed and unit.pin is None else 0):
             fits = needs.may_be_met(roomiest[position])
-            placed = _try_node(snapshot, usage, unit, roomiest[position], placement, deadline) if fits else ()
+            placed = _try_node(snapshot, usage, unit, roomiest[position], policy, deadline) if fits else ()
             if placed:
                 placed = () if has_later_choice(placed) else placed
                 break
             hopeless[kind] += kind is not None and position == hopeless[kind]
-        placed = placed or _best_node(snapshot, usage, unit, placement, batch, deadline)
+        placed = placed or _best_node(snapshot, usage, unit, policy, batch, deadline)
         if not placed:
             denied.add(kind)
         for one in placed:
@@ -179,7 +178,7 @@ def close_pools(
     units: Sequence[PlacementUnit],
     placements: Sequence[Placement],
     *,
-    placement: str,
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> list[Placement]:
     """The same units by the same alternatives in fewer pools: one pool after the other is closed, those with the fewest
@@ -203,7 +202,7 @@ def close_pools(
                 if tries < 0 or (ends is not None and time.monotonic() > ends):
                     return best
                 tried = (
-                    _try_node(snapshot, usage, unit, node, placement, deadline)
+                    _try_node(snapshot, usage, unit, node, policy, deadline)
                     for node in nodes
                     if unit.pin in (None, node)
                 )
@@ -234,12 +233,12 @@ def _best_node(
     snapshot: Snapshot,
     usage: Usage,
     unit: PlacementUnit,
-    placement: str,
+    policy: PlacementPolicy,
     batch: BatchNodes,
     deadline: SearchDeadline,
 ) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, usage, unit, placement=placement, steps=_budget(unit, deadline), batch=batch)
+        placed = place(snapshot, usage, unit, policy=policy, steps=_budget(unit, deadline), batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -258,7 +257,7 @@ def place_evenly(
     ``fill``: in pools that units before it have opened, as long as these have room.
     """
     if len(units) > MAX_SPREAD_UNITS and not fill:
-        return place_greedily(snapshot, allocations, units, placement="spread", ends=ends)
+        return place_greedily(snapshot, allocations, units, policy=SPREAD, ends=ends)
     usage = Usage.of(snapshot, allocations)
     given: list[Placement] = []
     pools: set[int] = set()
@@ -277,7 +276,7 @@ def place_evenly(
         while not placed and start < len(opened) and fill:
             tried: Sequence[Placement] = ()
             if unit.pin in (None, opened[start]):
-                tried = _try_node(snapshot, usage, unit, opened[start], "pack", deadline)
+                tried = _try_node(snapshot, usage, unit, opened[start], PACK, deadline)
             placed = tried if pools.issuperset(e.device.pool for one in tried for e in one.entries) else ()
             start += not placed
         if kind is not None:
@@ -303,13 +302,11 @@ def _most_even(
     """Where a unit spreads best; if not exactly, the node of which least is in use that has room."""
     if exactly:
         try:
-            best = place(snapshot, usage, unit, placement="spread", steps=StepBudget(DEFAULT_STEPS, deadline))
+            best = place(snapshot, usage, unit, policy=SPREAD, steps=StepBudget(DEFAULT_STEPS, deadline))
         except StepsExhausted:
             return ()
         return () if best is None else best.placements
-    tried = (
-        _try_node(snapshot, usage, unit, node, "spread", deadline) for node in _by_load(snapshot, unit, usage.loads)
-    )
+    tried = (_try_node(snapshot, usage, unit, node, SPREAD, deadline) for node in _nodes(unit, usage, SPREAD))
     return next((placed for placed in tried if placed), ())
 
 
@@ -423,17 +420,11 @@ class _FreeDevices:
                     counts[self.snapshot.pools[device.pool].node] -= 1
 
 
-def _nodes(snapshot: Snapshot, unit: PlacementUnit) -> Sequence[str | None]:
+def _nodes(unit: PlacementUnit, usage: Usage, policy: PlacementPolicy) -> Sequence[str | None]:
+    """Where to look for room, in this order."""
     if unit.pin is not None:
         return [unit.pin]
-    return snapshot.nodes or [None]
-
-
-def _by_load(snapshot: Snapshot, unit: PlacementUnit, loads: Loads) -> Sequence[str | None]:
-    """The nodes of which least is in use first."""
-    if unit.pin is not None or not snapshot.nodes:
-        return _nodes(snapshot, unit)
-    return sorted(snapshot.nodes, key=lambda node: loads.growth_of_node(node, UNIT))
+    return policy.first_fit_order(usage.snapshot.nodes, usage) or [None]
 
 
 def _try_node(
@@ -441,7 +432,7 @@ def _try_node(
     usage: Usage,
     unit: PlacementUnit,
     node: str | None,
-    placement: str,
+    policy: PlacementPolicy,
     deadline: SearchDeadline,
     *,
     reader: UnitReader | None = None,
@@ -451,7 +442,7 @@ def _try_node(
     steps = _budget(unit, deadline)
     try:
         placed = place_on(
-            snapshot, usage, unit, node, placement=placement, steps=steps, any_will_do=any_will_do, reader=reader
+            snapshot, usage, unit, node, policy=policy, steps=steps, any_will_do=any_will_do, reader=reader
         )
     except StepsExhausted:
         return ()

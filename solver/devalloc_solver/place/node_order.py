@@ -12,7 +12,7 @@ from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, dev
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
-from devalloc_solver.problem.placement_policy import PoolScale, growth
+from devalloc_solver.problem.loads import PoolScale, growth
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -63,16 +63,14 @@ def batch_nodes(context: SearchContext, units: Sequence[PlacementUnit]) -> Batch
     """The nodes of a batch of which nothing is placed yet."""
 
     def use(pool: Pool) -> object:
-        shapes = context.partitions(pool) if context.packs and pool.resources else ()
-        node = context.use_of_node(pool.node) if not context.packs else None
-        return context.use(pool.index), node, tuple(shapes)
+        return context.use(pool.index), context.use_of_node(pool.node), context.shapes_to_keep(pool)
 
     return BatchNodes(node_signatures(context.snapshot, context.usage, units, use))
 
 
 @dataclass(frozen=True, slots=True)
-class LeastSpread:
-    """What a unit brings into use at least wherever it is placed, to spread; nothing to pack, which does not ask."""
+class LeastUse:
+    """What a unit brings into use at least wherever it is placed; nothing for a policy that does not weigh it."""
 
     load: int = 0
     """of a node"""
@@ -85,10 +83,10 @@ class LeastSpread:
         return growth(0, self.capacity, self.load)
 
 
-def least_spread(context: SearchContext, unit: PlacementUnit) -> LeastSpread:
+def least_use(context: SearchContext, unit: PlacementUnit) -> LeastUse:
     """What a unit brings into use at least."""
-    if context.packs:
-        return LeastSpread()
+    if not context.policy.weighs_loads:
+        return LeastUse()
     snapshot, loads = context.snapshot, context.usage.loads
     pools: set[int] = set()
 
@@ -99,7 +97,7 @@ def least_spread(context: SearchContext, unit: PlacementUnit) -> LeastSpread:
             yield index, device, None if snapshot.pools[device.pool].node is None else loads.scale(device.pool)
 
     load = least_load(unit.demands, devices_of)
-    return LeastSpread(load, max((loads.scale(pool).capacity for pool in pools), default=0))
+    return LeastUse(load, max((loads.scale(pool).capacity for pool in pools), default=0))
 
 
 def unit_key(unit: PlacementUnit) -> object | None:
@@ -111,8 +109,8 @@ def unit_key(unit: PlacementUnit) -> object | None:
 def candidate_nodes(
     context: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None, least: int = 0
 ) -> list[Place]:
-    """Nodes where every detail has some candidate, the preferred first: those in use to pack; to spread those whose
-    load becomes least uneven by ``least``, see ``least_spread``. ``batch``: of its nodes.
+    """Nodes where every detail has some candidate, the preferred first: those that cost the policy least where
+    ``least`` comes into use, see ``least_use``. ``batch``: of its nodes.
 
     A unit is always on some node, where there is any (S7).
     """
@@ -133,14 +131,12 @@ def candidate_nodes(
                 for request in detail
             )
             among = [node for node in among if nodes.get(node, 0) >= fewest]
-    if batch is not None and context.packs:
-        return [*sorted(among, key=lambda node: (not context.is_busy_node(node), batch.order[node]))]
-    order = {node: rank for rank, node in enumerate(snapshot.nodes)}
-    if context.packs:
-        busy = {snapshot.pools[index].node for index in context.usage.pools_in_use()}
-        return [*sorted(among, key=lambda node: (node not in busy, order[node]))]
-    loads = context.usage.loads
-    return [*sorted(among, key=lambda node: (loads.growth_of_node(node, least), order[node]))]
+    if batch is not None:
+        among = sorted(among, key=batch.order.__getitem__)
+    else:  # all are in natural order
+        context.expect_all_nodes()
+    costs = context.costs_of_nodes(among, least)
+    return [*sorted(among, key=costs.__getitem__)]
 
 
 def _detail_key(detail: Sequence[Request]) -> object:
@@ -234,5 +230,5 @@ def _pool_key(context: SearchContext, node_view: NodeView, pool: Pool) -> tuple[
         context.use(pool.index),
         tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
         frozenset(usage.groups.get(pool.index, ())),
-        tuple(context.partitions(pool)) if context.packs and pool.resources else (),
+        context.shapes_to_keep(pool),
     )

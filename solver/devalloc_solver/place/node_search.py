@@ -1,6 +1,6 @@
 """Place a unit: node by node, preferred ones first, one of each group of equal nodes.
 
-The policy: among covers of as few pools and devices, the one that packs or spreads best (S17, goals 5 and 6).
+Among covers of as few pools and devices, the one that the policy prefers (S17, goals 5 and 6).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
-from devalloc_solver.place.node_order import BatchNodes, LeastSpread, NodeKeys, candidate_nodes, least_spread, min_pools
+from devalloc_solver.place.node_order import BatchNodes, LeastUse, NodeKeys, candidate_nodes, least_use, min_pools
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.loads import UNIT
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import UNIT
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 Vector = tuple[int, ...]
@@ -142,7 +143,8 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
         return cover
     own = StepBudget(min(_POLICY_STEPS, steps.left), steps.deadline)
     try:
-        components = make_components(demand_vector, own, context.partitions if context.packs else None)
+        keeps_partitions = context.policy.keeps_partitions
+        components = make_components(demand_vector, own, context.partitions if keeps_partitions else None)
         opening = tuple(
             _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, UNIT)
             for rank, pool in enumerate(pools)
@@ -151,7 +153,7 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
             demand_vector,
             components,
             cover,
-            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if context.packs else 0),
+            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if keeps_partitions else 0),
             own,
         )
     except StepsExhausted:
@@ -179,7 +181,7 @@ def place(
     usage: Usage,
     unit: PlacementUnit,
     *,
-    placement: str = "pack",
+    policy: PlacementPolicy = PACK,
     steps: int | StepBudget = DEFAULT_STEPS,
     batch: BatchNodes | None = None,
 ) -> UnitPlacement | None:
@@ -191,7 +193,7 @@ def place(
         snapshot: the fleet.
         usage: what is in use.
         unit: claims that share a node and are placed all or none.
-        placement: ``pack`` or ``spread`` (goal 5).
+        policy: how to choose where goals 2 to 4 are reached (goal 5).
         steps: the budget, with a deadline if it has one.
         batch: the nodes of a batch, of which units were placed before this one.
 
@@ -199,12 +201,12 @@ def place(
         SearchTimeout: the deadline has passed, and nothing was found until then.
         StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
-    context = SearchContext(snapshot, usage, placement)
+    context = SearchContext(snapshot, usage, policy)
     seek = _NodeSearch(context, unit, _budget(steps))
     if batch is not None:
         seek.cache = batch.cache
     is_proven = True
-    least = least_spread(context, unit)
+    least = least_use(context, unit)
     nodes = candidate_nodes(context, unit, batch, least.load)
     try:
         for node, after in zip_longest(nodes, nodes[1:]):
@@ -226,7 +228,7 @@ def place_on(
     unit: PlacementUnit,
     node: Place,
     *,
-    placement: str = "pack",
+    policy: PlacementPolicy = PACK,
     steps: int | StepBudget = DEFAULT_STEPS,
     any_will_do: bool = False,
     reader: UnitReader | None = None,
@@ -236,7 +238,7 @@ def place_on(
     ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
     ``reader``: shared by callers that ask several questions about the same claims.
     """
-    context = SearchContext(snapshot, usage, placement)
+    context = SearchContext(snapshot, usage, policy)
     seek = _NodeSearch(context, unit, _budget(steps), any_will_do=any_will_do, reader=reader)
     seek.look(node)
     return seek.best
@@ -254,7 +256,7 @@ def fits(
 
     ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
-    context = SearchContext(snapshot, usage, "pack")
+    context = SearchContext(snapshot, usage, PACK)
     seek = _NodeSearch(context, unit, _budget(steps), reader=reader)
     return any(seek.may_go(node) for node in candidate_nodes(context, unit))
 
@@ -277,7 +279,7 @@ class _NodeSearch:
     ) -> None:
         self.context, self.unit, self.steps, self.any_will_do = context, unit, steps, any_will_do
         self.reader = reader or UnitReader()
-        self.requests = single_request_alternatives(unit, spreads=not context.packs)
+        self.requests = single_request_alternatives(unit, weighs_loads=context.policy.weighs_loads)
         self.best: UnitPlacement | None = None
         self.cache: dict[object, Any] = {}
         self.without_room: list[Place] = []
@@ -318,7 +320,7 @@ class _NodeSearch:
             return False
         return chooser.best(None, any_will_do=True) is not None
 
-    def is_over(self, after: Place, least: LeastSpread) -> bool:
+    def is_over(self, after: Place, least: LeastUse) -> bool:
         """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
 
         Nodes come in the order of the policy, so those to come, the first of which is ``after``, are no better than the
@@ -329,7 +331,7 @@ class _NodeSearch:
         _, node, pools, loss, *_ = self.best.score.policy
         self.policy_sampled += 1
         liked: object = not pools or node
-        if not self.context.packs:
+        if self.context.policy.weighs_loads:
             growth = self.context.cost_of_node(after, least.load)
             if node < growth:
                 return True

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from devalloc_solver.bounds.largest_partition import Shapes, partition_loss, partition_shapes
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
-from devalloc_solver.problem.placement import PlacedDevice, Placement, growth_of
+from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loads
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -22,20 +23,20 @@ class SearchContext:
 
     snapshot: Snapshot
     usage: Usage
-    placement: str
-    """``pack`` or ``spread``"""
+    policy: PlacementPolicy
     _busy: dict[int, bool] = field(default_factory=dict)
+    _busy_nodes: set[str | None] | None = None
     _partitions: dict[int, Shapes] = field(default_factory=dict)
-
-    @property
-    def packs(self) -> bool:
-        return self.placement == "pack"
 
     def partitions(self, pool: Pool) -> Shapes:
         """The shapes of the devices that may still be had of a pool."""
         if pool.index not in self._partitions:
             self._partitions[pool.index] = partition_shapes(pool, self.usage)
         return self._partitions[pool.index]
+
+    def shapes_to_keep(self, pool: Pool) -> tuple[object, ...]:
+        """The same where the policy looks at them."""
+        return tuple(self.partitions(pool)) if self.policy.keeps_partitions and pool.resources else ()
 
     def is_busy(self, pool: int) -> bool:
         """Whether some device of a pool is in use."""
@@ -49,7 +50,13 @@ class SearchContext:
 
     def is_busy_node(self, node: str | None) -> bool:
         """Whether some device of a node's own pools is in use."""
+        if self._busy_nodes is not None:
+            return node is None or node in self._busy_nodes
         return any(self.is_busy(pool.index) for pool in self.snapshot.pools_by_node.get(node, ())) if node else True
+
+    def expect_all_nodes(self) -> None:
+        """Find out at once which nodes are in use: many are going to be asked for."""
+        self._busy_nodes = {self.snapshot.pools[pool].node for pool in self.usage.pools_in_use()}
 
     def rank(self, node: str | None) -> int:
         """In the natural order of nodes; before all where there are no pools."""
@@ -58,31 +65,78 @@ class SearchContext:
 
     def use(self, pool: int) -> object:
         """All that the policy looks at of a pool's use."""
-        return self.is_busy(pool) if self.packs else self.usage.loads.pools.get(pool, 0)
+        return self.policy.use(_PoolInUse(self, pool))
 
     def use_of_node(self, node: str | None) -> object:
         """The same of a node, beside that of its pools with candidates."""
-        if self.packs or node is None:
+        if node is None or not self.policy.weighs_loads:  # nodes in use come first, so their pools tell enough
             return None
         return self.usage.loads.nodes.get(node, 0), self.usage.loads.capacity(node)
 
     def cost_of_pool(self, pool: int, load: int) -> int:
-        """How little the policy likes that so much more of a pool is in use (see ``Loads``): to pack, 1 for a pool that
-        was not in use; to spread, what the unevenness of pools grows by (S17, goal 5)."""
-        return int(not self.is_busy(pool)) if self.packs else self.usage.loads.growth_of_pool(pool, load)
+        """How little the policy likes that so much more of a pool is in use (see ``Loads``)."""
+        return self.policy.cost(_PoolInUse(self, pool), load)
 
     def cost_of_node(self, node: str | None, load: int) -> int:
-        """The same for a node: to pack it counts whatever comes into use there."""
-        if self.packs:
-            return int(node is not None and not self.is_busy_node(node))
-        return self.usage.loads.growth_of_node(node, load)
+        """The same for a node; nothing for the network."""
+        return 0 if node is None else self.policy.cost(_NodeInUse(self, node), load)
+
+    def costs_of_nodes(self, nodes: Iterable[str], load: int) -> dict[str, int]:
+        """The same for each of many nodes."""
+        costs, place = {}, _NodeInUse(self, "")
+        for node in nodes:
+            place.node = node
+            costs[node] = self.policy.cost(place, load)
+        return costs
 
     def costs_of(self, placements: Sequence[Placement], node: str | None) -> tuple[int, int]:
-        """How little the policy likes what placements bring into use: of the node, and of the pools."""
-        if not self.packs:
-            return growth_of(self.usage, placements)
-        pools = {entry.device.pool for placed in placements for entry in placed.entries}
-        return self.cost_of_node(node, 0), sum(self.cost_of_pool(pool, 0) for pool in pools)
+        """How little the policy likes what placements on a node bring into use: of the node, and of the pools."""
+        entries = [entry for placed in placements for entry in placed.entries]
+        loads = dict.fromkeys([entry.device.pool for entry in entries], 0)
+        if self.policy.weighs_loads:
+            loads |= added_loads(self.usage, entries)
+        own = sum(load for pool, load in loads.items() if self.snapshot.pools[pool].node is not None)
+        return self.cost_of_node(node, own), sum(self.cost_of_pool(pool, load) for pool, load in loads.items())
+
+
+@dataclass(slots=True, eq=False)
+class _PoolInUse:
+    """A pool as a policy sees it."""
+
+    context: SearchContext
+    pool: int
+
+    @property
+    def in_use(self) -> bool:
+        return self.context.is_busy(self.pool)
+
+    @property
+    def load(self) -> int:
+        return self.context.usage.loads.pools.get(self.pool, 0)
+
+    @property
+    def capacity(self) -> int:
+        return self.context.usage.loads.scale(self.pool).capacity
+
+
+@dataclass(slots=True, eq=False)
+class _NodeInUse:
+    """A node as a policy sees it."""
+
+    context: SearchContext
+    node: str
+
+    @property
+    def in_use(self) -> bool:
+        return self.context.is_busy_node(self.node)
+
+    @property
+    def load(self) -> int:
+        return self.context.usage.loads.nodes.get(self.node, 0)
+
+    @property
+    def capacity(self) -> int:
+        return self.context.usage.loads.capacity(self.node)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,7 +163,7 @@ def score_of(context: SearchContext, placements: Sequence[Placement], node: str 
     policy = (
         sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
         *context.costs_of(placements, node),
-        _partition_loss_of(context, entries) if context.packs else 0,
+        _partition_loss_of(context, entries) if context.policy.keeps_partitions else 0,
         context.rank(node),
         sum(pools),
         offsets,
@@ -128,7 +182,7 @@ def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
 
 def largest_partition_loss(snapshot: Snapshot, usage: Usage, entries: Iterable[PlacedDevice]) -> int:
     """What the pools lose of their largest devices; see ``partition_loss``."""
-    return _partition_loss_of(SearchContext(snapshot, usage, "pack"), entries)
+    return _partition_loss_of(SearchContext(snapshot, usage, PACK), entries)
 
 
 def _partition_loss_of(context: SearchContext, entries: Iterable[PlacedDevice]) -> int:

@@ -1,8 +1,8 @@
 """Fast path for the common question: one request for whole devices, without constraints.
 
 Covers a single device whatever it draws, and several that draw nothing, are of no compatibility group and fit into one
-pool. To spread, it covers a share or portion of one device as well, since how much of a node comes into use depends on
-the device. The search answers everything else; it would give answers as good here.
+pool. Where the policy weighs loads, it covers a share or portion of one device as well, since how much of a node comes
+into use depends on the device. The search answers everything else; it would give answers as good here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loa
 from devalloc_solver.problem.snapshot import Device, Pool
 
 
-def single_request_alternatives(unit: PlacementUnit, *, spreads: bool = False) -> tuple[Request, ...]:
+def single_request_alternatives(unit: PlacementUnit, *, weighs_loads: bool = False) -> tuple[Request, ...]:
     """The alternatives of a unit that is simple; empty for any other."""
     if [len(demand.details) for demand in unit.demands] != [1]:
         return ()
@@ -27,13 +27,13 @@ def single_request_alternatives(unit: PlacementUnit, *, spreads: bool = False) -
     return (
         requests
         if not (demand.relations or demand.shared)
-        and all(_is_single_request(request, demand, spreads) for request in requests)
+        and all(_is_single_request(request, demand, weighs_loads) for request in requests)
         else ()
     )
 
 
-def _is_single_request(request: Request, demand: Demand, spreads: bool) -> bool:
-    if spreads and _takes_part(request):
+def _is_single_request(request: Request, demand: Demand, weighs_loads: bool) -> bool:
+    if weighs_loads and _takes_part(request):
         return True
     if request.mode is not AllocationMode.WHOLE or request.requests or request.limits or request.portions:
         return False
@@ -56,7 +56,7 @@ def place_single_request(
 ) -> tuple[Placement, PlacementScore] | bool:
     """Where the first request that fits goes on one node; False when none does, True when the search has to tell."""
     for request in requests:
-        place = _place_one_device if not context.packs and request.min_count == 1 else _place_request
+        place = _place_one_device if context.policy.weighs_loads and request.min_count == 1 else _place_request
         answer = place(context, unit, request, node)
         if answer is not False:
             return answer
@@ -148,7 +148,7 @@ def _place_request(
         else:
             loss, chosen = 0, devices[: request.min_count]
         load = 0
-        if not context.packs:
+        if context.policy.weighs_loads:
             load = sum(context.usage.loads.scale(pool.index).whole(device.draws) for device in chosen)
         of_node = context.cost_of_node(node, load if pool.node is not None else 0)
         rank = (of_node, context.cost_of_pool(pool.index, load), loss, pool.index)
@@ -207,7 +207,7 @@ def _free(
 def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Device]) -> tuple[int, Device]:
     """The device that costs least of the largest partition; of equals the one that rules out least, then the first."""
     first = devices[0]
-    if not context.packs or not first.draws:
+    if not context.policy.keeps_partitions or not first.draws:
         return 0, first
     shapes = context.partitions(pool)
     if not shapes:

@@ -4,6 +4,6 @@
 - ``allocations``, ``overuse``: what allocated claims hold, and what is allocated beyond what exists
 - ``demand``: requests, and placement units
 - ``device_groups``, ``ordering``: interchangeable devices, and the order of names and claims
-- ``placement_policy``: what the placement policies measure
+- ``loads``, ``placement_policy``: how much is in use, and which answers are preferred for it
 - ``placement``: the node and the devices of a claim
 """

@@ -12,7 +12,7 @@ from devalloc.api.device_records import DeviceRecord, read_records
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
 from devalloc_solver.problem.ghosts import HeldRecords
-from devalloc_solver.problem.placement_policy import Loads
+from devalloc_solver.problem.loads import Loads
 from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
 Key = tuple[str, str]

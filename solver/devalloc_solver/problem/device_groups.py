@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement_policy import UNIT
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 MatchValue = tuple[object, ...]
@@ -57,17 +57,14 @@ class DeviceGroup:
 
 
 def make_device_groups(
-    snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit], *, placement: str = "pack"
+    snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit], *, policy: PlacementPolicy = PACK
 ) -> tuple[list[DeviceGroup], list[str]]:
     """Bunches of all devices that some request may take, and the nodes that are worth considering, in natural order.
 
-    Of interchangeable nodes the first ones are; to spread, those of which least is in use.
+    Of interchangeable nodes those are where the policy would look for room first.
     """
     view = _DeviceKeys.of(usage, units)
-    order = snapshot.nodes
-    if placement == "spread":
-        order = tuple(sorted(order, key=lambda node: usage.loads.growth_of_node(node, UNIT)))  # stable
-    nodes = _representatives(view, units, order)
+    nodes = _representatives(view, units, policy.first_fit_order(snapshot.nodes, usage))
     device_groups: list[DeviceGroup] = []
     for pool in (snapshot.pools[index] for index in sorted(view.pools)):
         if pool.node is not None and pool.node not in nodes:

@@ -1,148 +1,104 @@
-"""The placement policies and how they measure (S17, goal 5).
+"""The placement policies: which of the answers that are as good in goals 1 to 4 is preferred (S17, goal 5).
 
 ``pack`` counts nodes and pools that come into use, and what is lost of large partitions
-(``bounds.largest_partition``). ``spread`` evens out how much of each node is in use, then of each pool: ``Loads``.
+(``bounds.largest_partition``). ``spread`` evens out how much of each node is in use, then of each pool (``loads``).
 
-ARCHITECTURE.md ("Where do I change what?") lists the modules that apply them.
+A user's word becomes a policy once, at the door (``policy_named``). From there on, searches ask the policy, never which
+one it is.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from devalloc_solver.problem.loads import UNIT, growth
 
 if TYPE_CHECKING:
-    from devalloc_solver.problem.snapshot import Device, Resource, Snapshot
-
-POLICIES = ("pack", "spread")
-
-UNIT = 720_720
-"""How much a device is that is in use whole. Divisible by all numbers to 16, so that usual shares are exact."""
-
-Draws = tuple[tuple[str, int], ...]
+    from devalloc_solver.problem.allocations import Usage
 
 
-def check_policy(placement: str) -> None:
-    """Raise ValueError for what is no placement policy."""
-    if placement not in POLICIES:
-        raise ValueError(f"placement must be one of {', '.join(POLICIES)}, not {placement!r}")
+class PartlyUsed(Protocol):
+    """A node or a pool, with what is in use of it."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether some device is in use."""
+
+    @property
+    def load(self) -> int:
+        """How much is in use, see ``Loads``."""
+
+    @property
+    def capacity(self) -> int:
+        """How much there is, see ``PoolScale``."""
 
 
-def unevenness(load: int, capacity: int) -> int:
-    """The square of a load by its capacity. Summed over nodes, it is least where equal parts of each are in use."""
-    return load * load // max(1, capacity)
+class PlacementPolicy(Protocol):
+    """What is asked of a policy."""
+
+    @property
+    def name(self) -> str:
+        """The user's word for it."""
+
+    @property
+    def weighs_loads(self) -> bool:
+        """Whether it matters how much of devices, pools and nodes is in use, and not only whether they are."""
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether it matters what is lost of large partitions."""
+
+    def use(self, place: PartlyUsed) -> int:
+        """All that it looks at of what is in use of a pool, or of a node of which the capacity is known."""
+
+    def cost(self, place: PartlyUsed, more: int) -> int:
+        """How little it likes that so much more (see ``Loads``) of a node or a pool is in use."""
+
+    def first_fit_order(self, nodes: Sequence[str], usage: Usage) -> Sequence[str]:
+        """The order in which to look for the first of these nodes, given in natural order, that has room."""
 
 
-def growth(load: int, capacity: int, more: int) -> int:
-    """What ``unevenness`` grows by when so much more is in use."""
-    return unevenness(load + more, capacity) - unevenness(load, capacity) if more else 0
+class _Pack:
+    name = "pack"
+    weighs_loads = False
+    keeps_partitions = True
+
+    def use(self, place: PartlyUsed) -> int:
+        return place.in_use
+
+    def cost(self, place: PartlyUsed, more: int) -> int:
+        return not place.in_use
+
+    def first_fit_order(self, nodes: Sequence[str], usage: Usage) -> Sequence[str]:
+        return nodes
 
 
-def share_load(resources: Mapping[str, Resource], amounts: Mapping[str, int]) -> int:
-    """How much of a device amounts (in nano units) are: the average over its resources, at most all of it."""
-    parts = [
-        min(UNIT, -(-UNIT * amounts.get(name, 0) // resource.nano))
-        for name, resource in resources.items()
-        if resource.nano
-    ]
-    return sum(parts) // len(parts) if parts else 0
+class _Spread:
+    name = "spread"
+    weighs_loads = True
+    keeps_partitions = False
+
+    def use(self, place: PartlyUsed) -> int:
+        return place.load
+
+    def cost(self, place: PartlyUsed, more: int) -> int:
+        return growth(place.load, place.capacity, more)
+
+    def first_fit_order(self, nodes: Sequence[str], usage: Usage) -> Sequence[str]:
+        return sorted(nodes, key=lambda node: usage.loads.growth_of_node(node, UNIT))  # stable
 
 
-@dataclass(frozen=True, slots=True)
-class PoolScale:
-    """How much the devices of a pool are."""
-
-    capacity: int
-    """devices; all that draw on the same resources of the pool, such as the partitions of one card, are one"""
-    partitions: Mapping[Draws, int]
-    """what a device draws on the pool -> how much it is in use whole: the average over these resources"""
-
-    def whole(self, draws: Draws) -> int:
-        """How much a device is that is in use whole."""
-        return self.partitions[draws] if draws else UNIT
-
-    def load(self, device: Device, amounts: Mapping[str, int] | None) -> int:
-        """How much a device is that is in use: whole (None), or these amounts."""
-        whole = self.whole(device.draws)
-        return whole if amounts is None else whole * share_load(device.resources, amounts) // UNIT
+PACK: PlacementPolicy = _Pack()
+SPREAD: PlacementPolicy = _Spread()
+POLICIES = (PACK, SPREAD)
+DEFAULT_PLACEMENT = PACK.name
+"""The word for users who give none."""
 
 
-@lru_cache(maxsize=1024)
-def _undivided(devices: int) -> PoolScale:
-    return PoolScale(devices, {})
-
-
-def scale_of(draws: Iterable[Draws], resources: Mapping[str, Resource]) -> PoolScale:
-    """The scale of a pool, of which each device draws so much."""
-    listed = [*draws]
-    distinct = [*dict.fromkeys(listed)] if resources else []
-    if not any(distinct):
-        return _undivided(len(listed))
-    cards: list[set[str]] = []
-    for each in filter(None, distinct):
-        names = {name for name, _ in each}
-        joined = [card for card in cards if not card.isdisjoint(names)]
-        cards = [card for card in cards if card.isdisjoint(names)] + [names.union(*joined)]
-    partitions: dict[Draws, int] = {}
-    for each in filter(None, distinct):
-        size = next(len(card) for card in cards if each[0][0] in card)
-        drawn = sum(UNIT * blocks // resources[name].blocks for name, blocks in each if resources[name].blocks)
-        partitions[each] = min(UNIT, drawn // size)
-    return PoolScale(sum(not each for each in listed) + len(cards), partitions)
-
-
-@dataclass(slots=True, eq=False)
-class Loads:
-    """How much of each pool and node is in use. Devices of the network are of no node."""
-
-    snapshot: Snapshot
-    pools: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    nodes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _scales: dict[int, PoolScale] = field(default_factory=dict)
-    _capacities: dict[str, int] = field(default_factory=dict)
-
-    def copy(self) -> Loads:
-        """The same, to add to."""
-        pools, nodes = defaultdict(int, self.pools), defaultdict(int, self.nodes)
-        return Loads(self.snapshot, pools, nodes, self._scales, self._capacities)
-
-    def scale(self, pool: int) -> PoolScale:
-        """How much the devices of a pool are."""
-        scale = self._scales.get(pool)
-        if scale is None:
-            there = self.snapshot.pools[pool]
-            scale = self._scales[pool] = scale_of([device.draws for device in there.devices], there.resources)
-        return scale
-
-    def capacity(self, node: str) -> int:
-        """Devices of a node's own pools, see ``PoolScale``."""
-        if node not in self._capacities:
-            pools = self.snapshot.pools_by_node.get(node, ())
-            self._capacities[node] = sum(self.scale(pool.index).capacity for pool in pools)
-        return self._capacities[node]
-
-    def add(self, pool: int, more: int) -> None:
-        """So much more of a pool is in use."""
-        self.pools[pool] += more
-        if (node := self.snapshot.pools[pool].node) is not None:
-            self.nodes[node] += more
-
-    def growth_of_pool(self, pool: int, more: int) -> int:
-        """What the unevenness of pools grows by when so much more of one is in use."""
-        return growth(self.pools.get(pool, 0), self.scale(pool).capacity, more)
-
-    def growth_of_node(self, node: str | None, more: int) -> int:
-        """The same of nodes; 0 for the network."""
-        return 0 if node is None else growth(self.nodes.get(node, 0), self.capacity(node), more)
-
-    def growth(self, by_pool: Mapping[int, int]) -> tuple[int, int]:
-        """What the unevenness of nodes, and that of pools, grows by when so much more of some pools is in use."""
-        by_node: dict[str, int] = defaultdict(int)
-        for pool, more in by_pool.items():
-            if (node := self.snapshot.pools[pool].node) is not None:
-                by_node[node] += more
-        nodes = sum(self.growth_of_node(node, more) for node, more in by_node.items())
-        return nodes, sum(self.growth_of_pool(pool, more) for pool, more in by_pool.items())
+def policy_named(placement: str) -> PlacementPolicy:
+    """Return the policy of this name. Raises ValueError where there is none."""
+    for policy in POLICIES:
+        if policy.name == placement:
+            return policy
+    raise ValueError(f"placement must be one of {', '.join(each.name for each in POLICIES)}, not {placement!r}")

@@ -20,6 +20,7 @@ from devalloc_solver.dialects.device_claims.solve import solve_input
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.problem.answer import Solution
+from devalloc_solver.problem.placement_policy import PlacementPolicy, policy_named
 
 
 @gc_paused()
@@ -58,6 +59,7 @@ def solve_manifests(
     """
     started = time.monotonic()
     documents = as_manifest_list(documents)
+    policy = policy_named(placement)
     if is_resource_k8s(documents):
         from devalloc_solver.dialects.resource_k8s import solve  # with its CEL runtime
 
@@ -67,18 +69,18 @@ def solve_manifests(
 
         def solve_some(some: list[dict[str, Any]]) -> dict[str, Any]:
             left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
-            return _solve_without_quotas([*map(apart.written, some), *apart.rest], placement, Call(left), cel_check)
+            return _solve_without_quotas([*map(apart.written, some), *apart.rest], policy, Call(left), cel_check)
 
         end_time(deadline, started)  # raises for one that is none
         return cast(SolutionDict, admission.solve_admitted(apart.readable, solve_some, unread=apart.rest))
-    return cast(SolutionDict, _solve_without_quotas(documents, placement, Call(deadline, started), cel_check))
+    return cast(SolutionDict, _solve_without_quotas(documents, policy, Call(deadline, started), cel_check))
 
 
 def _solve_without_quotas(
-    documents: Sequence[Mapping[str, Any]], placement: str, call: Call, cel_check: str
+    documents: Sequence[Mapping[str, Any]], policy: PlacementPolicy, call: Call, cel_check: str
 ) -> dict[str, Any]:
     """The answer without regard to ResourceQuotas."""
-    solution = solve_input(read_documents(documents), placement, call, cel_check=cel_check)
+    solution = solve_input(read_documents(documents), policy, call, cel_check=cel_check)
     problems = sorted((*solution.problems, *foreign_manifests(documents)), key=problem_order)
     return replace(solution, problems=tuple(problems)).to_dict()
 
@@ -98,5 +100,5 @@ def solve(
 
     Raises TypeError for an object of another type.
     """
-    call = Call(deadline)
-    return solve_input(read_objects(pools, classes, claims, configs), placement, call, cel_check=cel_check)
+    call, policy = Call(deadline), policy_named(placement)
+    return solve_input(read_objects(pools, classes, claims, configs), policy, call, cel_check=cel_check)

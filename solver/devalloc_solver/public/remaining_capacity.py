@@ -25,6 +25,7 @@ from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.place import SearchTimeout
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement_policy import PACK
 from devalloc_solver.problem.snapshot import Snapshot
 
 RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", templates.KIND
@@ -131,7 +132,7 @@ def _disputed_devices(prepared: DeviceClaimProblem, ends: float | None) -> _Disp
 
 def _disagreements_of_first(prepared: DeviceClaimProblem, disputed: _Disputed, ends: float | None) -> list[str]:
     """How the evaluators disagree about the devices that one copy would get."""
-    outcome = search_parts(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=ends)
+    outcome = search_parts(prepared.snapshot, prepared.allocations, prepared.units, policy=PACK, ends=ends)
     given = [(entry.request.label, entry.device.index) for placed in outcome.placements for entry in placed.entries]
     return [*dict.fromkeys(message for one in given for message in disputed.get(one, ()))]
 

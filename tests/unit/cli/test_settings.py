@@ -17,7 +17,7 @@ from devalloc.cli.main import cli
 from devalloc.cli.options.common import PLACEMENT, option_of, settings_options
 from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
 from devalloc.settings import build, given_options, group, setting, settings_of
-from devalloc_solver.problem.placement_policy import POLICIES
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 from tests.support.repository import REPO
 from tools import settings_page
 from tools.settings_page import PROCESSES
@@ -185,8 +185,8 @@ def test_without_options_a_process_has_the_defaults_of_its_class(process: tuple[
 
 def test_the_placement_option_offers_the_policies_of_the_solver_which_it_does_not_load() -> None:
     assert isinstance(PLACEMENT.type, click.Choice)
-    assert tuple(PLACEMENT.type.choices) == POLICIES
-    assert PLACEMENT.default == POLICIES[0]
+    assert list(PLACEMENT.type.choices) == [policy.name for policy in POLICIES]
+    assert PLACEMENT.default == DEFAULT_PLACEMENT
 
 
 def test_the_page_of_settings_is_current() -> None:

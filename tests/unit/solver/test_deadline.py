@@ -22,6 +22,7 @@ from devalloc_solver.exact import model
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.pipeline import strategy
 from devalloc_solver.problem.placement import GoalLevel
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.dra_builders import ANY
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import node_slice, wants
@@ -225,7 +226,7 @@ def test_a_unit_whose_search_begins_too_late_is_cut_short_and_its_expressions_ar
     """A program that hears of expressions gives them all of the time, which a search would then take."""
     prepared = prepare(read_documents([GPU, *fleet(1), wanting("c", 2)]))
     with pytest.raises(SearchCutShort) as cut:
-        strategy.solve_unit(prepared.snapshot, prepared.allocations, prepared.units[0], "pack", time.monotonic() - 1)
+        strategy.solve_unit(prepared.snapshot, prepared.allocations, prepared.units[0], PACK, time.monotonic() - 1)
     assert cut.value.bound is None
 
 

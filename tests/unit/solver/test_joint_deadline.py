@@ -27,6 +27,7 @@ from devalloc_solver.place import SearchTimeout, greedy, place, place_on
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 GPU = device_class("gpu", driver="gpu")
@@ -135,7 +136,7 @@ def test_without_the_time_for_a_model_nothing_is_in_use_and_all_might_fit(monkey
         [GPU, pool("p", "n", devices=[device("d")]), *(claim(name, {"deviceClass": "gpu"}) for name in "ab")]
     )
     monkeypatch.setattr(strategy, "build_model", is_late)
-    placements, levels = strategy._place_jointly(problem.snapshot, problem.allocations, problem.units, "pack", None)
+    placements, levels = strategy._place_jointly(problem.snapshot, problem.allocations, problem.units, PACK, None)
     assert placements == []
     assert [(level.goal, level.value, level.bound) for level in levels] == [
         ("satisfied", 0, 2),
@@ -160,7 +161,7 @@ def test_what_there_is_no_time_to_place_best_is_placed_where_there_is_room(
 
     monkeypatch.setattr(remaining_units, "place", search_for_a_second)
     placements, levels = allocate.allocate_batch(
-        problem.snapshot, problem.allocations, problem.units, placement="pack", ends=clock.now + 10
+        problem.snapshot, problem.allocations, problem.units, policy=PACK, ends=clock.now + 10
     )
     assert len({placed.demand.key for placed in placements}) == 30
     assert levels[0].value == levels[0].bound == 30
@@ -190,7 +191,7 @@ def test_a_first_fit_in_haste_begins_where_the_unit_before_found_room(monkeypatc
     for in_haste, questions in ((False, 55), (True, 19)):
         nodes.clear()
         placed = greedy.place_greedily(
-            problem.snapshot, problem.allocations, problem.units, placement="pack", ends=None, in_haste=in_haste
+            problem.snapshot, problem.allocations, problem.units, policy=PACK, ends=None, in_haste=in_haste
         )
         assert (len(placed), len(nodes)) == (10, questions)
 
@@ -246,7 +247,7 @@ def test_a_model_is_built_no_longer_than_there_is_time_and_all_that_has_room_is_
 
     made = counted(monkeypatch, ModelBuilder, "spend", a_millisecond)
     outcome = strategy.search_parts(
-        problem.snapshot, problem.allocations, problem.units, placement="pack", ends=clock.now + 6
+        problem.snapshot, problem.allocations, problem.units, policy=PACK, ends=clock.now + 6
     )
     assert 6_000 <= len(made) <= 6_001
     assert len({placed.demand.key for placed in outcome.placements}) == 30

@@ -13,6 +13,7 @@ from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, p
 from devalloc_solver.place.greedy import place_compactly
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support import random_fleets
 
 KINDS = ("mixed", "half full", "equal", "unlike", "groups", "oneOf", "partitions", "shares")
@@ -23,7 +24,7 @@ def prepared_batch(kind: str, nodes: int, claims: int) -> DeviceClaimProblem:
 
 
 def placed_one_by_one(ready: DeviceClaimProblem) -> list[Placement]:
-    return place_compactly(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+    return place_compactly(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
 
 
 def minimum_of(ready: DeviceClaimProblem, placements: list[Placement]) -> tuple[int, int]:

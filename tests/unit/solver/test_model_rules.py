@@ -15,6 +15,7 @@ from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import PACK
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_instances import a_claim, a_slot, candidates
 
@@ -55,7 +56,7 @@ def claim(name: str, *requests: Request, **fields: Any) -> PlacementUnit:
 def solved(
     snapshot: Snapshot, *units: PlacementUnit, held: Sequence[Allocation] = ()
 ) -> tuple[dict[str, Placement], dict[str, GoalLevel]]:
-    search, levels = optimize_goals(build_model(snapshot, held, units), placement="pack", ends=None)
+    search, levels = optimize_goals(build_model(snapshot, held, units), policy=PACK, ends=None)
     assert all(level.is_proven for level in levels)
     return {p.demand.key[1]: p for p in name_devices(search)}, {level.goal: level for level in levels}
 

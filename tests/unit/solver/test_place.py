@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from devalloc_solver.place import (
 )
 from devalloc_solver.place.node_view import NodeView
 from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.placement_policy import PACK, POLICIES, SPREAD, PlacementPolicy
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU, NIC = device_class("gpu", driver="gpu"), device_class("nic", driver="nic")
@@ -38,11 +40,11 @@ def prepared(*documents: dict[str, Any]) -> DeviceClaimProblem:
     return ready
 
 
-def placed(*documents: dict[str, Any], placement: str = "pack") -> UnitPlacement | None:
+def placed(*documents: dict[str, Any], policy: PlacementPolicy = PACK) -> UnitPlacement | None:
     """Where the only waiting unit goes."""
     ready = prepared(*documents)
     (unit,) = ready.units
-    return place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), unit, placement=placement)
+    return place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), unit, policy=policy)
 
 
 def devices(outcome: UnitPlacement | None) -> list[str]:
@@ -213,7 +215,7 @@ def parts(*sizes: int) -> dict[str, Any]:
     return pool("card", resources={"card": 8}, devices=one)
 
 
-@pytest.mark.parametrize("placement", ["pack", "spread"])
+@pytest.mark.parametrize("policy", POLICIES, ids=attrgetter("name"))
 @pytest.mark.parametrize(
     ("sizes", "memory", "taken"),
     [
@@ -224,10 +226,10 @@ def parts(*sizes: int) -> dict[str, Any]:
     ],
 )
 def test_of_one_card_as_few_parts_are_taken_as_are_enough(
-    sizes: tuple[int, ...], memory: int, taken: list[str], placement: str
+    sizes: tuple[int, ...], memory: int, taken: list[str], policy: PlacementPolicy
 ) -> None:
     wanted = want(requests={"count": 1, "memory": memory}, limits={"count": 8})
-    assert devices(placed(parts(*sizes), claim("c", wanted), placement=placement)) == taken
+    assert devices(placed(parts(*sizes), claim("c", wanted), policy=policy)) == taken
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -258,8 +260,8 @@ def test_an_admin_looks_at_devices_that_must_not_be_taken_beside_those_of_the_cl
 def test_of_pools_that_can_do_the_same_the_policy_takes_those_it_likes() -> None:
     held = allocated(claim("h", want(requests={"count": 3})), [entry("b", f"g{n}") for n in range(3)], node="n1")
     documents = [gpus("a", 1), gpus("b", 4), gpus("c", 2), held, claim("c", want(requests={"count": 3}))]
-    for placement, taken in (("pack", {"b", "c"}), ("spread", {"a", "c"})):
-        assert pools(placed(*documents, placement=placement), prepared(*documents)) == taken
+    for policy, taken in ((PACK, {"b", "c"}), (SPREAD, {"a", "c"})):
+        assert pools(placed(*documents, policy=policy), prepared(*documents)) == taken
 
 
 def test_claims_of_a_group_share_a_node_and_no_device() -> None:
@@ -289,7 +291,7 @@ def test_pack_takes_the_pool_in_use_and_spread_the_other() -> None:
     held = allocated(claim("held", want()), [entry("b", "g0")], node="n1")
     documents = [gpus("a", 2), gpus("b", 3), held, claim("c", want())]
     assert devices(placed(*documents)) == ["g1"]
-    assert devices(placed(*documents, placement="spread")) == ["g0"]
+    assert devices(placed(*documents, policy=SPREAD)) == ["g0"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -20,6 +20,7 @@ from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.pipeline import strategy
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -194,9 +195,7 @@ def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
         for level in solve_manifests(documents)["objective"]["levels"]
     }
     prepared = prepare(read_documents(documents))
-    placements, levels = allocate_batch(
-        prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None
-    )
+    placements, levels = allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, policy=PACK, ends=None)
     taken = [(e.device.pool, e.device.name) for p in placements for e in p.entries]
     assert len(taken) == len(set(taken))
     for level in levels:

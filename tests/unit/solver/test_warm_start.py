@@ -18,6 +18,7 @@ from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import PACK
 from tests.support.column_batches import Batch
 from tests.support.manifests import claim, device, device_class, pool
 
@@ -26,7 +27,7 @@ KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "share
 
 def warm_search(prepared: DeviceClaimProblem) -> GoalSearch:
     search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units))
-    start_search(search, prepared.allocations, placement="pack")
+    start_search(search, prepared.allocations, policy=PACK)
     return search
 
 
@@ -70,7 +71,7 @@ def test_small_models_begin_with_nothing() -> None:
 def test_a_search_after_its_deadline_begins_with_nothing() -> None:
     prepared = problem("mixed", 20, 20)
     search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units), ends=0.0)
-    start_search(search, prepared.allocations, placement="pack")
+    start_search(search, prepared.allocations, policy=PACK)
     assert not any(search.values)
 
 
@@ -79,7 +80,7 @@ def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
     prepared = problem(kind, 10, 13)
 
     def levels_of(search: GoalSearch) -> list[GoalLevel]:
-        return optimize_goals(search.model, placement="pack", ends=None, search=search)[1]
+        return optimize_goals(search.model, policy=PACK, ends=None, search=search)[1]
 
     cold = levels_of(GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units)))
     warm = levels_of(warm_search(prepared))
@@ -120,7 +121,7 @@ def test_however_many_claims_one_search_decides_the_same_are_satisfied(
     prepared = prepare(read_documents([device_class("gpu", driver="gpu"), cards, *waiting]))
     search = warm_search(prepared)
     assert search.is_warm
-    optimize_goals(search.model, placement="pack", ends=None, search=search)
+    optimize_goals(search.model, policy=PACK, ends=None, search=search)
     assert [number for number, one in enumerate(search.model.satisfied) if search.value(one)] == [0, 2, 4]
 
 
@@ -142,6 +143,6 @@ def test_no_search_proves_that_nothing_fits_beside_the_units_above(monkeypatch: 
 
     most_beside = goals._most_beside
     monkeypatch.setattr(goals, "_most_beside", noted)
-    _, levels = optimize_goals(search.model, placement="pack", ends=None, search=search)
+    _, levels = optimize_goals(search.model, policy=PACK, ends=None, search=search)
     assert [(level.priority, level.value, level.bound) for level in levels[:2]] == [(1, 1, 1), (0, 0, 0)]
     assert bounds == [0], "counting alone would leave room beside the smaller claim"

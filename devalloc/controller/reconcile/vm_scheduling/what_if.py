@@ -20,6 +20,7 @@ from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingI
 from devalloc.store import Object
 from devalloc_solver.deadline import end_time, seconds_left
 from devalloc_solver.pipeline import admission
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT
 
 SolverAnswer = dict[str, Any]
 
@@ -27,7 +28,7 @@ SolverAnswer = dict[str, Any]
 def solve_with_machines(
     documents: Iterable[Any],
     *,
-    placement: str = "pack",
+    placement: str = DEFAULT_PLACEMENT,
     deadline: float | None = None,
     admin_namespaces: admission.AdminNamespaces = "all",
     cel_check: str = "refuse",

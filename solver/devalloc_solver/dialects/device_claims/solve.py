@@ -17,7 +17,7 @@ from devalloc_solver.pipeline.strategy import add_rejected_claims
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import Solution
-from devalloc_solver.problem.placement_policy import check_policy
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 _DISPUTED_PASSES = 4
 """How often it is solved again without claims whose expressions two evaluators judge differently. The last time all
@@ -26,7 +26,7 @@ that wait in their namespaces are left out: no tenant can let others wait for ev
 
 def solve_input(
     problem_input: ProblemInput,
-    placement: str,
+    policy: PlacementPolicy,
     call: Call,
     standing: SolveCache | None = None,
     *,
@@ -34,14 +34,13 @@ def solve_input(
 ) -> Solution:
     """The answers to the claims of a problem input; see ``solve_manifests``. ``standing``: see ``prepare``.
 
-    Raises ValueError or TypeError for a ``placement`` or deadline that is none, AnswerRefused for a bug of the solver.
+    Raises ValueError or TypeError for a deadline that is none, AnswerRefused for a bug of the solver.
     """
-    check_policy(placement)
     check_cel_check(cel_check)
     remaining, disagreements = problem_input, dict[str, None]()
     for turn in range(_DISPUTED_PASSES):
         problem = prepare(remaining, standing, call)
-        solution, verdicts = solve_problem(problem, placement, call), problem.dialect.verdicts
+        solution, verdicts = solve_problem(problem, policy, call), problem.dialect.verdicts
         disagreements |= dict.fromkeys(verdicts.disagreements)
         if cel_check == "warn" or not verdicts.disputed:
             answers = solution.claims

@@ -14,7 +14,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.problem import prepare
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import solve_problem
-from devalloc_solver.problem.placement_policy import check_policy
+from devalloc_solver.problem.placement_policy import policy_named
 
 
 @gc_paused()
@@ -44,7 +44,6 @@ def solve_manifests(
         ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
     """
     call = Call(deadline)
-    check_policy(placement)
-    gates = read_gates(features)
+    policy, gates = policy_named(placement), read_gates(features)
     problem = prepare(read_documents(as_manifest_list(documents), gates), gates, call)
-    return cast(ResourceSolutionDict, solve_problem(problem, placement, call).to_dict(answer_dict))
+    return cast(ResourceSolutionDict, solve_problem(problem, policy, call).to_dict(answer_dict))

@@ -33,6 +33,7 @@ from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import Solution
 from devalloc_solver.problem.demand import Request
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 
 class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
@@ -49,9 +50,11 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         self._echoes = Echoes(state)
 
     @classmethod
-    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str, cel_check: str) -> DeviceClaimFleet:
+    def from_manifests(
+        cls, documents: Iterable[Manifest], *, policy: PlacementPolicy, cel_check: str
+    ) -> DeviceClaimFleet:
         """Read everything at once."""
-        return cls(DeviceFleetState.load((read_manifest(document) for document in documents), placement), cel_check)
+        return cls(DeviceFleetState.load((read_manifest(document) for document in documents), policy), cel_check)
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         if in_part is not None:
             return in_part
         everything, before = state.everything(fresh), {*state.allocations}
-        solution = solve_input(everything, state.placement, call, self._standing, cel_check=self._cel_check)
+        solution = solve_input(everything, state.policy, call, self._standing, cel_check=self._cel_check)
         self._echoes.note(solution, before)
         self._record(solution, (*state.pending(), *fresh))
         return solution.to_dict()
@@ -181,7 +184,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
             return None
         if part is None:
             return None
-        solution = solve_input(part, state.placement, call, cel_check=self._cel_check)
+        solution = solve_input(part, state.policy, call, cel_check=self._cel_check)
         placed = [answer for answer in solution.claims if answer.key in keys and answer.allocated]
         if len(placed) < len(keys) or solution.problems:
             return None

@@ -46,6 +46,7 @@ from devalloc_solver.problem.ghosts import (
     snapshot_with_ghosts,
     without_ghosts,
 )
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import (
     Device,
     Pool,
@@ -61,7 +62,7 @@ from devalloc_solver.problem.snapshot import (
 class DeviceFleetState:
     """The state of a fleet in the dialect of DeviceClaims."""
 
-    placement: str
+    policy: PlacementPolicy
     documents: ManifestStore = field(default_factory=ManifestStore)
     granted: dict[Key, tuple[ClaimRecord, dict[str, Any]]] = field(default_factory=dict)
     """claims that were allocated here, with what their answers write on them"""
@@ -89,9 +90,9 @@ class DeviceFleetState:
     """another one whenever there are others than before"""
 
     @classmethod
-    def load(cls, documents: Iterable[ManifestRecord], placement: str) -> DeviceFleetState:
+    def load(cls, documents: Iterable[ManifestRecord], policy: PlacementPolicy) -> DeviceFleetState:
         """Read everything at once."""
-        state = cls(placement)
+        state = cls(policy)
         for document in documents:
             state.documents.add(document)
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
@@ -102,7 +103,7 @@ class DeviceFleetState:
             state.judge.set_pools(name, same)
             for pool in _valid_together(same):
                 state.pools[pool.spec.node_name][name] = pool
-        state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
+        state.index = NodeIndex(policy, read=_read_by_classes(state.documents))
         snapshots = {node: state._snapshot(node) for node, pools in state.pools.items() if pools}
         state.index.load(snapshots)
         wholes = WholeDevices()

@@ -68,6 +68,7 @@ from devalloc_solver.pipeline.flow import solve_problem
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, held_answer
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Pool
 
 
@@ -87,11 +88,11 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
-    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> ResourceClaimFleet:
+    def from_manifests(cls, documents: Iterable[Manifest], *, policy: PlacementPolicy = PACK) -> ResourceClaimFleet:
         """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved."""
         objects = (as_v1(one) for document in documents for one in flatten_lists(document))
         named = ((_name(one), one) for one in objects if isinstance(one, Mapping))
-        return cls(ClusterState.load(named, read_gates(None), placement))
+        return cls(ClusterState.load(named, read_gates(None), policy))
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         call = Call(deadline, is_quick=is_quick)
         problem_input = self._intake(claims)
         problem = prepare(problem_input, self._gates, call, self._cache)
-        solution = solve_problem(problem, self._state.placement, call)
+        solution = solve_problem(problem, self._state.policy, call)
         by_key = {answer.key: answer for answer in solution.claims}
         for claim in problem_input.claims:
             given = by_key[claim.key]

@@ -24,6 +24,7 @@ from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_EXPLANATIONS = 1_000
@@ -36,7 +37,7 @@ class FullCluster:
 
     problem_input: ClusterInput
     devices: ClusterDevices
-    placement: str
+    policy: PlacementPolicy
     selectors: SelectorJudge
     left_out: Mapping[str, str] = field(default_factory=dict)
     """see ``ClusterInput``"""
@@ -57,7 +58,7 @@ class FullCluster:
         slices = state.all_slices()
         devices = ClusterDevices.of(slices, view_cluster(slices, state.nodes), usage, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
-        full_cluster = cls(state.classes, devices, state.placement, shared_selectors, state.left_out)
+        full_cluster = cls(state.classes, devices, state.policy, shared_selectors, state.left_out)
         for key, tenant in state.allocations.items():
             full_cluster._add(key, tenant.priority, usage_of(tenant))
         return full_cluster
@@ -109,9 +110,7 @@ class FullCluster:
         if self._usage is None:
             self._usage = Usage.of(self.snapshot, self.allocations.values())
         allocations, ends = list(self.allocations.values()), self.selectors.allowance.until
-        placements = place_unit(
-            self.snapshot, allocations, unit, usage=self._usage, placement=self.placement, ends=ends
-        )
+        placements = place_unit(self.snapshot, allocations, unit, usage=self._usage, policy=self.policy, ends=ends)
         return None if placements is None else placements[0]
 
     def explain(self, unit: PlacementUnit) -> ClaimAnswer:

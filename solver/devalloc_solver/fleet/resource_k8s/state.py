@@ -41,6 +41,7 @@ from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, 
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
+from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -66,7 +67,7 @@ class ClusterState:
     """
 
     gates: frozenset[str]
-    placement: str
+    policy: PlacementPolicy
     objects: dict[Name, list[Manifest]] = field(default_factory=dict)
     nodes: dict[str, ClusterNode] = field(default_factory=dict)
     """the Node objects"""
@@ -104,14 +105,16 @@ class ClusterState:
     """nodes of which devices in use draw more than is published"""
 
     def __post_init__(self) -> None:
-        self.index = NodeIndex(self.placement)
+        self.index = NodeIndex(self.policy)
         self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
         self.checker = ClusterChecker(self.gates)
 
     @classmethod
-    def load(cls, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], placement: str) -> ClusterState:
+    def load(
+        cls, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], policy: PlacementPolicy
+    ) -> ClusterState:
         """Read everything at once."""
-        state = cls(gates, placement)
+        state = cls(gates, policy)
         for name, document in documents:
             state.objects.setdefault(name, []).append(document)
         state._read_rules()
