@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from operator import attrgetter
 
 from devalloc_solver.bounds.largest_partition import Losses
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
@@ -16,6 +17,7 @@ from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.placement_policy import PlacementPolicy
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -37,12 +39,10 @@ class PoolOption:
 
 @dataclass(frozen=True, slots=True)
 class RequestOption:
-    """The best that one request can have at one choice of the claim's match values; compared in this order."""
+    """The best that one request can have at one choice of the claim's match values."""
 
-    pools: int
-    idle: int
-    loss: int
-    places: tuple[tuple[int, int], ...]
+    score: PlacementScore
+    """of this request alone, and of its pools; ``order``: (pool, first group) of each"""
     parts: tuple[PlanPart, ...]
 
 
@@ -190,13 +190,13 @@ class FastPath:
                 return None
             by_request.append(options)
         if len(by_request) == 1:
-            return (min(by_request[0].values(), key=_option_rank),)
+            return (min(by_request[0].values(), key=_own_score),)
         rivals = [
             tuple([options[values] for options in by_request])
             for values in by_request[0]
             if all(values in options for options in by_request[1:])
         ]
-        return min(rivals, key=_combined_rank, default=None)
+        return min(rivals, key=_common_score, default=None)
 
     def _load(self, request: Request, node: NodeClass) -> int:
         """How much each device is that a request takes there; 0 where the policy does not weigh it."""
@@ -217,7 +217,7 @@ class FastPath:
                 c for offers in by_own.values() if (c := self._choice(request, states, offers, load)) is not None
             ]
             if choices:
-                options[common] = choices[0] if len(choices) == 1 else min(choices, key=_option_rank)
+                options[common] = choices[0] if len(choices) == 1 else min(choices, key=_own_score)
         return options
 
     def _choice(
@@ -230,10 +230,9 @@ class FastPath:
             if offer.count >= need
         ]
         if enough:
-            idle, loss, number, offer = min(enough, key=lambda each: each[:3])
-            return RequestOption(
-                1, idle, loss, ((number, offer.groups[0]),), (PlanPart(request, number, offer.groups, need),)
-            )
+            cost, loss, number, offer = min(enough, key=lambda each: each[:3])
+            score = PlacementScore((), 1, need, 0, 0, cost, loss, ((number, offer.groups[0]),))
+            return RequestOption(score, (PlanPart(request, number, offer.groups, need),))
         return self._from_several(request, states, offers, load)
 
     def _from_several(
@@ -256,24 +255,21 @@ class FastPath:
             taken.append((number, offer, min(need, offer.count)))
             need -= taken[-1][2]
         taken.sort(key=lambda each: each[0])
-        return RequestOption(
+        score = PlacementScore(
+            (),
             len(taken),
-            sum(self.policy.cost(states[number], count * load) for number, _, count in taken),
-            sum(offer.loss for _, offer, _ in taken),
-            tuple((number, offer.groups[0]) for number, offer, _ in taken),
-            tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken),
+            request.min_count,
+            pool_cost=sum(self.policy.cost(states[number], count * load) for number, _, count in taken),
+            partition_loss=sum(offer.loss for _, offer, _ in taken),
+            order=tuple((number, offer.groups[0]) for number, offer, _ in taken),
         )
+        parts = tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken)
+        return RequestOption(score, parts)
 
     def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
-        devices = sum(request.min_count for request in requests)
-        score = (
-            tuple(request.alternative or 0 for request in requests),
-            sum(c.pools for c in choices),
-            devices,
-            devices,
-            self.policy.cost(node, sum(self._load(request, node) * request.min_count for request in requests)),
-            sum(c.idle for c in choices),
-            sum(c.loss for c in choices),
+        load = sum(self._load(request, node) * request.min_count for request in requests)
+        score = _common_score(choices)._replace(
+            one_of=alternatives_of(requests), node_cost=self.policy.cost(node, load), order=()
         )
         return NodeClassPlan(score, tuple(part for choice in choices for part in choice.parts), local=True)
 
@@ -347,17 +343,19 @@ class FastPath:
         return options
 
 
-def _option_rank(choice: RequestOption) -> tuple[object, ...]:
-    return choice.pools, choice.idle, choice.loss, choice.places
+_own_score = attrgetter("score")
 
 
-def _combined_rank(choices: tuple[RequestOption, ...]) -> tuple[object, ...]:
-    pools = idle = loss = 0
+def _common_score(choices: Sequence[RequestOption]) -> PlacementScore:
+    """The score of requests that have no pool in common."""
+    pools = devices = cost = loss = 0
     for choice in choices:
-        pools += choice.pools
-        idle += choice.idle
-        loss += choice.loss
-    return pools, idle, loss, [choice.places for choice in choices]
+        score = choice.score
+        pools += score.pools
+        devices += score.devices
+        cost += score.pool_cost
+        loss += score.partition_loss
+    return PlacementScore((), pools, devices, 0, 0, cost, loss, tuple([choice.score.order for choice in choices]))
 
 
 def _is_list_attribute(kind: EqualDevices, name: str) -> bool:

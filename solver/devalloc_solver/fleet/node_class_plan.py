@@ -10,11 +10,12 @@ from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place_on
-from devalloc_solver.place.search_context import largest_partition_loss
+from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
-from devalloc_solver.problem.placement import PlacedDevice, growth_of
+from devalloc_solver.problem.placement import PlacedDevice
 from devalloc_solver.problem.placement_policy import PlacementPolicy
+from devalloc_solver.problem.placement_score import PlacementScore
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -71,7 +72,7 @@ def place_exactly(
     unit_on: Callable[[Snapshot], PlacementUnit | None],
     policy: PlacementPolicy,
     deadline: SearchDeadline,
-) -> tuple[Score, Sequence[Taken]] | None:
+) -> tuple[PlacementScore, Sequence[Taken]] | None:
     """The best on one node by search, for a unit of one demand; None when it does not fit there.
 
     Args:
@@ -105,23 +106,15 @@ def place_exactly(
         if network is not None and number < 0:
             owner, number = network, entry.device.index
         taken.append((owner, owner.snapshot.devices[number], entry))
-    details = len(unit.demands[0].details)
-    if policy.weighs_loads:
-        return _score(details, taken, (*growth_of(usage, placements), 0)), taken
-    loss = largest_partition_loss(snapshot, usage, entries)
-    return _score(details, taken, (*_idle(taken), loss)), taken
+    of_node = record.name if any(owner is record for owner, _, _ in taken) else None
+    score = score_of(SearchContext(snapshot, usage, policy), placements, of_node)
+    return score._replace(order=()), taken  # the first of equal nodes is found before the others
 
 
 def _as_allocation(usage: Usage) -> Allocation:
     items = [AllocatedDevice(index, None) for index in sorted(usage.whole)]
     items += [AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(usage.shared.items())]
     return Allocation(("", ""), 0, tuple(items))
-
-
-Score = tuple[tuple[int, ...], int, int, int, int, int, int]
-"""Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node
-and of the pools (to pack, how many are idle; to spread, what the unevenness of their loads grows by), and of what is
-left of partitioned ones. Goal 6 decides between equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +144,7 @@ class PlanPick:
 class NodeClassPlan:
     """Valid for every node of the class that it was made for."""
 
-    score: Score
+    score: PlacementScore
     parts: tuple[PlanPart | PlanPick, ...]
     local: bool
     """whether any device is the node's own"""
@@ -178,22 +171,6 @@ def device_use(record: NodeRecord, pool: int, position: int) -> str | ShareState
     if use is None:
         return FREE_USE
     return use.sharing if use.shares else WHOLE_USE
-
-
-def _score(details: int, taken: Sequence[Taken], policy: tuple[int, int, int]) -> Score:
-    chosen = {entry.request.detail: entry.request.alternative or 0 for _, _, entry in taken}
-    alternatives = tuple(chosen.get(detail, 0) for detail in range(details))
-    pools = {(record.name, device.pool) for record, device, _ in taken}
-    devices = {(record.name, device.index) for record, device, _ in taken}
-    return alternatives, len(pools), len(devices), len(taken), *policy
-
-
-def _idle(taken: Sequence[Taken]) -> tuple[int, int]:
-    """The nodes and the pools that were not in use."""
-    pools = {(record.name, device.pool): record for record, device, _ in taken}
-    idle_pools = sum(not record.states[pool].in_use for (_, pool), record in pools.items())
-    owners = {record.name: record for record, _, _ in taken if record.name is not None}
-    return sum(not any(state.in_use for state in record.states) for record in owners.values()), idle_pools
 
 
 def _take_part(part: PlanPart, record: NodeRecord) -> list[ChosenDevice]:

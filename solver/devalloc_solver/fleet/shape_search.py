@@ -19,7 +19,6 @@ from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.node_class_plan import (
     ClaimQuery,
     NodeClassPlan,
-    Score,
     pick_of,
     place_exactly,
 )
@@ -27,6 +26,7 @@ from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.loads import PoolScale
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 from devalloc_solver.problem.snapshot import Device
 
 MAX_STEPS = 2_000
@@ -184,7 +184,7 @@ def _min_devices(request: Request) -> int:
     )
 
 
-_Entry = tuple[Score, int, int]
+_Entry = tuple[PlacementScore, int, int]
 """(score or the best it can be, rank of the first node, class)"""
 
 _Looks = tuple[int, ...]
@@ -224,7 +224,7 @@ class ShapeSearch:
     """kinds of nodes that have no candidate"""
     solved: dict[_Looks, NodeClassPlan | None] = field(default_factory=dict)
     """the best where all that a claim of local devices looks at is equal"""
-    hopes: dict[_Looks, Score | None] = field(default_factory=dict)
+    hopes: dict[_Looks, PlacementScore | None] = field(default_factory=dict)
     """the score that cannot be beaten there; None where it cannot fit"""
 
     met: set[int] = field(default_factory=set)
@@ -236,14 +236,18 @@ class ShapeSearch:
     roomy: set[_Looks] = field(default_factory=set)
     """where counting alone leaves it possible"""
     first: tuple[int, ...] = field(init=False)
-    """the first alternative of each detail"""
+    """the first alternative of each detail that has a choice"""
+    shares: int = field(init=False)
+    """devices of shares that these take at least"""
     fewest: int = field(init=False)
     """devices that it takes at least"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
         self.use = self.index.policy.use
-        self.first = (0,) * len(self.demand.details)
+        firsts = [detail[0] for detail in self.demand.details]
+        self.first = alternatives_of(firsts)
+        self.shares = sum(request.mode is AllocationMode.SHARE for request in firsts)
         self.count_bounds = CountBounds(self.demand)
         needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
         plain = all(request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests)
@@ -355,7 +359,7 @@ class ShapeSearch:
                 self.solved[looks] = plan
         return self.solved[looks]
 
-    def _hope(self, node: NodeClass) -> Score | None:
+    def _hope(self, node: NodeClass) -> PlacementScore | None:
         """The score that nodes of a class have, or one that they cannot beat; None when it cannot fit there."""
         if node.index in self.recipes:
             recipe = self.recipes[node.index]
@@ -381,7 +385,7 @@ class ShapeSearch:
             self.hopes[looks] = self._find_hope(node, relevant)
         return self.hopes[looks]
 
-    def _better(self, node: NodeClass, score: Score, record: NodeRecord) -> Score | None:
+    def _better(self, node: NodeClass, score: PlacementScore, record: NodeRecord) -> PlacementScore | None:
         """What is to be hoped of a class that has come to the top, when it and its kind of node are looked at.
 
         The first class of a kind that might be as good as was guessed is solved itself: mostly that is all it takes.
@@ -390,8 +394,8 @@ class ShapeSearch:
             return score
         if node.kind.index in self.met:
             self._best_of(node)
-        elif score[1] == 1 and not self._may_take_one_pool(node, self.count_bounds.relevant(node.kind)):
-            return score[0], 2, *score[2:]
+        elif score.pools == 1 and not self._may_take_one_pool(node, self.count_bounds.relevant(node.kind)):
+            return score._replace(pools=2)
         else:
             self.met.add(node.kind.index)
             self.recipe(node, record)
@@ -401,25 +405,26 @@ class ShapeSearch:
         states = node.states
         return (node.kind.index, self.use(node), *[states[number].index for number in relevant])
 
-    def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> Score:
+    def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> PlacementScore:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
         kind = node.kind
         if kind.index not in self.guesses:
             self.guesses[kind.index] = self.count_bounds.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
-        return self.first, pools, devices, devices, self.index.policy.cost(node, self._least_load(node)), 0, 0
+        node_cost = self.index.policy.cost(node, self._least_load(node))
+        return PlacementScore(self.first, pools, devices, self.shares, node_cost)
 
-    def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
+    def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> PlacementScore | None:
         best = self._best_of(node)
         if best is None:
             return None
-        alternatives, pools, devices, entries, of_node, _, _ = best.score
+        score, pools = best.score, best.score.pools
         if pools == 1 and not self._may_take_one_pool(node, relevant):
             pools = 2
-        least = self.index.policy.cost(node, self._least_load(node))
+        node_cost = self.index.policy.cost(node, self._least_load(node))
         if self.wide:  # perhaps it takes nothing of the node
-            least = min(least, of_node)
-        return alternatives, pools, devices, entries, least, 0, 0
+            node_cost = min(node_cost, score.node_cost)
+        return PlacementScore(score.one_of, pools, score.devices, score.shares, node_cost)
 
     def _least_load(self, node: NodeClass) -> int:
         """How much of a node comes into use at least, where the policy weighs that."""

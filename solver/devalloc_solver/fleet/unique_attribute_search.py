@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from devalloc_solver.bounds.least_load import least_of
-from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, place_exactly
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_VALUES = 1_000
@@ -31,7 +32,7 @@ SPARE_ENTRIES = 1_000
 class BestOnNode:
     """The best on one node as it is."""
 
-    score: Score
+    score: PlacementScore
     devices: tuple[ChosenDevice, ...]
     local: bool
 
@@ -69,9 +70,9 @@ class UniqueAttributeSearch:
     """how much has been read of what nodes have changed"""
     edition: tuple[int, int] = (_UNKNOWN, _UNKNOWN)
     """of the values of nodes, and of the network, when all nodes were looked at"""
-    heap: list[tuple[Score, int]] = field(default_factory=list)
+    heap: list[tuple[PlacementScore, int]] = field(default_factory=list)
     """(score or the best it can be, rank of a node)"""
-    queued: dict[int, Score] = field(default_factory=dict)
+    queued: dict[int, PlacementScore] = field(default_factory=dict)
     """rank of a node -> the one entry in the heap that counts"""
     _best_on: dict[str | None, tuple[int, int, BestOnNode | None]] = field(default_factory=dict)
     """node -> its version and that of the network, and the best there"""
@@ -79,7 +80,7 @@ class UniqueAttributeSearch:
     """of each request what is known before any node is looked at"""
     _able: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """class of nodes -> for each detail the alternatives for which there are enough devices"""
-    _bounds: dict[tuple[int, tuple[int, ...]], Score] = field(default_factory=dict)
+    _bounds: dict[tuple[int, tuple[int, ...]], PlacementScore] = field(default_factory=dict)
     """(class of nodes, alternatives) -> the best score there may be"""
     _least: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
     """(kind of node, alternatives) -> how much of it comes into use at least"""
@@ -172,7 +173,7 @@ class UniqueAttributeSearch:
                 fewest = named if fewest is None or len(named) < len(fewest) else fewest
         return records.values() if fewest is None else [records[name] for name in fewest if name in records]
 
-    def _bound(self, record: NodeRecord) -> Score | None:
+    def _bound(self, record: NodeRecord) -> PlacementScore | None:
         """The best score there may be on a node; None where the claim cannot fit."""
         node = record.member_of
         assert node is not None
@@ -198,23 +199,23 @@ class UniqueAttributeSearch:
             self._bounds[key] = self._find_bound(node, key[1])
         return self._bounds[key]
 
-    def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> Score:
+    def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> PlacementScore:
         requests = [detail[number] for detail, number in zip(self.demand.details, alternatives, strict=True)]
         counted = [request.min_count for request in requests if request.mode is AllocationMode.WHOLE]
         shareable = any(request.portions for request in self.demand.requests) or self.index.kinds.shareable
         devices = max(1, max(counted, default=0) if shareable else sum(counted))
-        entries = sum(_min_devices(request) for request in requests)
         sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         pools = self._find_fewest(node.kind, sides)
+        shares = sum(request.mode is AllocationMode.SHARE for request in requests)
+        score = PlacementScore(alternatives_of(requests), pools, devices, shares)
         if self.index.network is not None:
-            return alternatives, pools, devices, entries, 0, 0, 0
+            return score
         policy = self.index.policy
         if policy.weighs_loads:
-            least = self._least_load(node.kind, alternatives)
-            return alternatives, pools, devices, entries, policy.cost(node, least), 0, 0
+            return score._replace(node_cost=policy.cost(node, self._least_load(node.kind, alternatives)))
         used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
         loss = 0 if shareable else max((self._find_loss(node, side) for side in sides), default=0)
-        return alternatives, pools, devices, entries, policy.cost(node, 0), max(0, pools - used), loss
+        return score._replace(node_cost=policy.cost(node, 0), pool_cost=max(0, pools - used), partition_loss=loss)
 
     def _least_load(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
         """How much of a node comes into use at least, told from one device of each kind that may do."""

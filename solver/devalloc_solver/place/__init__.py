@@ -19,7 +19,6 @@ gives first answers, ``matching`` decides what asks for whole devices only, and 
 from devalloc_solver.place.matching import can_match
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
 from devalloc_solver.place.node_view import UnitReader
-from devalloc_solver.place.search_context import PlacementScore
 from devalloc_solver.place.step_budget import (
     DEFAULT_STEPS,
     SearchDeadline,
@@ -27,6 +26,7 @@ from devalloc_solver.place.step_budget import (
     StepBudget,
     StepsExhausted,
 )
+from devalloc_solver.problem.placement_score import PlacementScore
 
 __all__ = [
     "DEFAULT_STEPS",

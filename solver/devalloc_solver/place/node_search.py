@@ -18,7 +18,7 @@ from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
 from devalloc_solver.place.node_order import BatchNodes, LeastUse, NodeKeys, candidate_nodes, least_use, min_pools
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
-from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
+from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
@@ -26,6 +26,7 @@ from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.loads import UNIT
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
+from devalloc_solver.problem.placement_score import PlacementScore
 from devalloc_solver.problem.snapshot import Snapshot
 
 Vector = tuple[int, ...]
@@ -328,15 +329,15 @@ class _NodeSearch:
         """
         if self.best is None or not self._is_optimal(self.best.score):
             return False
-        _, node, pools, loss, *_ = self.best.score.policy
+        score = self.best.score
         self.policy_sampled += 1
-        liked: object = not pools or node
+        liked: object = not score.pool_cost or score.node_cost
         if self.context.policy.weighs_loads:
             growth = self.context.cost_of_node(after, least.load)
-            if node < growth:
+            if score.node_cost < growth:
                 return True
-            liked = node == growth and pools <= least.pools
-        return bool(liked and not loss) or self.policy_sampled > POLICY_SAMPLE
+            liked = score.node_cost == growth and score.pool_cost <= least.pools
+        return bool(liked and not score.partition_loss) or self.policy_sampled > POLICY_SAMPLE
 
     def _is_optimal(self, score: PlacementScore) -> bool:
         """Whether goals 2 to 4 are as good as on any node could be."""

@@ -1,7 +1,4 @@
-"""The context of a search: the fleet, what is in use of it, and the placement policy; how good a placement is there.
-
-Scores are goals 2 to 5 of S17 in order, as a tuple to compare.
-"""
+"""The context of a search: the fleet, what is in use of it, and the placement policy; how good a placement is there."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from devalloc_solver.bounds.largest_partition import Shapes, partition_loss, par
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loads
-from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
+from devalloc_solver.problem.placement_policy import PlacementPolicy
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -139,50 +137,30 @@ class _NodeInUse:
         return self.context.usage.loads.capacity(self.node)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PlacementScore:
-    """Smaller is better. The first three are proven; the policy is a preference."""
-
-    one_of: tuple[int, ...]
-    """chosen alternatives, claims in order"""
-    pools: int
-    """distinct pools, those of admin details too"""
-    devices: int
-    """distinct devices, likewise"""
-    policy: tuple[int, ...]
-    """entries of shares; how little it likes the node and the pools; what is lost of large partitions; rank of the
-    node; natural order of pools and devices there"""
-
-
 def score_of(context: SearchContext, placements: Sequence[Placement], node: str | None) -> PlacementScore:
     """The score of a unit's placements on a node."""
     entries = [entry for placed in placements for entry in placed.entries]
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
     offsets = sum(index - context.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
-    policy = (
+    return PlacementScore(
+        _one_of(placements),
+        len(pools),
+        len(devices),
         sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
         *context.costs_of(placements, node),
         _partition_loss_of(context, entries) if context.policy.keeps_partitions else 0,
-        context.rank(node),
-        sum(pools),
-        offsets,
+        (context.rank(node), sum(pools), offsets),
     )
-    return PlacementScore(_one_of(placements), len(pools), len(devices), policy)
 
 
 def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
-    chosen = {
-        (number, entry.request.detail): entry.request.alternative
-        for number, placed in enumerate(placements)
-        for entry in placed.entries
-    }
-    return tuple(alternative for _, alternative in sorted(chosen.items()) if alternative is not None)
-
-
-def largest_partition_loss(snapshot: Snapshot, usage: Usage, entries: Iterable[PlacedDevice]) -> int:
-    """What the pools lose of their largest devices; see ``partition_loss``."""
-    return _partition_loss_of(SearchContext(snapshot, usage, PACK), entries)
+    """The chosen alternatives; the first one where nothing is taken."""
+    one_of: list[int] = []
+    for placed in placements:
+        chosen = {entry.request.detail: entry.request for entry in placed.entries}
+        one_of += alternatives_of(chosen.get(number, detail[0]) for number, detail in enumerate(placed.demand.details))
+    return tuple(one_of)
 
 
 def _partition_loss_of(context: SearchContext, entries: Iterable[PlacedDevice]) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from devalloc_solver.bounds.largest_partition import Draws, Losses, fitting_parts, losses
 from devalloc_solver.place.node_view import free_blocks, pool_allows
-from devalloc_solver.place.search_context import PlacementScore, SearchContext
+from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loads
+from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 from devalloc_solver.problem.snapshot import Device, Pool
 
 
@@ -69,7 +70,8 @@ def _place_one_device(
     """The device by which a node, then a pool, becomes least unevenly used; its amounts if it is a share or portion."""
     usage, snapshot = context.usage, context.snapshot
     names = (*request.match, *unit.demands[0].match)
-    best: tuple[tuple[int, ...], PlacedDevice] | None = None
+    one_of, shares = alternatives_of([request]), int(request.mode is AllocationMode.SHARE)
+    best: tuple[PlacementScore, PlacedDevice] | None = None
     for pool in _reached_pools(context, node):
         free: dict[str, int] | None = None
         own_node = None if pool.node is None else node
@@ -85,21 +87,17 @@ def _place_one_device(
                     continue
             placed = PlacedDevice(request, device, amounts)
             load = added_loads(usage, [placed])[pool.index]
-            of_node = context.cost_of_node(own_node, load)
-            rank = (of_node, context.cost_of_pool(pool.index, load), pool.index, device.index)
-            if best is None or rank < best[0]:
-                best = rank, placed
+            costs = context.cost_of_node(own_node, load), context.cost_of_pool(pool.index, load)
+            order = context.rank(node), pool.index, device.index - pool.devices[0].index
+            score = PlacementScore(one_of, 1, 1, shares, *costs, 0, order)
+            if best is None or score < best[0]:
+                best = score, placed
     if best is None:
         # Of a share, several devices may have what one has not.
         return request.mode is AllocationMode.SHARE and request.max_count != 1
-    (of_node, of_pools, pool_index, _), placed = best
-    pool = snapshot.pools[pool_index]
-    placement = Placement(unit.demands[0], None if pool.node is None and unit.is_free else node, (placed,))
-    chosen = () if request.alternative is None else (request.alternative,)
-    offset = placed.device.index - pool.devices[0].index
-    shares = int(request.mode is AllocationMode.SHARE)
-    policy = (shares, of_node, of_pools, 0, context.rank(node), pool_index, offset)
-    return placement, PlacementScore(chosen, 1, 1, policy)
+    score, placed = best
+    pool = snapshot.pools[placed.device.pool]
+    return Placement(unit.demands[0], None if pool.node is None and unit.is_free else node, (placed,)), score
 
 
 def _is_had(usage: Usage, device: Device, node: str | None, names: tuple[str, ...]) -> bool:
@@ -134,7 +132,8 @@ def _place_request(
     context: SearchContext, unit: PlacementUnit, request: Request, node: str | None
 ) -> tuple[Placement, PlacementScore] | bool:
     names = (*request.match, *unit.demands[0].match)
-    best: tuple[tuple[int, ...], Pool, list[Device]] | None = None
+    one_of = alternatives_of([request])
+    best: tuple[PlacementScore, Pool, list[Device]] | None = None
     several = 0
     for pool, devices in _free(context, request, node, names):
         if request.min_count == 1:
@@ -151,22 +150,21 @@ def _place_request(
         if context.policy.weighs_loads:
             load = sum(context.usage.loads.scale(pool.index).whole(device.draws) for device in chosen)
         of_node = context.cost_of_node(node, load if pool.node is not None else 0)
-        rank = (of_node, context.cost_of_pool(pool.index, load), loss, pool.index)
-        if best is None or rank < best[0]:
-            best = rank, pool, chosen
+        offsets = sum(device.index for device in chosen) - len(chosen) * pool.devices[0].index
+        order = context.rank(node), pool.index, offsets
+        score = PlacementScore(one_of, 1, len(chosen), 0, of_node, context.cost_of_pool(pool.index, load), loss, order)
+        if best is None or score < best[0]:
+            best = score, pool, chosen
     if best is None:
         return several >= request.min_count
-    (of_node, of_pools, loss, _), pool, devices = best
+    score, pool, devices = best
     demand = unit.demands[0]
     placed = Placement(
         demand,
         None if pool.node is None and unit.is_free else node,
         tuple(PlacedDevice(request, device) for device in devices),
     )
-    offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
-    chosen_index = () if request.alternative is None else (request.alternative,)
-    policy = (0, of_node, of_pools, loss, context.rank(node), pool.index, offsets)
-    return placed, PlacementScore(chosen_index, 1, len(devices), policy)
+    return placed, score
 
 
 def _reached_pools(context: SearchContext, node: str | None) -> Sequence[Pool]:

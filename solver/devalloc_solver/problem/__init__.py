@@ -5,5 +5,5 @@
 - ``demand``: requests, and placement units
 - ``device_groups``, ``ordering``: interchangeable devices, and the order of names and claims
 - ``loads``, ``placement_policy``: how much is in use, and which answers are preferred for it
-- ``placement``: the node and the devices of a claim
+- ``placement``, ``placement_score``: the node and the devices of a claim, and how good that is
 """
