@@ -74,7 +74,8 @@ def check_new_claim(
     try:
         for term, positions in requests.positions:
             own = [use for number in positions if (use := uses[number]) is not None]
-            wrong += (f"{term.label}: {sentence}" for sentence in detail_violations(term, own, node, fleet, pin))
+            for sentence in detail_violations(term, own, node, fleet, pin):
+                wrong.append(f"{term.label}: {sentence}")
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")
     if claim.spec.match_attributes:

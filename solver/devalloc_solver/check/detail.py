@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
@@ -13,42 +12,43 @@ from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 from devalloc_solver.check.usage import CheckedUse
 
-_is_part = attrgetter("is_part")
-
 
 def detail_violations(
     term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools, pin: str | None
-) -> Iterator[str]:
+) -> list[str]:
     """What is wrong with the devices of a detail, as sentences without their subject. Raises budget.BudgetExceeded.
 
     ``pin``: the node to which the claim is bound.
     """
     detail = term.detail
     if not uses:
-        yield "has no device (S8)"
-        return
+        return ["has no device (S8)"]
+    wrong: list[str] = []
     devices = [use.pooled for use in uses]
     count = 1 if len(devices) == 1 else len({*devices})
     if count < len(devices):
-        for pooled, times in Counter(devices).items():
-            if times > 1:
-                yield f"has {times} entries for device {pooled} (S18)"
-    rule = term.rule
-    for pooled in devices:
+        several = ((pooled, times) for pooled, times in Counter(devices).items() if times > 1)
+        wrong += [f"has {times} entries for device {pooled} (S18)" for pooled, times in several]
+    rule, have_parts, have_amounts = term.rule, False, False
+    for use in uses:
+        pooled = use.pooled
         if pooled.accepted_by != rule.number and (refusal := rule.refusal(pooled)) is not None:
-            yield f"device {pooled} {refusal}"
-    if not (term.is_admin or term.says_which) and any(map(_is_part, devices)):
-        yield from part_violations(term, devices, pin, fleet)
+            wrong.append(f"device {pooled} {refusal}")
+        have_parts |= pooled.is_part
+        have_amounts |= bool(use.amounts)
+    if have_parts and not (term.is_admin or term.says_which):
+        wrong += part_violations(term, devices, pin, fleet)
     if term.number is not None and term.number[0] <= count <= term.number[1]:
-        yield from _amount_free_violations(uses)
+        wrong += _amount_free_violations(uses) if have_amounts else ()
     elif term.is_admin:
-        yield from _admin_violations(term, uses, node, fleet)
+        wrong += _admin_violations(term, uses, node, fleet)
     elif COUNT in detail.requests or not detail.requests:
-        yield from _whole_device_violations(detail, uses)
+        wrong += _whole_device_violations(detail, uses)
     else:
-        yield from _share_violations(detail, uses)
+        wrong += _share_violations(detail, uses)
     if detail.match_attributes:
-        yield from mismatched_attributes(detail.match_attributes, devices)
+        wrong += mismatched_attributes(detail.match_attributes, devices)
+    return wrong
 
 
 def mismatched_attributes(names: Iterable[str], devices: Sequence[CheckedDevice]) -> Iterator[str]:

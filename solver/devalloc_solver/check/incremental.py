@@ -76,6 +76,10 @@ class IncrementalChecker:
                 self._take_out(key)
                 self._put_in(key)
 
+    def read_devices(self) -> None:
+        """Read all devices now. Else each is read when an answer first has it, which takes some microseconds."""
+        self._fleet.read_all()
+
     def hold(self, claim: DeviceClaim) -> None:
         """A claim came in allocated."""
         self._add(claim.key, claim)

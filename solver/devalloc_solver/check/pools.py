@@ -193,6 +193,12 @@ class KnownPools:
             if pin is None or key[0] in ("", pin):
                 yield from wholes
 
+    def read_all(self) -> None:
+        """Read every device now rather than when it is first asked for."""
+        for pool in self._pools.values():
+            for _ in pool.devices:
+                pass
+
     @property
     def nodes(self) -> set[str]:
         """The nodes that any pool names, valid or not."""

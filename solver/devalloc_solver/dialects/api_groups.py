@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.json_content import MAPPINGS, escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
@@ -18,7 +18,7 @@ RESOURCE_CLAIMS = "resource.k8s.io"
 
 def api_group_of(document: object) -> str:
     """The API group of a manifest; empty where there is none."""
-    version = document.get("apiVersion") if isinstance(document, Mapping) else None
+    version = document.get("apiVersion") if isinstance(document, MAPPINGS) else None
     return version.partition("/")[0] if isinstance(version, str) else ""
 
 

@@ -57,6 +57,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         self._assumed: set[Key] = set()
         """claims that were given devices here, and of which no state with these has come in yet"""
 
+    def read_ahead(self) -> None:
+        """Read now what is otherwise read when a claim first needs it: for a fleet that stays."""
+
     # -- claims --------------------------------------------------------------------------------------------------------
 
     def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS, *, is_quick: bool = False) -> Answer:

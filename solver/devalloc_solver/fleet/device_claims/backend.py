@@ -56,6 +56,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         """Read everything at once."""
         return cls(DeviceFleetState.load((read_manifest(document) for document in documents), policy), cel_check)
 
+    def read_ahead(self) -> None:
+        self._state.judge.read_devices()
+
     # -- one claim -----------------------------------------------------------------------------------------------------
 
     def _read(self, claim: Manifest) -> ManifestRecord:

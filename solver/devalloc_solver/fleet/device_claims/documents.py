@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -119,11 +120,13 @@ class ClaimRecord(ManifestRecord):
         record.name = "DeviceClaim", metadata.get("namespace", "default"), metadata["name"]
         record.node, record.manifest, record._object, record._problems = None, None, None, None
         record.is_allocated = record.is_deleting = False
-        record._metadata, record._cached = {**metadata}, cached
-        record.annotations = {**metadata["annotations"]} if "annotations" in metadata else NO_ANNOTATIONS
+        record._metadata, record._cached = own, cached = {**metadata}, cached
         record._shape, record.spec, record.warnings = cached.shape, cached.claim.spec, cached.messages
-        for field_name in metadata.keys() & _MAPS:
-            record._metadata[field_name] = {**metadata[field_name]}
+        record.annotations = NO_ANNOTATIONS
+        if "annotations" in own:
+            record.annotations = own["annotations"] = {**own["annotations"]}
+        if "labels" in own:
+            own["labels"] = {**own["labels"]}
         return record
 
     @property
@@ -305,7 +308,6 @@ def class_of(document: ManifestRecord) -> DeviceClass | None:
 
 
 NO_ANNOTATIONS: Mapping[str, str] = MappingProxyType({})
-_MAPS = frozenset(("annotations", "labels"))
 
 
 class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
@@ -346,13 +348,18 @@ def _is_map_of_texts(value: object) -> bool:
     return type(value) is dict and all(map(_is_text, value)) and all(map(_is_text, value.values()))
 
 
+@lru_cache(maxsize=1024)
+def _is_label(text: str) -> bool:
+    return bool(label_name(text))
+
+
 def _is_time(value: object) -> bool:
     return type(value) is str and bool(parse_time(value))
 
 
 _IS_PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "name": lambda value: type(value) is str and is_subdomain_name(value),
-    "namespace": lambda value: type(value) is str and bool(label_name(value)),
+    "namespace": lambda value: type(value) is str and _is_label(value),
     "annotations": _is_map_of_texts,
     "labels": _is_map_of_texts,
     "uid": lambda value: _is_text(value) and bool(plain_name(value)),

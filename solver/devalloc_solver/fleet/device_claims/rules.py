@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
@@ -23,6 +24,9 @@ MAX_SHAPES = 4_096
 MAX_VERDICTS = 200_000
 """Shapes of claims of which it is remembered whether they are valid, and what is known of their expressions; when
 there are more of either, all are forgotten."""
+
+
+_NOT_ASKED = RejectedClaim(("", ""), Reason.CLAIM_INVALID, "")
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +101,14 @@ class DeviceClaimRules:
         if claim.is_deleting:
             return find_refusal(claim.model, self.problem_input, self.shared)
         key = (claim.shape, claim.namespace)
-        if key not in self._refusals:
+        refusal = self._refusals.get(key, _NOT_ASKED)
+        if refusal is None:
+            return None
+        if refusal is _NOT_ASKED:
             if len(self._refusals) >= MAX_SHAPES or self.shared.remembered > MAX_VERDICTS:
                 self._refusals.clear()
                 self._begin()
-            self._refusals[key] = find_refusal(claim.model, self.problem_input, self.shared)
-        refusal = self._refusals[key]
+            refusal = self._refusals[key] = find_refusal(claim.model, self.problem_input, self.shared)
         return None if refusal is None else replace(refusal, key=claim.key, group=claim.group)
 
 
