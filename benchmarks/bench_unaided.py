@@ -12,7 +12,7 @@ from benchmarks.harness import Row, benchmark
 from benchmarks.plain_cp_sat import solve_plain
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
-from devalloc_solver.pipeline.strategy import find_placements
+from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement_policy import PACK
 
 SIZES = ((5, 10), (10, 30), (20, 60), (50, 100))
@@ -57,7 +57,8 @@ def rows(runs: int) -> Iterator[Row]:
 
 
 def _ours(prepared: DeviceClaimProblem) -> tuple[Counts, Counts]:
-    _, levels = find_placements(prepared.snapshot, prepared.allocations, prepared.units, policy=PACK, ends=None)
+    problem = prepared.snapshot, prepared.allocations, prepared.units
+    levels = search_parts(*problem, policy=PACK, ends=None).levels
     counts = [level for level in levels if level.priority is not None]
     return {level.priority or 0: level.value for level in counts}, {
         level.priority or 0: level.bound for level in counts

@@ -45,7 +45,7 @@ class Call:
         return end_time(self.deadline, self.started)
 
     def search_end(self) -> float | None:
-        """The monotonic time at which a search that begins now has to end."""
+        """Return the monotonic time at which a search that begins now has to end."""
         return quick_search_end(self.deadline, *self._began) if self.is_quick else self.ends
 
 

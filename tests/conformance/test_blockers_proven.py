@@ -7,7 +7,7 @@ from random import Random
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
-from devalloc_solver.pipeline.strategy import find_placements
+from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement_policy import PACK
 from tests.support import random_fleets
 from tests.support.examples import examples
@@ -20,7 +20,8 @@ def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_
     for seed in SEEDS:
         problem_input = read_documents(random_fleets.documents(Random(seed)))
         ready = prepare(problem_input)
-        placements, levels = find_placements(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
+        outcome = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
+        placements, levels = outcome.placements, outcome.levels
         assert all(level.is_proven for level in levels if level.goal == "satisfied")
         placed = {placement.demand.key for placement in placements}
         left_out = [unit for unit in ready.units if unit.demands[0].key not in placed]

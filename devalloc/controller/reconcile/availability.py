@@ -20,7 +20,7 @@ from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.store import Object
-from devalloc_solver.problem.allocations import admin_entries
+from devalloc_solver.dialects.device_claims.status import admin_entries
 from devalloc_solver.problem.ghosts import UNKNOWN_GROUP, drawn_in_use
 
 

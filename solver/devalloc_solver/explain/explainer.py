@@ -173,12 +173,12 @@ class Explainer(ABC):
         return self._typos
 
     def explain(self, unit: PlacementUnit) -> list[ClaimAnswer]:
-        """An answer for each claim of the unit."""
+        """Answer each claim of the unit."""
         findings = self.find_all(unit)
         return [self.answer(unit, demand, findings[demand.key]) for demand in unit.demands]
 
     def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
-        """The answer to a claim of a unit of which that is found."""
+        """Answer a claim of a unit with what is found."""
         funnels = [self.funnels.make(request) for request in demand.requests]
         return ClaimAnswer(
             *demand.key,
@@ -257,7 +257,7 @@ class Explainer(ABC):
 
     @abstractmethod
     def warnings(self, demand: Demand) -> tuple[str, ...]:
-        """What an answer to a claim warns of."""
+        """List what an answer to a claim warns of."""
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)

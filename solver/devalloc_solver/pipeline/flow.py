@@ -26,10 +26,10 @@ class Dialect(Protocol):
     """What only the dialect of a problem knows: how its claims are answered."""
 
     def echo(self) -> Iterable[ClaimAnswer]:
-        """The answers to the claims that came in with devices."""
+        """Answer the claims that came in with devices."""
 
     def write(self, placements: Sequence[Placement]) -> Iterable[ClaimAnswer]:
-        """The answers to claims that got these devices."""
+        """Answer claims that got these devices."""
 
     def check(self, placements: Sequence[Placement], answers: Sequence[ClaimAnswer]) -> None:
         """Judge answers independently. Raises errors.AnswerRefused."""
@@ -37,7 +37,7 @@ class Dialect(Protocol):
     def explainer(
         self, problem: UnsolvedProblem[Any], placements: Sequence[Placement], ends: float | None
     ) -> Explainer:
-        """Who explains why a unit is not among the placements, until the monotonic time ``ends``."""
+        """Make who explains why a unit is not among the placements, until the monotonic time ``ends``."""
 
 
 DialectT = TypeVar("DialectT", bound=Dialect)
@@ -60,7 +60,7 @@ class UnsolvedProblem(Generic[DialectT]):
 
 
 def solve_problem(problem: UnsolvedProblem[DialectT], policy: PlacementPolicy, call: Call) -> Solution:
-    """The answers to all claims of a problem. Raises errors.AnswerRefused for a bug of the solver."""
+    """Answer all claims of a problem. Raises errors.AnswerRefused for a bug of the solver."""
     ends = call.search_end()
     if call.is_quick:
         problem.allowance.prolong(ends)
@@ -86,7 +86,7 @@ def solve_problem(problem: UnsolvedProblem[DialectT], policy: PlacementPolicy, c
 def explain_left_out(
     problem: UnsolvedProblem[DialectT], outcome: SearchOutcome, ends: float | None, *, is_quick: bool
 ) -> Iterator[ClaimAnswer]:
-    """The answers to the units that were left out.
+    """Answer the units that were left out.
 
     Once the time for that is over too, those whose parts had no time to be searched to the end get just that reason.
     """

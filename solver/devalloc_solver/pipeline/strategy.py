@@ -67,19 +67,6 @@ class SearchOutcome:
         )
 
 
-def find_placements(
-    snapshot: Snapshot,
-    allocations: Sequence[Allocation],
-    units: Sequence[PlacementUnit],
-    *,
-    policy: PlacementPolicy,
-    ends: float | None,
-) -> tuple[list[Placement], list[GoalLevel]]:
-    """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search_parts``."""
-    outcome = search_parts(snapshot, allocations, units, policy=policy, ends=ends)
-    return outcome.placements, outcome.levels
-
-
 def search_parts(
     snapshot: Snapshot,
     allocations: Sequence[Allocation],

@@ -41,7 +41,7 @@ class RejectedClaim:
         return self.status is not None or self.allocation is not None
 
     def answer(self) -> ClaimAnswer:
-        """The answer to it: what it holds it keeps, and says what is wrong with it (S16)."""
+        """Answer the claim: what it holds it keeps, and says what is wrong with it (S16)."""
         if self.holds_devices:
             entries = () if self.status is None else self.status.allocations
             held = tuple(entry.to_manifest() for entry in entries) if self.allocation is None else self.allocation

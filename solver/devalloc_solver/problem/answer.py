@@ -77,7 +77,7 @@ class ClaimAnswer:
 
 
 def held_answer(key: Key, node: str | None, held: Any, lost: Iterable[LostDevice] = (), **others: Any) -> ClaimAnswer:
-    """The echo of a claim that came in with devices (S18). ``held``: ``allocations`` of the answer; ``others``: more
+    """Echo a claim that came in with devices (S18). ``held``: ``allocations`` of the answer; ``others``: more
     fields of it."""
     gone = tuple(lost)
     warnings = (*others.pop("warnings", ()), *map(loss_message, gone))
@@ -85,12 +85,12 @@ def held_answer(key: Key, node: str | None, held: Any, lost: Iterable[LostDevice
 
 
 def loss_message(device: LostDevice) -> str:
-    """The warning of a device that a claim has and that no longer exists."""
+    """Warn of a device that a claim has and that no longer exists."""
     return f"DeviceLost: device {'/'.join(device.values())} no longer exists"
 
 
 def loss_problems(lost: Mapping[Key, Iterable[LostDevice]], kind: str, path: str) -> Iterator[Problem]:
-    """A warning for each device that a claim has and that no longer exists."""
+    """Warn of each device that a claim has and that no longer exists."""
     for (namespace, name), devices in lost.items():
         for device in devices:
             yield Problem(loss_message(device), path, kind=kind, namespace=namespace, name=name, severity="warning")

@@ -12,7 +12,8 @@ from devalloc.api.device_records import write_records
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput
-from devalloc_solver.problem.allocations import LostDevice, node_of
+from devalloc_solver.dialects.device_claims.status import node_of
+from devalloc_solver.problem.allocations import LostDevice
 from devalloc_solver.problem.answer import ClaimAnswer, held_answer
 from devalloc_solver.problem.ghosts import device_record
 from devalloc_solver.problem.placement import PlacedDevice, Placement

@@ -18,9 +18,9 @@ from devalloc_solver.cel.budget import (
 )
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.status import DevicesByName, node_of
 from devalloc_solver.pipeline import units
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import DevicesByName, node_of
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 

@@ -17,16 +17,11 @@ from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.status import Holder, ghosts_of, read_allocations
 from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.pipeline.flow import UnsolvedProblem
-from devalloc_solver.problem.allocations import (
-    Key,
-    LostDevice,
-    ghosts_of,
-    read_allocations,
-    recover_allocation,
-)
+from devalloc_solver.problem.allocations import Key, LostDevice
 from devalloc_solver.problem.answer import ClaimAnswer, loss_problems
 from devalloc_solver.problem.ghosts import snapshot_with_ghosts
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
@@ -124,17 +119,13 @@ def prepare(
     """All stages before the search. ``standing`` is what the caller keeps from one solve to the next."""
     snapshot, problems, eligibility = (standing or SolveCache()).take(problem_input)
     allocated = [claim for claim in problem_input.claims if claim.is_allocated]
-    invalid = [(one.node, one.status.allocations) for one in problem_input.refused if one.status is not None]
-    if ghosts := ghosts_of(snapshot, allocated, invalid, problem_input.classes):
+    holders = [Holder.of(claim, problem_input.classes) for claim in allocated]
+    holders += [Holder.of_invalid(one) for one in problem_input.refused if one.status is not None]
+    if ghosts := ghosts_of(snapshot, holders):
         snapshot = snapshot_with_ghosts(snapshot, ghosts)
         eligibility = eligibility.for_others(snapshot, problem_input.classes, problem_input.invalid_classes)
     eligibility.begin(call.ends, call.started, is_quick=call.is_quick)
-    allocations, lost, unclear = read_allocations(snapshot, allocated, problem_input.classes)
-    for one in problem_input.refused:
-        if one.status is not None:
-            allocation, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
-            allocations.append(allocation)
-            lost[one.key] = [*lost.get(one.key, ()), *missing]
+    allocations, lost, unclear = read_allocations(snapshot, holders)
     overused = overuse_problems(
         overuse_of_allocations(snapshot, allocations), "DeviceClaim", partial(device_title, snapshot)
     )
@@ -157,7 +148,7 @@ def prepare(
 
 
 def priorities_of(problem_input: ProblemInput) -> tuple[int, ...]:
-    """Of all claims that wait."""
+    """List those of all claims that wait."""
     return tuple(one.priority for one in problem_input.claims if not one.is_allocated and not one.is_deleting)
 
 

@@ -202,7 +202,7 @@ def placed_answer(
 
 
 def unjudged_devices(demand: Demand) -> tuple[str, ...]:
-    """The devices that could not be judged for a claim."""
+    """List the devices that could not be judged for a claim."""
     return tuple(sorted({error for request in demand.requests for error in request.spec.verdict.errors}))
 
 
@@ -213,8 +213,8 @@ def chosen_alternatives(claim: ResourceClaim, requests: Iterable[tuple[int, int 
 
 
 def answer_dict(answer: ClaimAnswer) -> dict[str, Any]:
-    """JSON-able content: ``allocations`` is an AllocationResult, which has no keys where there is none, and who gets
-    funnels gets blockers, too."""
+    """Write an answer as JSON-able content: ``allocations`` is an AllocationResult, which has no keys where there is
+    none, and who gets funnels gets blockers, too."""
     shown = answer.to_dict()
     if not answer.allocated:
         shown["allocations"] = {}

@@ -86,14 +86,14 @@ class NodeCall:
         features: Iterable[str] | None,
         deadline: float | None,
     ) -> Self:
-        """A call begins; see ``allocate``. Raises AllocationError."""
+        """Begin a call; see ``allocate``. Raises AllocationError."""
         call, allowance = Call(deadline), Allowance()
         allowance.begin(call.ends, call.started)
         lists = _as_manifests(claims, "claims"), _as_manifests(classes, "classes"), _as_manifests(slices, "slices")
         return cls(node, *lists, allocated, read_gates(features), allowance)
 
     def problem(self, holders: Sequence[DeviceUsage] | None = None) -> ResourceClaimProblem | None:
-        """All before the search, with one unit; None when no claim waits. Raises AllocationError and OutOfTime.
+        """Read all before the search, with one unit; None when no claim waits. Raises AllocationError and OutOfTime.
 
         ``holders``: what each holder has, so that each is an allocation; devices are judged as if nothing were in use
         then.
@@ -142,7 +142,7 @@ class NodeCall:
         )
 
     def read_slices(self) -> Iterable[Manifest]:
-        """The slices that count."""
+        """List the slices that count."""
         return self.slices
 
 
@@ -199,7 +199,7 @@ def allocate(
 
 
 def place_call(problem: ResourceClaimProblem, unit: PlacementUnit) -> list[Placement] | None:
-    """Where the claims of a call go, or some of them; None if they do not fit. Raises OutOfTime."""
+    """Place the claims of a call, or some of them; None if they do not fit. Raises OutOfTime."""
     return place_unit(problem.snapshot, problem.allocations, unit, ends=problem.allowance.until)
 
 

@@ -13,7 +13,6 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, cast
 
-from devalloc.api.device_records import records_of_manifest
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
 from devalloc_solver.answer_types import ExplanationDict
@@ -21,11 +20,19 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.call import Manifest, NodeCall, holder_key, place_call
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
-from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, PoolView
+from devalloc_solver.dialects.resource_k8s.problem import ResourceClaimDialect
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    DeviceUsage,
+    add_allocation,
+    read_usage,
+    records_of_claim,
+)
 from devalloc_solver.dialects.resource_k8s.relaxations import (
     ResourceClaimRelaxations,
     SourceRelaxations,
@@ -87,11 +94,11 @@ def explain(
     call.allowance.begin_search()
     if problem is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
-    (unit,), pools = problem.units, [view.pool for view in problem.dialect.devices.seen.views]
+    (unit,), devices = problem.units, problem.dialect.devices
     explainer = CallExplainer(
-        *(problem.snapshot, problem.allocations, (), call.allowance.until, problem.dialect.devices.offers),
+        *(problem.snapshot, problem.allocations, (), call.allowance.until, devices.offers),
         source=call,
-        pools=pools,
+        dialect=problem.dialect,
     )
     finding = None if fits else explainer.find(unit, unit.demands[0].key)
     funnels = [[explainer.funnels.make(request) for request in demand.requests] for demand in unit.demands]
@@ -104,7 +111,11 @@ def explain(
             | {"requests": [*map(explainer.funnel_dict, of_claim)]}
             for demand, of_claim in zip(unit.demands, funnels, strict=True)
         ],
-        "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in pools if p.why],
+        "pools": [
+            {"name": view.pool.title, "state": view.pool.state.value, "why": view.pool.why}
+            for view in devices.seen.views
+            if view.pool.why
+        ],
         "ignored": [{"name": ignored.name, "why": ignored.message} for ignored in problem.problems],
     }
     return cast(ExplanationDict, answer)
@@ -179,7 +190,7 @@ class ChangedCall(NodeCall):
         return question.with_requests(left) if overdrawn else question
 
     def with_sorted_slices(self) -> ChangedCall:
-        """The same with its slices in an order that does not depend on theirs, and those apart that cannot be read."""
+        """Put its slices in an order that does not depend on theirs, and those apart that cannot be read."""
         readable: list[tuple[object, Manifest]] = []
         unread: list[Manifest] = []
         for content in self.slices:
@@ -231,7 +242,7 @@ def _source_edit(entry: Mapping[str, Any], words: str, name: str, value: object)
     return Relaxation(entry, words, apply, order=-1)
 
 
-def complete_pools(pools: Iterable[ResourcePool]) -> list[Relaxation]:
+def complete_pools(views: Iterable[PoolView]) -> list[Relaxation]:
     """Pools that are incomplete: as if the slices there are were all."""
     return [
         _source_edit(
@@ -240,7 +251,7 @@ def complete_pools(pools: Iterable[ResourcePool]) -> list[Relaxation]:
             "complete",
             pool.id,
         )
-        for pool in pools
+        for pool in (view.pool for view in views)
         if pool.state is PoolStatus.INCOMPLETE
     ]
 
@@ -268,37 +279,26 @@ def switch_on_features(source: ChangedCall) -> list[Relaxation]:
 # -- what is in use ----------------------------------------------------------------------------------------------------
 
 
-def list_holders(source: ChangedCall) -> list[tuple[Relaxation, DeviceUsage]]:
-    """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
+def list_holders(
+    claims: Iterable[ResourceClaim], allocated: Mapping[str, Sequence[Manifest]]
+) -> list[tuple[Relaxation, DeviceUsage]]:
+    """List claims that hold something, and devices that are in use without a claim that is known to hold them."""
     listed: list[tuple[Mapping[str, Any], str, DeviceUsage]] = []
-    for claim in sorted(filter(_is_allocated, source.claims), key=lambda claim: "/".join(_name_of(claim))):
-        namespace, name = _name_of(claim)
+    named = ((claim.key[0] or "default", claim.key[1], claim) for claim in claims if claim.allocation is not None)
+    for namespace, name, claim in sorted(named, key=lambda one: "/".join(one[:2])):
         entry = {"kind": "claim", "namespace": namespace, "name": name, "priority": 0}
         usage = DeviceUsage()
         with suppress(FieldError):  # all that names a device is added before
-            records = records_of_manifest(claim)
-            add_allocation(usage, claim["status"]["allocation"], "status.allocation", records)
+            add_allocation(usage, claim.allocation or {}, "status.allocation", records_of_claim(claim.annotations))
         listed.append((entry, f"once {namespace}/{name} is released", usage))
-    for where in sorted({_device_of(item) for part in source.allocated.values() for item in part or ()}):
+    for where in sorted({_device_of(item) for part in allocated.values() for item in part or ()}):
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
-        same = {part: [i for i in items or () if _device_of(i) == where] for part, items in source.allocated.items()}
+        same = {part: [i for i in items or () if _device_of(i) == where] for part, items in allocated.items()}
         listed.append((entry, f"once {'/'.join(where)} is free", read_usage(same, ())))
     return [
         (Relaxation(entry, words, partial(FeasibilityQuestion.without, claims=frozenset([holder_key(number)]))), usage)
         for number, (entry, words, usage) in enumerate(listed)
     ]
-
-
-def _is_allocated(claim: Manifest) -> bool:
-    status = claim.get("status")
-    return isinstance(status, Mapping) and bool(status.get("allocation"))
-
-
-def _name_of(claim: Manifest) -> tuple[str, str]:
-    """(namespace, name)"""
-    metadata = claim.get("metadata")
-    fields = metadata if isinstance(metadata, Mapping) else {}
-    return short_text(fields.get("namespace") or "default"), short_text(fields.get("name") or "")
 
 
 def _device_of(item: Mapping[str, Any]) -> DeviceId:
@@ -313,8 +313,8 @@ class CallExplainer(ResourceClaimExplainer):
     """Explains the claims of one call, which all fit on its node or none does; only the time of the call bounds it."""
 
     source: ChangedCall
-    pools: Sequence[ResourcePool]
-    """as the node sees them"""
+    dialect: ResourceClaimDialect
+    """of the problem that the call is"""
     holders: Sequence[Relaxation] = field(init=False, default=())
     """their claims are ``holder_key`` of their number"""
     _call_question: FeasibilityQuestion | None = field(init=False, default=None)
@@ -323,7 +323,7 @@ class CallExplainer(ResourceClaimExplainer):
     def call_question(self) -> FeasibilityQuestion:
         """Whether the claims fit beside all holders, each of which may be released."""
         if self._call_question is None:
-            listed = list_holders(self.source)
+            listed = list_holders(self.dialect.problem_input.claims, self.source.allocated)
             self.holders = [relaxation for relaxation, _ in listed]
             self.source = replace(self.source, holders=tuple(usage for _, usage in listed))
             self._call_question = self.source.question()
@@ -339,7 +339,7 @@ class CallExplainer(ResourceClaimExplainer):
         return self.finder.fits(question)
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
-        pools, gates = complete_pools(self.pools), switch_on_features(self.source)
+        pools, gates = complete_pools(self.dialect.devices.seen.views), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
         relaxations = ResourceClaimRelaxations(question.unit, question.unit, quotes_claims=True)
         return relaxations.in_order(

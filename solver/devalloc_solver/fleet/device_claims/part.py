@@ -12,6 +12,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.pool import DevicePool
 from devalloc_solver.dialects.device_claims.answers import allocated_answer
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
 from devalloc_solver.fleet.device_claims.documents import (
     ClaimRecord,
     ManifestRecord,
@@ -23,7 +24,7 @@ from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import Key, read_allocations
+from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.snapshot import take_snapshot
 
@@ -158,7 +159,7 @@ def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer
         return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
     (claim,) = problem_input.claims
     snapshot, _ = take_snapshot([*_pools_named(claim, state)])
-    _, lost, _ = read_allocations(snapshot, [claim], state.rules.problem_input.classes)
+    _, lost, _ = read_allocations(snapshot, [Holder.of(claim, state.rules.problem_input.classes)])
     return allocated_answer(claim, snapshot, lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ()))
 
 

@@ -18,6 +18,7 @@ from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
+from devalloc_solver.dialects.device_claims.status import admin_entries, allocated_amounts
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
     ClaimRecord,
@@ -37,7 +38,7 @@ from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, 
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
+from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
     has_draws,
