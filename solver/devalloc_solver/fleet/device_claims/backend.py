@@ -58,6 +58,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
 
     def read_ahead(self) -> None:
         self._state.judge.read_devices()
+        DeviceClaim.model_rebuild()  # which else the first claim does
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
