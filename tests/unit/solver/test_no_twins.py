@@ -24,6 +24,7 @@ GONE = {
     ),
     "reasons": ("explain/device_claims", "explain/resource_k8s", "dialects/resource_k8s/one_node_explainer.py"),
     "answers": ("rejected_answer", "MissingDevice"),
+    "what claims hold": ("recover_allocation",),
 }
 """idea -> files and folders of the solver, and names in it"""
 
