@@ -44,21 +44,21 @@ class UnschedulableReason:
     """Why a whole node gets nothing new."""
 
     remedy: str
-    """Completes "it fits once node NAME ...": what makes the node schedulable again."""
+    """With {node}: what makes the node schedulable again, in the imperative."""
     advice: str
     """A sentence with {node}: what an admin does."""
     why: str
 
 
-_UNCORDONED = "is uncordoned"
+_UNCORDONED = "uncordon node {node}"
 _UNSCHEDULABLE_REASONS = (
-    (f"{FENCED}node, ", "is unfenced", "When the node is back, run `devalloc unfence node/{node}`."),
+    (f"{FENCED}node, ", "unfence node {node}", "When the node is back, run `devalloc unfence node/{node}`."),
     (f"{CORDONED}node, ", _UNCORDONED, "Run `devalloc uncordon node/{node}`."),
     (NODE_CORDONED, _UNCORDONED, "Run `kubectl uncordon {node}`."),
-    (_NOT_READY, "is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
+    (_NOT_READY, "wait until node {node} is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
     (
         _TAINTED,
-        "has no such taint",
+        "remove the taint of node {node}",
         f"Remove the taint from node {{node}}; if it is only for pods, set the annotation {meta.TOLERATED_TAINTS}.",
     ),
 )
@@ -87,13 +87,6 @@ def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
 def is_cordoned(reason: UnschedulableReason) -> bool:
     """Whether a node gets nothing new because an admin has cordoned it."""
     return reason.remedy == _UNCORDONED
-
-
-def schedulability_remedy(node: str, why: str) -> str:
-    """Completes "it fits ...": what makes a node schedulable that gets nothing new."""
-    reasons = unschedulable_reasons(why)
-    remedy = " and ".join(dict.fromkeys(reason.remedy for reason in reasons))
-    return f"once node {node} {remedy} ({'; '.join(reason.why for reason in reasons)})"
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:

@@ -4,8 +4,8 @@ that is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -65,6 +65,8 @@ class Problem:
     severity: Severity = "error"
     group: str | None = None
     """The API group of the object, if objects of several groups could have its kind and name."""
+    cause: Mapping[str, Any] | None = field(default=None, compare=False)
+    """What the message says, as data (``findings.Fact``), if it names other objects."""
 
     @property
     def is_error(self) -> bool:

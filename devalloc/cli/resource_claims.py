@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.cordon import is_node
+from devalloc.api.findings import Finding
 from devalloc.cli import target
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.target import StoreTarget
@@ -171,13 +172,13 @@ def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Objec
     return _others(claim, objects) if _is_allocated(claim) else documents_about(claim, objects)
 
 
-def explain_lack(claim: Object, objects: Sequence[Object], reason: str, message: str) -> tuple[str, str]:
-    """The reason and message of a claim that gets nothing, with the devices that match it and are not for devalloc."""
+def explain_lack(claim: Object, objects: Sequence[Object], reason: str, finding: Finding) -> tuple[str, Finding]:
+    """The reason and finding of a claim that gets nothing, with the devices that match it and are not for devalloc."""
     from devalloc.api.dedicated_pools import is_for_devalloc
 
     if not is_for_devalloc(claim):
-        return reason, message
-    return _state_of(_others(claim, objects)).explain_lack(reason, message, [claim])
+        return reason, finding
+    return _state_of(_others(claim, objects)).explain_lack(reason, finding, [claim])
 
 
 def _others(claim: Object, objects: Sequence[Object]) -> list[Object]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
+from devalloc.api.findings import Finding, Reader, message_of
 from devalloc.controller.overview import Alarm, Overview
 from devalloc.controller.overview.cache import OPTIONAL_KINDS, REQUIRED_KINDS, CachedOverview
-from devalloc.controller.reconcile.decision import redact
 from devalloc.controller.reconcile.events import WARNING, ObjectEvent
 from devalloc.store import Store, StoreError
 
@@ -111,7 +110,7 @@ class FleetMonitor:
             for holder in alarm.holders:
                 if (held_by := objects.get(holder)) is not None and len(events) < MAX_EVENTS:
                     reason = SEVERAL_OWNERS if alarm.is_of_owners else OVERCOMMITTED
-                    text = redact(alarm.text, holder[1], partial(_is_holder, alarm))
+                    text = message_of(Finding([alarm.cause]), Reader(holder[1], width=None))
                     events.append(ObjectEvent(_regarding(held_by), WARNING, reason, "Check", text))
         return events
 
@@ -130,11 +129,6 @@ class FleetMonitor:
                         yield from store.list(kind).objects
                     except StoreError as error:  # of this kind there is nothing that can be told
                         log.debug("cannot read %ss: %s", kind, error)
-
-
-def _is_holder(alarm: Alarm, namespace: str, name: str) -> bool:
-    """Also by the beginning of its name: the text may be cut."""
-    return any(space == namespace and whole.startswith(name) for _, space, whole in alarm.holders)
 
 
 def _key(alarm: Alarm) -> _Key:

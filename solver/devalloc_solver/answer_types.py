@@ -21,6 +21,8 @@ class ProblemDict(TypedDict):
     source: NotRequired[str]
     group: NotRequired[str]
     """The API group, if objects of several groups could have this kind and name."""
+    cause: NotRequired[dict[str, Any]]
+    """What the message says, as data, if it names other objects."""
 
 
 class GoalLevelDict(TypedDict):
@@ -81,7 +83,7 @@ class FunnelDict(TypedDict):
     """Devices that no claim holds and none can get, because claims hold what they need of their card."""
     free: int
     users: NotRequired[int]
-    """How many claims have matching devices. This and ``usedBy`` are for DeviceClaims only."""
+    """How many claims have matching devices. ``dra.explain`` does not know them."""
     usedBy: NotRequired[list[DeviceUser]]
 
 
@@ -170,6 +172,69 @@ class Blocker(TypedDict):
     effect: NotRequired[str]
 
 
+class CauseDict(TypedDict):
+    """What stands in the way: a code of ``devalloc.api.findings.Cause`` and what its sentence needs
+    (docs/reasons.md)."""
+
+    code: str
+
+    # what it is about
+    request: NotRequired[str]
+    attribute: NotRequired[str]
+    attributes: NotRequired[list[str]]
+    distinct: NotRequired[bool]
+    resource: NotRequired[str]
+    name: NotRequired[str]
+    value: NotRequired[str]
+    node: NotRequired[str]
+    drivers: NotRequired[list[str]]
+    there: NotRequired[list[str]]
+    group: NotRequired[str]
+    members: NotRequired[list[dict[str, str]]]
+    holder: NotRequired[dict[str, Any]]
+    pool: NotRequired[str]
+    device: NotRequired[str]
+    requests: NotRequired[list[str]]
+
+    # what was most likely meant
+    near: NotRequired[str]
+    whole: NotRequired[str]
+    write: NotRequired[str]
+    what: NotRequired[str]
+    type: NotRequired[str]
+    of: NotRequired[str]
+    literal: NotRequired[str]
+    fault: NotRequired[str]
+    advice: NotRequired[str]
+    device_class: NotRequired[str]
+
+    # numbers
+    wanted: NotRequired[int | str]
+    most: NotRequired[str]
+    free: NotRequired[bool]
+    devices: NotRequired[int]
+    count: NotRequired[int]
+    total: NotRequired[int]
+    without: NotRequired[int]
+    limit: NotRequired[int]
+    less: NotRequired[bool]
+    more: NotRequired[int]
+
+    # in words
+    example: NotRequired[str]
+    say: NotRequired[str]
+    see: NotRequired[str]
+    why: NotRequired[str]
+    text: NotRequired[str]
+
+    # of a member of a group that fails
+    member: NotRequired[dict[str, Any]]
+    reason: NotRequired[str]
+    cause: NotRequired[dict[str, Any]]
+    nodes: NotRequired[list[dict[str, Any]]]
+    lack: NotRequired[bool]
+
+
 class _ClaimAnswer(TypedDict):
     """What the answers for claims of both dialects have."""
 
@@ -182,9 +247,20 @@ class _ClaimAnswer(TypedDict):
     reason: str | None
     """A code of ``Reason``, if the claim is not allocated."""
     message: str | None
+    """Cause and remedy in at most 120 characters."""
+    verdict: NotRequired[str]
+    """How final the reason is."""
+    causes: NotRequired[list[CauseDict]]
+    """What stands in the way, the most telling first."""
     warnings: NotRequired[list[str]]
     funnel: NotRequired[list[FunnelDict]]
     blockers: NotRequired[list[Blocker]]
+    """All that would have to change."""
+    alternatives: NotRequired[list[Blocker]]
+    """Of these, each would do instead of ``blockers``."""
+    caveats: NotRequired[list[Literal["notSmallest", "othersUnknown", "nothingLeft"]]]
+    """What is not certain of ``blockers``: that there are no fewer, or that no other claims block it too; or that they
+    leave out all that is requested."""
     missingDrivers: NotRequired[list[str]]
     """Drivers that the claim's class names and of which no device exists. Then that is the reason."""
     invalidPools: NotRequired[list[str]]
@@ -328,7 +404,11 @@ class ExplanationDict(TypedDict):
 
     reason: str | None
     message: str | None
+    verdict: NotRequired[str]
+    causes: NotRequired[list[CauseDict]]
     blockers: list[Blocker]
+    alternatives: NotRequired[list[Blocker]]
+    caveats: NotRequired[list[Literal["notSmallest", "othersUnknown", "nothingLeft"]]]
     claims: list[ClaimFunnels]
     pools: list[PoolState]
     ignored: list[IgnoredSlice]

@@ -112,7 +112,7 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
         terminal.run(f"kubectl create namespace team-a; kubectl apply -f - <<'END'\n{json.dumps(TOO_LARGE)}\nEND")
         terminal.run("kubectl -n team-a wait dclaim/big --for=jsonpath={.status.reason} --timeout=60s")
         described = terminal.run("kubectl -n team-a describe dclaim big")
-        assert "claims of other namespaces" in described
+        assert "; wait for a claim of another namespace" in described
         assert "default/" not in described
         explained = terminal.run("devalloc explain big -n team-a --kubeconfig $KUBECONFIG || true")
         assert "default/train" in explained, "an admin sees which"

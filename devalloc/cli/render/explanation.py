@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from devalloc.api.findings import AT_LENGTH, finding_of, message_of
 from devalloc.api.views import format_devices
 from devalloc.cli.render.output import Cell, StyledText, print_table
 from devalloc.cli.terminal import print_heading, print_line
@@ -55,10 +56,11 @@ def print_explanation(
         if claim["reason"]:  # a machine whose spec now asks for more
             print_line()
             print_heading(f"The machine asks for more than it can get: {claim['reason']}")
-            print_line(claim["message"])
+            print_line(message_of(finding_of(claim), AT_LENGTH))
     else:
-        print_heading(f"{name} is not {allocated}: {claim['reason']}")
-        print_line(claim["message"])
+        verdict = f" ({claim['verdict']})" if claim.get("verdict") else ""
+        print_heading(f"{name} is not {allocated}: {claim['reason']}{verdict}")
+        print_line(message_of(finding_of(claim), AT_LENGTH))
     if "machine" in claim:
         namespace, _, placed_with = claim["machine"].partition("/")
         where = "" if namespace == "default" else f" -n {namespace}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
@@ -171,9 +172,9 @@ def capacity(
     with show_spinner("counting"):
         counted = count(documents, claim, **asdict(options))
     if objects and not counted.count:
-        code_of_lack, why = explain_lack(as_claim(claim), objects, Reason.NO_MATCHING_DEVICES.value, "")
+        code_of_lack, why = explain_lack(as_claim(claim), objects, Reason.NO_MATCHING_DEVICES.value, Finding(()))
         if code_of_lack == Reason.NOT_ADOPTED:
-            counted = replace(counted, reason=code_of_lack, message=why)
+            counted = replace(counted, reason=code_of_lack, message=message_of(why, AT_LENGTH))
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.findings import AT_LENGTH, finding_of, message_of
 from devalloc.cli.command import REFUSED, BadInput, VerbGroup, is_recursive, verb
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
@@ -144,7 +145,7 @@ def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], cl
         print_line("no claims are pending")
         return
     print_heading(f"not allocated: the claims do not fit on {node} together: {explanation['reason']}")
-    print_line(explanation["message"] or "")
+    print_line(message_of(finding_of(explanation), AT_LENGTH))
     print_line()
     rows: list[list[Cell]] = [
         [f"{claim['namespace']}/{claim['name']}", funnel["request"], str(funnel["free"]), describe_funnel(funnel)]

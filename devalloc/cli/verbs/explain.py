@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from devalloc.api.findings import AT_LENGTH, as_json, finding_of, message_of
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, NoSuchObject, verb
@@ -333,19 +334,20 @@ def _explain_resource_claim(place: StoreTarget, key: Key, options: SolveOptions,
         answer = solve_manifests(
             [*documents_to_explain(claim, objects), claim], placement=options.placement, deadline=options.deadline
         )
-    (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
+    named = [each for each in answer["claims"] if (each["namespace"], each["name"]) == (key.namespace, key.name)]
+    one: dict[str, Any] = {**named[0]}
     is_allocated, is_labelled = bool((claim.get("status") or {}).get("allocation")), is_for_devalloc(claim)
     if place.is_cluster and is_labelled and not is_allocated:
         with open_target(place) as store:
             unanswered = unanswered_claims_note(store)
         one = {**one, "warnings": [*one.get("warnings", ()), *([unanswered] if unanswered else [])]}
     if not one["allocated"]:
-        reason, message = explain_lack(claim, objects, str(one["reason"]), str(one["message"]))
-        one = {**one, "reason": reason, "message": message}
+        reason, finding = explain_lack(claim, objects, str(one["reason"]), finding_of(one))
+        one = {**one, "reason": reason, **as_json(finding)}
     if output in ("json", "yaml"):
         print_content(one, output)
     elif one["reason"] == Reason.NOT_ADOPTED:
-        print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", str(one["message"]))
+        print_line(f"{key.namespace}/{key.name} is not allocated: {one['reason']}", message_of(finding, AT_LENGTH))
         for warning in one.get("warnings", ()):
             print_line(f"warning: {warning}")
     else:

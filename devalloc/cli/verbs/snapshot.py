@@ -163,7 +163,9 @@ Answer = Mapping[str, Any]
 
 SNAPSHOT_FIELDS = frozenset({"format", "devalloc", "options", "documents", "answer"})
 """The parts of a snapshot."""
-_MESSAGE_FIELDS = frozenset({"message", "warnings", "funnel", "blockers"})
+_MESSAGE_FIELDS = frozenset(
+    {"message", "verdict", "causes", "warnings", "funnel", "blockers", "alternatives", "caveats"}
+)
 """The parts of a claim's answer that explain it."""
 
 

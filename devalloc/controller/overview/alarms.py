@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from devalloc.api.findings import AT_LENGTH, Finding, claim_ref, message_of
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.controller.overview.model import Alarm, Dialect, shorten
 from devalloc.controller.overview.pools import (
@@ -17,7 +19,7 @@ from devalloc.controller.overview.pools import (
     shared_capacities,
 )
 from devalloc.controller.reconcile.availability import FleetCounts
-from devalloc_solver.problem.overuse import DeviceHold, Overuse, describe_overuse, find_overuse
+from devalloc_solver.problem.overuse import DeviceHold, Overuse, find_overuse, overuse_cause
 
 _Name = tuple[str, ...]
 """The driver of a ResourceSlice, pool and device."""
@@ -93,11 +95,13 @@ def slice_alarms(pools: Iterable[SlicePool], uses: SliceDeviceUses) -> Iterator[
 
 def _alarms(dialect: Dialect, overuses: Iterable[Overuse[_Name]]) -> Iterator[Alarm]:
     for each in overuses:
+        cause = overuse_cause(each, _title, _holder)
         yield Alarm(
             dialect=dialect,
             devices=tuple(_title(device) for device in each.devices),
             holders=tuple((kind, namespace, name) for kind, namespace, name in each.claims),
-            text=shorten(describe_overuse(each, _title, _named)),
+            cause=cause,
+            text=shorten(message_of(Finding([cause]), AT_LENGTH)),
             is_of_owners=each.resource is None,
         )
 
@@ -107,5 +111,6 @@ def _title(device: _Name) -> str:
     return "/".join(device[-2:])
 
 
-def _named(owner: tuple[str, ...]) -> str:
-    return f"{owner[0]} {'/'.join(owner[1:])}"
+def _holder(owner: tuple[str, ...]) -> Mapping[str, Any]:
+    kind, namespace, name = owner
+    return claim_ref((namespace, name), "machine" if kind == "VirtualMachine" else "claim", title=kind)

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from devalloc.api import views
+from devalloc.api.findings import Fact
 from devalloc.api.host_pool_names import DRIVER as HOST_DRIVER
 from devalloc.printable import printable
 from devalloc.store import Object
@@ -356,8 +357,10 @@ class Alarm:
     """As pool/device."""
     holders: tuple[tuple[str, str, str], ...]
     """Kind, namespace and name of each."""
+    cause: Fact
+    """All of it as data."""
     text: str
-    """All of it as a sentence, and what to do."""
+    """The same as a sentence, and what to do."""
     is_of_owners: bool
     """A device that is held whole has several owners; else there is less of something than is held of it."""
 

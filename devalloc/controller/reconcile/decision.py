@@ -7,8 +7,7 @@ tells as little of other pods. `devalloc explain` with the rights of an admin na
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,29 +34,6 @@ from devalloc.controller.reconcile.stored_claims import (
     class_names,
 )
 from devalloc.store import Change, Key, Object
-
-_PART = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-_NAME = re.compile(
-    rf"(?<![\w./-])(?:(?:machine|claim|DeviceClaim|VirtualMachine|ResourceClaim) )?({_PART})/({_PART}(?:\.{_PART})*)"
-    r"(?: \(\d+\))?(?![\w/-])"
-)
-_HIDDEN = "\0"
-_SEVERAL = re.compile(f"{_HIDDEN}(?:(?:, | and ){_HIDDEN})*")
-
-
-def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -> str:
-    """The message for a user of this namespace. ``is_owner``: whether a claim or machine has this namespace and name:
-    pools and devices look alike in a text."""
-
-    def one(match: re.Match[str]) -> str:
-        return _HIDDEN if match[1] != namespace and is_owner(match[1], match[2]) else match[0]
-
-    def several(match: re.Match[str]) -> str:
-        count = match[0].count(_HIDDEN)
-        return "a claim of another namespace" if count == 1 else f"{count} claims of other namespaces"
-
-    return _SEVERAL.sub(several, _NAME.sub(one, message)) if "/" in message else message
-
 
 DEVICE_CLAIM = "DeviceClaim"
 _OURS = (ALLOCATED, READY)

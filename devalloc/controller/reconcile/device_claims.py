@@ -14,18 +14,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import NODE_KIND, apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
+from devalloc.api.findings import ADMIN, Finding, Reader, finding_of, message_of
 from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import PoolCounter
 from devalloc.controller.reconcile.class_conditions import class_units
-from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
+from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
@@ -226,17 +227,16 @@ class DeviceClaimAllocator:
             uncounted=solver_input.uncounted,
         )
         answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
-        shown = cache(partial(self._shown, everything, solver_input))
         as_solved = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         answer["claims"] = [
-            _redacted_answer(vm_scheduling.in_words_of_machine(one, solver_input), shown) for one in answer["claims"]
+            self._read_in(one["namespace"], vm_scheduling.of_machine(one, solver_input)) for one in answer["claims"]
         ]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide_claims(documents, answer, now, self._memo, form=self._settings.form)
-        units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
+        units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, self._say)
         units = vm_scheduling.swap_units(solver_input, documents, units, now)
         taken = {key for unit in units for key in unit.keys}
-        units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, shown)
+        units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, self._say)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         if self._settings.form.in_conditions:
             units += vm_scheduling.stopped_units(objects.values(), {key for unit in units for key in unit.keys}, now)
@@ -352,18 +352,13 @@ class DeviceClaimAllocator:
         elif self._warm.can_settle and not (self._quotas or self.loop.is_unfinished) and may_rest(objects.values()):
             resting.settle_held(objects, done, apart_from)
 
-    def _shown(
-        self, objects: Mapping[Key, Object], solver_input: vm_scheduling.SchedulingInput, namespace: str, message: str
-    ) -> str:
-        """A message as it is shown in a namespace."""
+    def _say(self, namespace: str, finding: Finding) -> str:
+        """The sentence of a finding as it is read in a namespace."""
+        return message_of(finding, Reader(namespace) if self._settings.hides_names else ADMIN)
 
-        def is_owner(space: str, name: str) -> bool:
-            return (space, name) in solver_input.names or any(
-                Key(kind, space, name) in objects for kind in ("DeviceClaim", vm_scheduling.KIND)
-            )
-
-        named = vm_scheduling.with_machine_names(message, solver_input)
-        return redact(named, namespace, is_owner) if self._settings.hides_names else named
+    def _read_in(self, namespace: str, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a claim, with its sentence as it is read in its namespace."""
+        return {**answer, "message": self._say(namespace, finding_of(answer))} if answer["message"] else answer
 
     def _without_transient(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
         """Drop refusals that only say another claim of this batch won. The next round, which follows at once, writes
@@ -509,12 +504,6 @@ def _relevant_if_allocated(doc: Object) -> Any:
     names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
     label = (metadata.get("labels") or {}).get(NODE_LABEL)
     return ClaimView(doc).entries, doc.get("spec"), label, *(metadata.get(name) for name in names)
-
-
-def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:
-    """The answer to a claim, with its message as it is shown in its namespace."""
-    message = answer["message"] and shown(answer["namespace"], answer["message"])
-    return answer if message == answer["message"] else {**answer, "message": message}
 
 
 def _subject_key(problem: Mapping[str, Any]) -> Key:

@@ -5,7 +5,8 @@
 2. If it fits beside what is in use, the search ended too early.
 3. Otherwise claims are in the way: those of this batch, or those that held their devices before.
 
-A dialect gives the tiers (``RelaxationSet``), field paths and words.
+A dialect gives the tiers (``RelaxationSet``) and field paths. Everything is data here: ``devalloc.api.findings`` makes
+the sentence.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from devalloc.api import findings
 from devalloc.api.cordon import is_cordon_or_unschedulable
+from devalloc.api.findings import Cause, Fact, claim_ref, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Funnel, FunnelCounter, FunnelSource, Users, describe_funnel
-from devalloc_solver.explain.joint_counts import describe_amounts, describe_competition, describe_excess
+from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, FunnelSource, main_step
+from devalloc_solver.explain.joint_counts import amounts_together, competition, excess
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -42,20 +45,9 @@ from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
-_MAX_NAMED = 6
-"""Things in the way that the sentence names; the blockers name all of them."""
-NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
-CUT_SHORT = "time ran out before the solver found what would have to change"
-_OTHERS_UNKNOWN = "time ran out before the solver knew whether other claims block it too"
-_EXCLUSIVE = (
-    "the devices exclude each other: together they need more of their pool's resources than it has, "
-    "or are of different groups"
-)
-_DRAWN = "what is free needs parts of cards that devices in use have taken"
-NOT_TOGETHER = "no single node has everything free that is requested together"
-_NOWHERE_TOGETHER = "no single node has everything that is requested together, even when nothing is in use"
-
-
+NOT_SMALLEST, OTHERS_UNKNOWN, NOTHING_LEFT = "notSmallest", "othersUnknown", "nothingLeft"
+"""Caveats (``findings.CAVEATS``)."""
+NOT_TOGETHER = fact(Cause.APART, free=True)
 _COMMON_TO_MEMBERS = frozenset(
     ("node", "matchAttribute", "constraint", "poolResource", "compatibilityGroup", "counter")
 )
@@ -69,8 +61,8 @@ class Finding:
     """What is found out about a unit, or about one of its claims; it holds for their equals."""
 
     reason: Reason
-    text: str
-    """what stands in the way, in words"""
+    causes: tuple[Fact, ...]
+    """what stands in the way, the most telling first"""
     edits: tuple[Relaxation, ...] = ()
     """none can be left out"""
     claims: tuple[Key, ...] = ()
@@ -79,8 +71,10 @@ class Finding:
     """those of which the class takes devices, if no device of them exists: then that alone is the reason"""
     invalid_pools: tuple[str, ...] = ()
     """pools and slices that are left out, and why: of the missing drivers, or all if there are no devices"""
-    other: str = ""
-    """what would do as well, in words"""
+    alternatives: tuple[Relaxation, ...] = ()
+    """edits of which each would do as well"""
+    caveats: tuple[str, ...] = ()
+    """what is not certain of edits and claims"""
 
     @property
     def is_impossible(self) -> bool:
@@ -93,7 +87,7 @@ class Finding:
         return IMPOSSIBLE_NOW_VERDICT if are_about_schedulability(self.edits) else self.reason.verdict
 
 
-SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
+SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="reason"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +177,9 @@ class Explainer(ABC):
         return ClaimAnswer(
             *demand.key,
             allocated=False,
-            reason=finding.reason,
-            message=self.message(finding, funnels),
+            **self.as_data(finding, demand.key),
             warnings=self.warnings(demand),
             funnel=tuple(map(self.funnel_dict, funnels)),
-            blockers=tuple(self.blockers(finding)),
             missing_drivers=tuple(sorted(finding.missing_drivers)),
             invalid_pools=finding.invalid_pools,
         )
@@ -229,7 +221,7 @@ class Explainer(ABC):
             return Reason.NO_MATCHING_DEVICES
         if self.shortage(unit, is_empty=True):
             return Reason.NOT_ENOUGH_DEVICES
-        return Reason.INSUFFICIENT_CAPACITY if describe_amounts(self.snapshot, unit) else Reason.SEARCH_LIMIT
+        return Reason.INSUFFICIENT_CAPACITY if amounts_together(self.snapshot, unit) else Reason.SEARCH_LIMIT
 
     @abstractmethod
     def shared_limits(self) -> Sequence[Relaxation]:
@@ -240,12 +232,16 @@ class Explainer(ABC):
         return ()
 
     @abstractmethod
-    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
-        """What the best node lacks, as far as counting tells; "" if it does not. ``is_empty``: if nothing is in use."""
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
+        """What the best node lacks; None if counting does not show it. ``is_empty``: if nothing is in use."""
 
     @abstractmethod
-    def disagreement(self, unit: PlacementUnit) -> str:
+    def disagreement(self, unit: PlacementUnit) -> Fact | None:
         """On which attributes the devices do not agree."""
+
+    def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:
+        """Devices that a request does not get because it does not say that it means such ones."""
+        return ()
 
     @abstractmethod
     def make_typos(self) -> UnitTypos:
@@ -262,9 +258,9 @@ class Explainer(ABC):
     def request_name(self, request: Request) -> str:
         return str(request.detail)
 
-    def name_node(self, unit: PlacementUnit) -> str:
-        """That the node it is bound to does not exist; "" if it does."""
-        return ""
+    def unknown_node(self, unit: PlacementUnit) -> Fact | None:
+        """That the node it is bound to does not exist; None if it does."""
+        return None
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
@@ -280,24 +276,25 @@ class Explainer(ABC):
             return self._with_left_out(self._search_reasons(unit))
         findings = self._search_reasons(unit)
         guilty, drivers = next((key, names) for key, names in missing.items() if names)
-        common = f"group {unit.group} is all-or-nothing, and {'/'.join(guilty)} cannot be satisfied: "
+        common = fact(Cause.MEMBERS, group=unit.group, members=[claim_ref(guilty)])
         return {
             key: replace(
                 finding,
-                text=self._describe_missing(missing[key]) if missing[key] else common + self._describe_missing(drivers),
+                causes=(self._missing(missing[key]),) if missing[key] else (common, self._missing(drivers)),
+                caveats=(NOTHING_LEFT,),
                 missing_drivers=missing[key] or drivers,
                 invalid_pools=self._invalid_pools(missing[key] or drivers),
             )
             for key, finding in findings.items()
         }
 
-    def _with_left_out(self, findings: Mapping[Key, Finding]) -> Mapping[Key, Finding]:
+    def _with_left_out(self, by_claim: Mapping[Key, Finding]) -> Mapping[Key, Finding]:
         """If there are no devices at all, and some were left out, that alone is the reason."""
         left_out = tuple(self.fleet.invalid_pools[driver] for driver in sorted(self.fleet.invalid_pools))
         if not left_out or self.has_devices():
-            return findings
-        text = f"no device counts: {left_out[0]}; correct it"
-        return {key: replace(finding, text=text, invalid_pools=left_out) for key, finding in findings.items()}
+            return by_claim
+        causes = (fact(Cause.INVALID_POOL, why=left_out[0]),)
+        return {key: replace(each, causes=causes, invalid_pools=left_out) for key, each in by_claim.items()}
 
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:
         """The drivers of the classes of a request, if no device of any of them exists."""
@@ -319,16 +316,12 @@ class Explainer(ABC):
     def _invalid_pools(self, drivers: Collection[str]) -> tuple[str, ...]:
         return tuple(why for driver in sorted(drivers) if (why := self.describe_invalid_pool(driver)))
 
-    def _describe_missing(self, drivers: Collection[str]) -> str:
+    def _missing(self, drivers: Collection[str]) -> Fact:
         if invalid := self._invalid_pools(drivers):
-            return f"no device of driver {' or '.join(sorted(drivers))} counts: {invalid[0]}; correct it"
+            return fact(Cause.INVALID_POOL, drivers=sorted(drivers), why=invalid[0])
         present = sorted(self.drivers)
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
-        there = f"there are {', '.join(present[:SHOWN])}{' and others' if len(present) > SHOWN else ''}"
-        advice = f"did you mean {near}?" if near else "publish one, or correct the class"
-        if not near and any(driver.endswith(".devalloc.io") for driver in drivers):
-            advice = "`devalloc discover` shows why a card is not offered"
-        return f"no device of driver {' or '.join(sorted(drivers))} exists ({there}); {advice}"
+        return fact(Cause.NO_DRIVER, drivers=sorted(drivers), there=present[: SHOWN + 1], near=near)
 
     def _search_reasons(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
         if len(unit.demands) == 1:
@@ -345,7 +338,7 @@ class Explainer(ABC):
         self.begin(unit)
         try:
             empty = self.question(unit, ())
-            if unmatched_requests(empty.unit) or describe_amounts(self.snapshot, empty.unit) or not self.fits(empty):
+            if unmatched_requests(empty.unit) or amounts_together(self.snapshot, empty.unit) or not self.fits(empty):
                 return self._impossible(unit, key)
             return self.find_beside_others(unit)
         except (Undecided, OutOfTime):
@@ -370,7 +363,7 @@ class Explainer(ABC):
             reason, edits = self.why_impossible(question, self.relaxations(question, key))
         except Undecided:
             reason = self.counted_reason(unit)
-            return Finding(reason, join_sentences(self.lack(unit, reason), CUT_SHORT))
+            return Finding(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
         if reason is Reason.NOT_ENOUGH_DEVICES and self._lacks_amounts(unit):
             reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
@@ -392,24 +385,32 @@ class Explainer(ABC):
                     return reason, []
         return offers.short, []
 
-    def structural(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: str = "") -> Finding:
+    def structural(
+        self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: tuple[Fact, ...] = ()
+    ) -> Finding:
         """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
         marked = tuple(self.typos.marked(edit, unit) for edit in edits)
         claims: tuple[Key, ...] = ()
         lack = lack or self.lack(unit, reason, edits)
         try:
             blocking = self._blocking_edited(unit, edits)
-            claims, note = blocking.claims, "" if blocking.smallest else NOT_PROVEN
+            claims, caveat = blocking.claims, "" if blocking.smallest else NOT_SMALLEST
         except Undecided:
-            note = _OTHERS_UNKNOWN
-        remedy = self.describe_remedy(marked, claims)
+            caveat = OTHERS_UNKNOWN
         is_smallest = len(marked) == 1 and marked[0].kind in _WHOLE and not claims
-        if self.finder.is_cut_short and not note and not is_smallest:
-            note = NOT_PROVEN if remedy else CUT_SHORT
+        unknown: tuple[Fact, ...] = ()
+        if self.finder.is_cut_short and not caveat and not is_smallest:
+            caveat = NOT_SMALLEST if marked or claims else ""
+            unknown = () if caveat else (fact(Cause.CUT_SHORT, of="edits"),)
         typos = self.typos.of_unit(unit, self.ends)
-        remedy = "" if _leave_no_request(marked, unit) else remedy
-        text = join_sentences(lack, *typos, remedy, self.ghosts_of(claims), note)
-        return Finding(reason, text, self._with_other_nodes(unit, marked, claims), claims)
+        caveats = [NOTHING_LEFT] if _leave_no_request(marked, unit) else []
+        return Finding(
+            reason,
+            (*self.ghosts_of(claims), *lack[:1], *typos, *self.left_out(unit), *lack[1:], *unknown),
+            self._with_other_nodes(unit, marked, claims),
+            claims,
+            caveats=(*caveats, *filter(None, [caveat])),
+        )
 
     def _with_other_nodes(
         self, unit: PlacementUnit, edits: tuple[Relaxation, ...], claims: Sequence[Key]
@@ -442,35 +443,37 @@ class Explainer(ABC):
     def find_beside_others(self, unit: PlacementUnit) -> Finding:
         """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
-            return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
+            return Finding(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="place"),))
         in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
-        lack = self.shortage(unit, is_empty=False) or self.exhausted(unit)
+        lack = filter(None, [self.shortage(unit, is_empty=False) or self.exhausted(unit)])
         try:
             blocking = BlockingClaims((), smallest=True) if self.is_brief else self.blocking_unit(unit)
         except Undecided:
-            text = join_sentences(lack, "time ran out before the solver found the claims that block it")
-            return Finding(reason, text)
+            return Finding(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
         if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
-        note = "" if blocking.smallest else NOT_PROVEN
-        other = "" if self.is_brief else self._other_node(unit)
-        remedy = self.describe_remedy((), blocking.claims)
-        text = join_sentences(lack, remedy, self.ghosts_of(blocking.claims), note)
-        return Finding(reason, text, (), blocking.claims, other=other)
+        return Finding(
+            reason,
+            (*self.ghosts_of(blocking.claims), *lack, *self.left_out(unit)),
+            (),
+            blocking.claims,
+            alternatives=() if self.is_brief else self._other_node(unit),
+            caveats=() if blocking.smallest else (NOT_SMALLEST,),
+        )
 
-    def _other_node(self, unit: PlacementUnit) -> str:
-        """Such as "it also fits once node n2 is uncordoned"; "" if no such node is known."""
+    def _other_node(self, unit: PlacementUnit) -> tuple[Relaxation, ...]:
+        """A node that would do if it became schedulable; none if no such node is known."""
         question = self.question(unit, self.in_use)
         self.finder.refill()
         try:
             for edit in self.schedulability_edits(unit)[:MAX_NODES]:
                 if self.finder.works(apply_relaxations(question, [edit])):
-                    return f"it also fits {edit.words}"
+                    return (edit,)
         except Undecided:
             pass
-        return ""
+        return ()
 
     def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
         """Who must go so that the unit fits. It does not fit beside them."""
@@ -513,8 +516,8 @@ class Explainer(ABC):
                 raise Undecided
             return self._all_apart(unit, [*alone])
         together = self.find_beside_others(unit)
-        message = f"all of group {unit.group} must fit on one node: {together.text}"
-        return dict.fromkeys(alone, replace(together, text=message))
+        causes = (fact(Cause.GROUP, group=unit.group), *together.causes)
+        return dict.fromkeys(alone, replace(together, causes=causes))
 
     def _fits_together(self, unit: PlacementUnit) -> bool | None:
         """Whether a group fits an empty fleet; then so does each of its members. None: the search is undecided."""
@@ -540,35 +543,31 @@ class Explainer(ABC):
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
-        names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
-        others = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied"
-        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
-        findings = dict.fromkeys(alone, common)
+        others = fact(Cause.MEMBERS, group=unit.group, members=[claim_ref(key) for key in hopeless])
+        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, (others,))
+        by_claim = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
-            tail = join_sentences(
-                self.lack(alone[key], reason, edits), self.describe_remedy(common.edits, common.claims)
-            )
-            findings[key] = replace(common, reason=reason, text=tail)
-        return findings
+            by_claim[key] = replace(common, reason=reason, causes=self.lack(alone[key], reason, edits))
+        return by_claim
 
     def _all_apart(self, unit: PlacementUnit, keys: Sequence[Key]) -> dict[Key, Finding]:
         """The same for all members: rules that come before leaving out members are the same for each of them. If all
         ask for the same, each is to leave out as many as the first one, at the same places among its others."""
         first, *others = keys
         reason, edits = self._why_apart(unit, first)
-        findings = {first: self._apart(unit, reason, edits)}
-        named = findings[first].edits
+        by_claim = {first: self._apart(unit, reason, edits)}
+        named = by_claim[first].edits
         if named and all(edit.kind in _COMMON_TO_MEMBERS for edit in named):
-            return dict.fromkeys(keys, findings[first])
+            return dict.fromkeys(keys, by_claim[first])
         if ask_for_the_same(unit) and all(edit.kind == "member" for edit in edits):
             offers = dict(zip((demand.key for demand in unit.demands), self.members(unit), strict=True))
             names = [edit.entry for key, edit in offers.items() if key != first]
             places = [names.index(edit.entry) for edit in edits]
             for key in others:
                 around = [edit for other, edit in offers.items() if other != key]
-                findings[key] = self._apart(unit, reason, [around[place] for place in places])
-            return findings
-        return findings | {key: self._apart(unit, *self._why_apart(unit, key)) for key in others}
+                by_claim[key] = self._apart(unit, reason, [around[place] for place in places])
+            return by_claim
+        return by_claim | {key: self._apart(unit, *self._why_apart(unit, key)) for key in others}
 
     def _why_apart(self, unit: PlacementUnit, key: Key) -> tuple[Reason, list[Relaxation]]:
         """Why no node has room for all, and which rules or other members to leave out, as the member ``key`` sees it:
@@ -578,97 +577,74 @@ class Explainer(ABC):
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Finding:
         """The finding that a member reports of that."""
-        message = f"all of group {unit.group} must fit on one node"
-        if lack := self.lack(unit, reason, edits):
-            message += f": {lack}"
-        return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
+        causes = (fact(Cause.GROUP, group=unit.group), *self.lack(unit, reason, edits))
+        return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, causes)
 
-    # -- words ---------------------------------------------------------------------------------------------------------
+    # -- causes --------------------------------------------------------------------------------------------------------
 
-    def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> str:
-        """What a node would need and none has, in an empty fleet; "" if ``edits`` only uncordon what has it."""
+    def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> tuple[Fact, ...]:
+        """What a node would need and none has, in an empty fleet; nothing if ``edits`` only uncordon what has it."""
         unmatched = unmatched_requests(self.question(unit, ()).unit)
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
-            return ""
+            return ()
+        if unmatched and not self.has_devices():
+            return (fact(Cause.NO_DEVICES),)
         if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1
-            return "no device matches" + (f" request {self.request_name(unmatched[0])}" if several else "")
-        short = "" if is_there else self.shortage(unit, is_empty=True)
+            none = fact(Cause.NO_MATCH, request=self.request_name(unmatched[0]) if several else None)
+            step = main_step(self.funnels.make(unmatched[0]))
+            return (none,) if step is None else (none, step)
+        short = None if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
-            bound = f"it would fit on another node, but is bound to {unit.pin}"
-            return join_sentences(bound, self.name_node(unit) or short)
+            return (*filter(None, [fact(Cause.BOUND, node=unit.pin), self.unknown_node(unit) or short]),)
         if short := short or self.joint_shortage(unit):
-            return short
+            return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
-            return self.disagreement(unit)
-        if reason is Reason.POOL_RESOURCES_EXHAUSTED:
-            return _EXCLUSIVE
-        return _NOWHERE_TOGETHER
+            return (*filter(None, [self.disagreement(unit)]),)
+        return (fact(Cause.EXCLUSIVE if reason is Reason.POOL_RESOURCES_EXHAUSTED else Cause.APART),)
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
-        """The same for a unit: of the first request all of whose alternatives are short."""
+    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> Fact | None:
+        """The same for a unit: of the first request all of whose alternatives are short; None if there is none."""
         for demand in unit.demands:
             for detail in demand.details:
                 shortages = [self.request_shortage(unit, demand, request, is_empty=is_empty) for request in detail]
                 if all(shortages):
                     return shortages[0]
-        return ""
+        return None
 
-    def joint_shortage(self, unit: PlacementUnit) -> str:
-        """What requests lack together in an empty fleet, as far as counting tells; "" if it does not."""
+    def joint_shortage(self, unit: PlacementUnit) -> Fact | None:
+        """What requests lack together in an empty fleet; None if counting does not show it."""
         snapshot = self.snapshot
         return (
-            describe_excess(snapshot, unit)
-            or describe_competition(snapshot, unit, self.request_name)
-            or describe_amounts(snapshot, unit)
+            excess(snapshot, unit) or competition(snapshot, unit, self.request_name) or amounts_together(snapshot, unit)
         )
 
     def _lacks_amounts(self, unit: PlacementUnit) -> bool:
-        """Whether the sentence of ``lack`` is about amounts: counting shows no devices that are too few."""
-        amounts = describe_amounts(self.snapshot, unit)
-        return bool(amounts) and amounts == (self.shortage(unit, is_empty=True) or self.joint_shortage(unit))
+        """Whether ``lack`` is about amounts: counting shows no devices that are too few."""
+        short = self.shortage(unit, is_empty=True) or self.joint_shortage(unit)
+        return short is not None and short["code"] == Cause.AMOUNTS
 
-    def exhausted(self, unit: PlacementUnit) -> str:
+    def exhausted(self, unit: PlacementUnit) -> Fact:
         """Devices are free, and yet it does not fit."""
         question = self.question(unit, self.in_use)
         try:
             if shares_limits(question):
                 shared = apply_relaxations(question, self.shared_limits())
-                return _DRAWN if self.finder.works(shared) else NOT_TOGETHER
+                return fact(Cause.PARTS_TAKEN) if self.finder.works(shared) else NOT_TOGETHER
         except Undecided:
             pass
         return NOT_TOGETHER
 
-    def message(self, finding: Finding, funnels: Sequence[Funnel]) -> str:
-        """One sentence: how final it is, what stands in the way and would help, then the numbers of the request that is
-        worst off: lists and narrow terminals show the beginning."""
-        if finding.missing_drivers or finding.invalid_pools:
-            return f"{finding.verdict}: {finding.text}"
-        column = "matching" if finding.is_impossible else "free"
-        worst = min(
-            funnels,
-            key=lambda each: (getattr(each, column) - each.request.min_count, each.request.detail),
-            default=None,
-        )
-        counted = ""
-        if worst is not None:
-            numbers = self.funnel_dict(worst)
-            label = f"request {numbers['request']}: " if len(funnels) > 1 else ""
-            users = NO_USERS if finding.is_impossible else self.users(worst)
-            counted = label + describe_funnel(numbers, users, is_empty=finding.is_impossible)
-        return f"{finding.verdict}: {join_sentences(finding.text, counted, finding.other)}"
+    def as_data(self, finding: Finding, key: Key) -> dict[str, Any]:
+        """What an answer to a claim says of a finding, as JSON, and the sentence for who may see all of it."""
+        alternatives = [dict(edit.entry) for edit in finding.alternatives]
+        blockers = self.blockers(finding)
+        data = findings.Finding(finding.causes, blockers, alternatives, finding.caveats, "/".join(key))
+        return {"reason": finding.reason, "verdict": finding.verdict, **findings.as_json(data)}
 
-    def users(self, funnel: Funnel) -> Users:
-        """(the first of the claims that hold devices for a request, how many hold any)"""
-        holders = funnel.list_holders()
-        return ["/".join(claim) for claim, _ in holders[:SHOWN]], len(holders)
-
-    def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
-        return describe_remedy(edits, claims)
-
-    def ghosts_of(self, claims: Collection[Key]) -> str:
-        """Such as "default/a has card/whole, which is published no longer": why claims hold more than can be seen."""
+    def ghosts_of(self, claims: Collection[Key]) -> tuple[Fact, ...]:
+        """A device that one of the claims has and that is not published as it was: why they hold more than is seen."""
         devices, pools = self.snapshot.devices, self.snapshot.pools
         held = [
             (allocation.claim, device, pools[device.pool])
@@ -678,16 +654,15 @@ class Explainer(ABC):
             if device.ghost is not None
         ]
         if not held:
-            return ""
+            return ()
         claim, device, pool = held[0]
-        is_there = any(other.name == device.name and other.ghost is None for other in pool.devices)
-        how = "with less than it drew" if is_there else "no longer"
-        more = f" (and {len(held) - 1} more such)" if len(held) > 1 else ""
-        return f"{self.holder_title(claim)} has {pool.name}/{device.name}, which is published {how}{more}"
+        less = any(other.name == device.name and other.ghost is None for other in pool.devices)
+        holder, more = self.holder(claim), len(held) - 1 or None
+        return (fact(Cause.UNPUBLISHED, holder=holder, pool=pool.name, device=device.name, less=less, more=more),)
 
-    def holder_title(self, claim: Key) -> str:
-        """The name of a claim that holds something."""
-        return "/".join(claim)
+    def holder(self, claim: Key) -> Mapping[str, Any]:
+        """Who holds what a claim of the problem holds."""
+        return claim_ref(claim)
 
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""
@@ -695,7 +670,8 @@ class Explainer(ABC):
             {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}
             for key in finding.claims
         )
-        return [*(dict(edit.entry) for edit in finding.edits), *claims]
+        edits = [dict(edit.entry) for edit in finding.edits]  # a node of two members is one edit for each
+        return [*(each for number, each in enumerate(edits) if each not in edits[:number]), *claims]
 
 
 def _leave_no_request(edits: Sequence[Relaxation], unit: PlacementUnit) -> bool:
@@ -707,30 +683,3 @@ def _leave_no_request(edits: Sequence[Relaxation], unit: PlacementUnit) -> bool:
 def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:
     """Whether it is enough to uncordon devices and make nodes schedulable."""
     return bool(edits) and all(is_cordon_or_unschedulable(edit.entry) for edit in edits)
-
-
-def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
-    """Such as "it fits without the pin to node n1, but default/a is in the way now"; empty for nothing in the way.
-
-    What is asked of the reader is the change; where nodes are to be opened, releasing claims is one like it."""
-    if not edits:
-        return f"releasing {_claim_names(claims)} would make room" if claims else ""
-    words = [edit.words for edit in edits[:_MAX_NAMED]]
-    if len(edits) > _MAX_NAMED:
-        words.append(f"with {len(edits) - _MAX_NAMED} more changes")
-    are = "is" if len(claims) == 1 else "are"
-    if claims and are_about_schedulability(edits):
-        words.append(f"once {_claim_names(claims)} {are} released")
-        claims = ()
-    now = f", but {_claim_names(claims)} {are} in the way now" if claims else ""
-    return f"it fits {' and '.join(words)}{now}"
-
-
-def _claim_names(claims: Sequence[Key]) -> str:
-    names = ", ".join(f"{namespace}/{name}" for namespace, name in claims[:_MAX_NAMED])
-    return names if len(claims) <= _MAX_NAMED else f"{names} and {len(claims) - _MAX_NAMED} more claims"
-
-
-def join_sentences(*parts: str) -> str:
-    """The parts that say something, as one sentence."""
-    return "; ".join(part for part in parts if part)

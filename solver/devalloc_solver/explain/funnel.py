@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
+from devalloc.api.findings import Cause, Fact, agree_verb, count_devices, fact
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
 from devalloc_solver.explain.joint_counts import best_on_node
@@ -26,9 +27,6 @@ MAX_USERS = 20
 
 Step = tuple[str, int, tuple[str, ...], str | None]
 """(what, devices, first names, why it rejects the first one)"""
-Users = tuple[Sequence[str], int]
-"""(the names of the first claims that hold devices, how many hold any)"""
-NO_USERS: Users = ((), 0)
 Holders = tuple[tuple[Key, int], ...]
 
 
@@ -162,32 +160,24 @@ def count_unavailable(
     return taken, sum(usage.excludes(snapshot.devices[index]) for index in devices if index not in taken)
 
 
-def describe_shortage(
+def shortage(
     counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, pin: str | None
-) -> str:
-    """What the best node lacks, such as "no node has 2 free devices with one `numa` value (at most 1)".
-
-    Empty when counting alone does not show it.
-    """
-    match = match_attributes(demand, request)
-    free = "free " if held else ""
-    together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
+) -> Fact | None:
+    """What the best node lacks, of devices or of an amount; None if counting alone does not show it."""
+    match = (*match_attributes(demand, request),)
+    where: dict[str, Any] = {"node": pin, "free": bool(held), "attributes": match}
     if counts_whole_devices(request):
         best = max_on_node(counting.devices(demand, request, held), pin)
         if best < request.min_count:
-            return describe_missing(pin, f"{count_devices(request.min_count, free)}{together}", best)
+            return fact(Cause.TOO_FEW, wanted=request.min_count, most=str(best), **where)
     for name, amount in request.requests.items() if not request.portions else ():
         best = max_on_node(counting.amounts(demand, request, name, held), pin)
         if best < amount:
-            shown, count = request.spec.requests[name], request.max_count
-            on_devices = "" if count is None else f" on {count_devices(count)}"
-            return describe_missing(pin, f"{shown} of {free}{name}{on_devices}{together}", Quantity(best, shown.format))
-    return ""
-
-
-def describe_missing(pin: str | None, what: str, most: object) -> str:
-    """Such as "no node has 2 free devices (at most 1)"."""
-    return f"{f'node {pin} does not have' if pin else 'no node has'} {what} (at most {most})"
+            shown = request.spec.requests[name]
+            most = str(Quantity(best, shown.format))
+            amounts: dict[str, Any] = {"resource": name, "wanted": str(shown), "most": most}
+            return fact(Cause.TOO_LITTLE, **amounts, devices=request.max_count, **where)
+    return None
 
 
 def has_room_for(request: Request, snapshot: Snapshot, index: int, usage: Usage) -> bool:
@@ -203,42 +193,17 @@ def has_room_for(request: Request, snapshot: Snapshot, index: int, usage: Usage)
     return any(usage.free_blocks(device, name) > 0 for name in request.requests)
 
 
-def _agree_verb(what: str, count: int) -> str:
-    """ "are unavailable" -> "is unavailable" for one device."""
-    if count != 1:
-        return what
-    forms: Mapping[str, str] = {
-        "are": "is",
-        "have": "has",
-        "fail": "fails",
-        "differ": "differs",
-        "belong": "belongs",
-        "do": "does",
-        "skip": "skips",
-        "use": "uses",
-        "consume": "consumes",
-    }
-    first, _, rest = what.partition(" ")
-    return f"{forms.get(first, first)} {rest}"
-
-
 _STEPS_WITH_EXAMPLE = ("have a taint", "have too little", "do not offer", "are of a pool")
 """Steps of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
 
 
-def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_empty: bool = False) -> str:
-    """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1".
-
-    ``users``: of matching devices; ``is_empty``: where nothing is in use.
-    """
-    parts = [f"{step['count']} {_agree_verb(step['what'], step['count'])}{_example(step)}" for step in funnel["steps"]]
-    if funnel["inUse"] and not is_empty:
-        first, count = users
-        more = f" and {count - len(first)} more claims" if count > len(first) else ""
-        used = f"used by {', '.join(first)}{more}" if first else "in use"
-        parts.append(f"{funnel['inUse']} {'is' if funnel['inUse'] == 1 else 'are'} {used}")
-    if funnel["excluded"] and not is_empty:
-        parts.append(f"{funnel['excluded']} {_agree_verb(ARE_EXCLUDED, funnel['excluded'])}")
+def describe_funnel(funnel: Mapping[str, Any]) -> str:
+    """A row of a table, such as "8 of 12 devices are of another driver, 2 are in use"."""
+    parts = [f"{step['count']} {agree_verb(step['what'], step['count'])}{_example(step)}" for step in funnel["steps"]]
+    if funnel["inUse"]:
+        parts.append(f"{funnel['inUse']} {'is' if funnel['inUse'] == 1 else 'are'} in use")
+    if funnel["excluded"]:
+        parts.append(f"{funnel['excluded']} {agree_verb(ARE_EXCLUDED, funnel['excluded'])}")
     total = funnel["devices"]
     if not parts:
         matching = "the only device matches" if total == 1 else f"all {total} devices match"
@@ -252,6 +217,11 @@ def _example(step: Mapping[str, Any]) -> str:
     return f" ({step['example']})" if "example" in step and step["what"].startswith(_STEPS_WITH_EXAMPLE) else ""
 
 
-def count_devices(count: int, free: str = "") -> str:
-    """Such as "1 device", or "2 free devices"; ``free`` is the word before it."""
-    return f"{count} {free}{'device' if count == 1 else 'devices'}"
+def main_step(funnel: Funnel, counts: Callable[[str], bool] = lambda what: True) -> Fact | None:
+    """The rule that leaves out most devices, of those that count; None if none does."""
+    steps = (step for step in funnel.steps if counts(step[0]))
+    what, count, _, example = max(steps, key=lambda step: step[1], default=("", 0, (), None))
+    if not count:
+        return None
+    shown = example if what.startswith(_STEPS_WITH_EXAMPLE) else None
+    return fact(Cause.STEP, what=what, count=count, total=funnel.total, example=shown)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.quantity import Format, sum_text
 from devalloc_solver.bounds.node_counts import counts_whole_devices
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
@@ -14,7 +15,7 @@ from devalloc_solver.problem.snapshot import Snapshot
 MAX_SETS = 16
 """Different sets of matching devices that are compared with each other."""
 MAX_NAMED = 3
-"""Requests that a sentence names."""
+"""Requests that a cause names."""
 _TOO_MANY = 1 << 30
 _ALL = (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
 
@@ -41,19 +42,16 @@ def best_on_node(
     return max((count([*chain.from_iterable(map(groups.__getitem__, key))]) for key in keys), default=None)
 
 
-def describe_excess(snapshot: Snapshot, unit: PlacementUnit) -> str:
-    """That a claim would get more devices than a claim can have, wherever it goes; "" if counting does not show it."""
+def excess(snapshot: Snapshot, unit: PlacementUnit) -> Fact | None:
+    """That a claim would get more devices than it can have, wherever it goes; None if counting does not show it."""
     for demand in unit.demands:
         if demand.most is None or not any(request.mode in _ALL for request in demand.requests):
             continue  # what is asked for by number was counted before
         devices = {index for request in demand.requests for index in request.candidates.accepted}
         fewest = best_on_node(snapshot, devices, unit.pin, lambda some, of=demand: -_fewest(of, some))  # type: ignore[misc]
         if fewest is not None and demand.most < -fewest < _TOO_MANY:
-            return (
-                f"a claim can have {demand.most} devices, and this one would get {-fewest}; ask for a count, select "
-                "fewer, or split it"
-            )
-    return ""
+            return fact(Cause.TOO_MANY, limit=demand.most, count=-fewest)
+    return None
 
 
 def _fewest(demand: Demand, here: Collection[int]) -> int:
@@ -71,9 +69,8 @@ def _count(request: Request, here: Collection[int]) -> int:
     return sum(index in request.candidates.accepted for index in here)
 
 
-def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[[Request], str]) -> str:
-    """That requests want more devices together than match any of them, such as "requests a and b want 3 devices, and
-    no node has more than 2 that match"; "" if counting does not show it."""
+def competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[[Request], str]) -> Fact | None:
+    """That requests want more devices together than match any of them; None if counting does not show it."""
     details = [
         detail
         for demand in unit.demands
@@ -88,7 +85,7 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
             by_identity[key] = frozenset().union(*(request.candidates.accepted for request in detail))
         sets.setdefault(by_identity[key], []).append(detail)
     if len(details) < 2:
-        return ""
+        return None
     union = frozenset[int]().union(*sets)
     compared = {*sets, union} if len(sets) <= MAX_SETS else {union}
     for devices in sorted(compared, key=lambda one: (len(one), min(one, default=0))):
@@ -97,17 +94,15 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
         most = best_on_node(snapshot, devices, unit.pin, len) or 0
         if len(inside) > 1 and most < wanted:
             names = [request_name(detail[0]).partition("/")[0] for detail in details if detail in inside]
-            who = f"{len(inside)} requests"
-            if len(names) <= MAX_NAMED:
-                who = f"requests {', '.join(names[:-1])} and {names[-1]}"
-            where = f"node {unit.pin} has" if unit.pin else "no node has more than"
-            return f"{who} want {wanted} devices together, and {where} {most} that match"
-    return ""
+            few = names if len(names) <= MAX_NAMED else None
+            return fact(
+                Cause.COMPETITION, requests=few, count=len(inside), wanted=wanted, most=str(most), node=unit.pin
+            )
+    return None
 
 
-def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
-    """That amounts come to more than the devices of any node have, such as "requests want 600 of m together, and no
-    node has more than 592"; "" if counting does not show it."""
+def amounts_together(snapshot: Snapshot, unit: PlacementUnit) -> Fact | None:
+    """That amounts come to more than the devices of any node have; None if counting does not show it."""
     wanted: dict[str, list[tuple[int, Detail]]] = defaultdict(list)
     for detail in (detail for demand in unit.demands for detail in demand.details):
         for name, nano in _least_amounts(detail).items():
@@ -123,10 +118,9 @@ def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
 
         most = best_on_node(snapshot, devices, unit.pin, total) or 0
         if most < needed:
-            where = f"node {unit.pin} has" if unit.pin else "no node has more than"
             texts = [sum_text(nano, quantity_format(nano)) for nano in (needed, most)]
-            return f"{number} requests want {texts[0]} of {name} together, and {where} {texts[1]}"
-    return ""
+            return fact(Cause.AMOUNTS, count=number, resource=name, wanted=texts[0], most=texts[1], node=unit.pin)
+    return None
 
 
 def _least_amounts(detail: Detail) -> dict[str, int]:

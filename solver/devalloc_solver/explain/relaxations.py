@@ -25,8 +25,6 @@ class Relaxation:
     """Something to take away. ``entry`` is the blocker's JSON."""
 
     entry: Mapping[str, Any]
-    words: str
-    """completes "it fits ...", such as "without the pin to node n2" """
     apply: Callable[[FeasibilityQuestion], FeasibilityQuestion]
     order: int = 0
     """edits of the source (-1) come first, since the problem is decoded anew; edits of a claim's spec (0) come before
@@ -248,9 +246,6 @@ class UnitRelaxations(ABC):
         """Which request it is, or alternative of one, where the path is not enough."""
         return self.claim_entry(demand)
 
-    def of_claim(self, demand: Demand) -> str:
-        return f" of {'/'.join(self.claim_name(demand))}" if self._is_shared else ""
-
     @property
     def _is_shared(self) -> bool:
         return self.unit.group is not None or len(self.unit.demands) > 1
@@ -260,19 +255,17 @@ class UnitRelaxations(ABC):
 
     # -- edits of a claim ----------------------------------------------------------------------------------------------
 
-    def edit_demand(
-        self, demand: Demand, entry: Mapping[str, Any], words: str, change: Callable[[Demand], Demand]
-    ) -> Relaxation:
-        """A rule of the whole claim changed. ``entry`` and ``words`` do not say of which claim."""
+    def edit_demand(self, demand: Demand, entry: Mapping[str, Any], change: Callable[[Demand], Demand]) -> Relaxation:
+        """A rule of the whole claim changed. ``entry`` does not say of which claim."""
 
         def changed(other: Demand) -> Demand:
             return change(other) if other.key == demand.key else other
 
         entry = {"kind": entry["kind"], **self.claim_entry(demand), **entry}
-        return Relaxation(entry, words + self.of_claim(demand), lambda question: question.with_demands(changed))
+        return Relaxation(entry, lambda question: question.with_demands(changed))
 
     def edit_request(
-        self, demand: Demand, request: Request, entry: Mapping[str, Any], words: str, change: Callable[[Any], Any]
+        self, demand: Demand, request: Request, entry: Mapping[str, Any], change: Callable[[Any], Any]
     ) -> Relaxation:
         """A rule of one request, or alternative, changed; see ``edit_demand`` and ``judge_changed``."""
 
@@ -280,9 +273,7 @@ class UnitRelaxations(ABC):
             return self.judge_changed(other, now, change) if now.label == request.label else now
 
         entry = {"kind": entry["kind"], **self.request_entry(demand, request), **entry}
-        return Relaxation(
-            entry, words + self.of_claim(demand), lambda question: question.with_requests(changed, demand.key)
-        )
+        return Relaxation(entry, lambda question: question.with_requests(changed, demand.key))
 
     # -- what units of all dialects have -------------------------------------------------------------------------------
 
@@ -292,24 +283,19 @@ class UnitRelaxations(ABC):
 
     def _member(self, demand: Demand) -> Relaxation:
         name = self.claim_name(demand)
-        words = f"without member {'/'.join(name)} of the group" if self.unit.group else f"without {'/'.join(name)}"
         entry = {"kind": "member", "namespace": name[0], "name": name[1]}
-        return Relaxation(entry, words, lambda question: question.without_member(demand.key))
+        return Relaxation(entry, lambda question: question.without_member(demand.key))
 
     def pins(self) -> list[Relaxation]:
         """The node that the unit is bound to, and by which members of its group."""
         pin, bound_by = self.unit.pin, self.group.bound_by
         members = bound_by or [demand.key for demand in self.group.demands if demand.key in self.group.pinned_by]
-        names = ", ".join("/".join(key) for key in members)
         entry: dict[str, Any] = {"kind": "node", "node": pin}
         if members:
             listed = [{"namespace": namespace, "name": name} for namespace, name in members]
             entry["boundBy" if bound_by else "pinned"] = listed
-        words = f"without the pin to node {pin}{' of ' if members else ''}{names}"
-        if bound_by:
-            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
         released = frozenset(bound_by)
-        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
+        return [Relaxation(entry, lambda question: question.without(released).pinned(None))] if pin else []
 
     def requests(self) -> list[Relaxation]:
         """Whole requests."""
@@ -323,8 +309,7 @@ class UnitRelaxations(ABC):
         def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
             return question.with_requests(lambda _, request: None if request.detail == number else request, key)
 
-        words = f"without request {name}{self.of_claim(demand)}"
-        return Relaxation(entry, words, apply, alike=(key, detail_key(detail)))
+        return Relaxation(entry, apply, alike=(key, detail_key(detail)))
 
 
 def ask_for_the_same(unit: PlacementUnit) -> bool:

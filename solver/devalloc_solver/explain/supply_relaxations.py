@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.cordon import schedulability_remedy, unschedulable_reasons
+from devalloc.api.cordon import unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import sum_text
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -228,9 +228,8 @@ class SharedLimits:
     """What the devices of a pool share in a dialect."""
 
     entry: Mapping[str, str]
-    words: str
-    describe: Callable[[Pool, str, int, int], tuple[Mapping[str, Any], str]]
-    """entry and words of (pool, limit, what of it is needed and what of that is missing, in nano)"""
+    entry_of: Callable[[Pool, str, int, int], Mapping[str, Any]]
+    """of (pool, limit, what of it is needed and what of that is missing, in nano)"""
     is_limit: Callable[[str], bool] = lambda _: True
     """whether a resource of a pool is one of them"""
     limit_of: Callable[[str], str] = str
@@ -265,7 +264,7 @@ def relax_shared_limits(limits: SharedLimits) -> Relaxation:
             limits.nodes,
         )
 
-    return Relaxation(limits.entry, limits.words, apply, order=1, narrow=narrow)
+    return Relaxation(limits.entry, apply, order=1, narrow=narrow)
 
 
 def shares_limits(question: FeasibilityQuestion) -> bool:
@@ -332,9 +331,8 @@ def _raised_limits(
         worst[key] = max(worst.get(key, (0, 0)), (resource.nano + missing, missing))
     for (index, name), (needed, missing) in worst.items():
         pool = snapshot.pools[index]
-        entry, words = limits.describe(pool, name, needed, missing)
         raised = partial(_raise_limit, limits=limits, pool=pool, limit=name, nano=needed)
-        yield Relaxation(entry, words, raised, order=1)
+        yield Relaxation(limits.entry_of(pool, name, needed, missing), raised, order=1)
 
 
 def _raise_limit(
@@ -355,14 +353,13 @@ def _raise_limit(
     return question.with_pools(change).touching(pool)
 
 
-def _resource_entry(pool: Pool, name: str, needed: int, missing: int) -> tuple[dict[str, Any], str]:
+def _resource_entry(pool: Pool, name: str, needed: int, missing: int) -> dict[str, Any]:
     whole, shown = (sum_text(nano, quantity_format(nano)) for nano in (needed - missing, missing))
     entry = {"kind": "poolResource", "pool": pool.name, "node": pool.node, "resource": name}
-    words = f"with {shown} more of {name} in pool {pool.name} (which has {whole})"
-    return {**entry, "capacity": whole, "missing": shown}, words
+    return {**entry, "capacity": whole, "missing": shown}
 
 
-POOL_RESOURCES = SharedLimits({"kind": "poolResource"}, "with more of the pools' resources", _resource_entry)
+POOL_RESOURCES = SharedLimits({"kind": "poolResource"}, _resource_entry)
 
 
 def _mix_groups(pool: Pool) -> Relaxation:
@@ -371,7 +368,6 @@ def _mix_groups(pool: Pool) -> Relaxation:
 
     return Relaxation(
         {"kind": "compatibilityGroup", "pool": pool.name, "node": pool.node},
-        f"if pool {pool.name} allowed devices of different compatibility groups together",
         lambda question: question.with_pools(change).touching(pool),
         order=1,
     )
@@ -403,8 +399,7 @@ def release_withheld(devices: Sequence[Device], accepts: AcceptsDevice) -> Relax
 
         return fewest_on_nodes(question, finder, offered(question), used)
 
-    words = "once unavailable devices are available"
-    return Relaxation({"kind": "unavailable"}, words, offered, order=1, narrow=narrow)
+    return Relaxation({"kind": "unavailable"}, offered, order=1, narrow=narrow)
 
 
 def _with_devices_offered(
@@ -473,20 +468,18 @@ def _make_node_schedulable(
     snapshot: Snapshot, node: str, devices: Sequence[Device], accepts: AcceptsDevice
 ) -> Relaxation:
     pool, why = snapshot.pools[devices[0].pool], str(devices[0].unavailable)
-    words = schedulability_remedy(node, why)
     change = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_make_available)
     entry = {"kind": "unavailable", "node": node, "why": why}
-    return Relaxation(entry, words, lambda question: change(question).touching(pool), order=1)
+    return Relaxation(entry, lambda question: change(question).touching(pool), order=1)
 
 
 def _offer_device(snapshot: Snapshot, device: Device, accepts: AcceptsDevice) -> Relaxation:
     """One device made available."""
     pool = snapshot.pools[device.pool]
     entry = {"kind": "unavailable", "pool": pool.name, "node": pool.node, "device": device.name}
-    words = f"once {pool.name}/{device.name} is available ({device.unavailable})"
     change = partial(_with_devices_offered, devices=[device], accepts=accepts, change=_make_available)
     entry["why"] = device.unavailable
-    return Relaxation(entry, words, lambda question: change(question).touching(pool), order=1)
+    return Relaxation(entry, lambda question: change(question).touching(pool), order=1)
 
 
 def _define_resource(
@@ -496,10 +489,9 @@ def _define_resource(
     pool = snapshot.pools[index]
     users = [d for d in devices if (d.pool, d.undefined) == (index, name)]
     entry: dict[str, object] = {"kind": "undefinedResource", "pool": pool.name, "node": pool.node, "resource": name}
-    words = f"once pool {pool.name} defines {name}, which its device {users[0].name} requests"
     change = partial(_with_devices_offered, devices=users, accepts=accepts, change=_define_resources)
     return Relaxation(
-        {**entry, "devices": [d.name for d in users]}, words, lambda question: change(question).touching(pool), order=1
+        {**entry, "devices": [d.name for d in users]}, lambda question: change(question).touching(pool), order=1
     )
 
 

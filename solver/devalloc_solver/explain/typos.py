@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.problems import closest_match
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Node
-from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 
@@ -26,7 +26,7 @@ MAX_VALUES = 1_000
 MAX_EXPRESSIONS = 1_000
 """Expressions whose typing errors are remembered; when there are more, all are forgotten."""
 SHOWN = 3
-"""Typing errors that one message lists."""
+"""Typing errors that one finding lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Typo:
 
     path: str
     """of the field, below the claim; empty where it is not known"""
-    words: str
+    cause: Fact
     written: str
     suggestion: str | None
     """what stands there as it was most likely meant, or None where that cannot be told"""
@@ -120,14 +120,15 @@ class UnitTypos(ABC):
         """The edit with what was most likely meant, if what it takes away was mistyped, and the dialect says where."""
         return edit
 
-    def of_unit(self, unit: PlacementUnit, ends: float | None) -> list[str]:
-        """The first ones of a unit, in words. After the monotonic time ``ends`` no more are looked for."""
-        texts: dict[str, None] = {}
+    def of_unit(self, unit: PlacementUnit, ends: float | None) -> list[Fact]:
+        """The first ones of a unit. After the monotonic time ``ends`` no more are looked for."""
+        causes: list[Fact] = []
         for typo in (typo for demand in unit.demands for typo in self.of_demand(demand)):
-            texts[typo.words] = None
-            if ends is not None and time.monotonic() > ends:
+            if typo.cause not in causes:
+                causes.append(typo.cause)
+            if len(causes) == SHOWN or (ends is not None and time.monotonic() > ends):
                 break
-        return [*texts][:SHOWN]
+        return causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def mistyped_name(
     total: int,
     *,
     path: str = "",
-    what: str = "",
+    what: str | None = None,
     rare: float = 0.0,
     nearest: Callable[[str, Collection[str]], str | None] = closest_match,
 ) -> Typo | None:
@@ -179,8 +180,7 @@ def mistyped_name(
     near = nearest(name, [other for other, number in having.items() if number > max(count, rare * total)])
     if near is None or near == name:
         return None
-    message = f"{what}`{name}` exists on {count} of {count_devices(total)}; did you mean `{near}`?"
-    return Typo(path, message, name, near)
+    return Typo(path, fact(Cause.UNKNOWN_NAME, name=name, what=what, count=count, total=total, near=near), name, near)
 
 
 def mistyped_comparison(
@@ -210,13 +210,15 @@ def _mistyped_text(name: str, literal: str, values: Collection[str], total: int,
     as_word = [] if is_case else [value for value in wider if word.search(value)]
     near = None if as_word else closest_match(literal, values) or _longest_word_match(literal, values)
     wider = as_word or wider
-    there = f"`{name}` is {literal!r} on 0 of {count_devices(total)}"
+    there: dict[str, Any] = {"name": name, "value": literal, "total": total}
     if near is not None:
-        return None if near == literal else Typo("", f"{there}; did you mean {near!r}?", repr(literal), repr(near))
+        cause = fact(Cause.UNKNOWN_VALUE, **there, near=near)
+        return None if near == literal else Typo("", cause, repr(literal), repr(near))
     if not wider:
         return None
     part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
-    return Typo("", f"{there}, and part of {wider[0]!r}: write {access}.contains({part!r})", repr(literal), None)
+    cause = fact(Cause.UNKNOWN_VALUE, **there, whole=wider[0], write=f"{access}.contains({part!r})")
+    return Typo("", cause, repr(literal), None)
 
 
 def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
@@ -226,23 +228,24 @@ def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
 
 
 def _mistyped_type(name: str, literal: object, count: int, other: str, types: TypeNames) -> Typo | None:
-    there = f"`{name}` is {types.article}{other} on {count_devices(count)}"
+    there: dict[str, Any] = {"name": name, "type": f"{types.article}{other}", "count": count}
     shown = repr(literal) if isinstance(literal, str) else str(literal).lower()
     meant, advice = None, ""
     if isinstance(literal, str):
         if (parse := types.parsers.get(other)) is not None:
             fault = _format_error(parse, literal)
-            return None if fault is None else Typo("", f"{there}, and {shown} {fault}", literal, None)
+            cause = fact(Cause.WRONG_TYPE, **there, literal=shown, fault=fault)
+            return None if fault is None else Typo("", cause, literal, None)
         is_bare = {"number": _is_number(literal), "int": _is_number(literal), "bool": literal in ("true", "false")}
         meant = literal if is_bare.get(other) else None
-        advice = f"; write {meant} without quotes" if meant else ""
+        advice = f"write {meant} without quotes" if meant else ""
     elif other == types.names[str]:
         meant = f"'{shown}'"
-        advice = f"; write {meant} in quotes"
+        advice = f"write {meant} in quotes"
     elif other in types.parsers:
-        advice = f"; write it as {types.article}{other} in quotes"
-    message = f"{there}, and is compared with the {types.of(literal)} {shown}{advice}"
-    return Typo("", message, shown, meant)
+        advice = f"write it as {types.article}{other} in quotes"
+    cause = fact(Cause.WRONG_TYPE, **there, literal=shown, of=types.of(literal), advice=advice or None)
+    return Typo("", cause, shown, meant)
 
 
 def _is_number(text: str) -> bool:

@@ -309,7 +309,7 @@ def _member_messages(unit: _Unit, why: Mapping[ClaimKey, Refusal]) -> dict[Claim
     guilty = min(why)
     others = (
         Reason.GROUP_UNSATISFIABLE,
-        f"its group is all-or-nothing, and claim {'/'.join(guilty)} cannot have its devices: {why[guilty][1]}",
+        f"{'/'.join(guilty)} of its group gets nothing: {why[guilty][1]}",
     )
     return {key: why.get(key, others) for key in unit.keys}
 
@@ -385,8 +385,8 @@ def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[C
             if named := sorted(admin & _class_names(member)):
                 why[ClaimView(member).key] = (
                     Reason.ADMIN_ACCESS_DENIED,
-                    f"class {named[0]} gives admin access, which namespace {namespace} does not allow; "
-                    f'an admin must label it {meta.ADMIN_ACCESS}: "true"',
+                    f"class {named[0]} gives admin access; "
+                    f'an admin must label namespace {namespace} {meta.ADMIN_ACCESS}: "true"',
                 )
         if why:
             denied |= _member_messages(_Unit(members, {}), why)

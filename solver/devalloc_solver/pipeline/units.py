@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, message_of, text_fact
 from devalloc.api.meta import NODE
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance, Bound, OutOfTime, evaluate_in_turns
@@ -23,7 +24,7 @@ class RejectedClaim:
 
     key: Key
     reason: Reason
-    message: str
+    causes: tuple[Fact, ...]
     group: str | None = None
     status: DeviceClaimStatus | None = None
     """What a DeviceClaim holds all the same: an invalid claim keeps the devices it was given (S13)."""
@@ -37,6 +38,17 @@ class RejectedClaim:
     """what its expressions exceeded"""
 
     @property
+    def text(self) -> str:
+        """The causes at length."""
+        return message_of(Finding(self.causes, self.blockers), AT_LENGTH)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What an answer says of it, as JSON."""
+        message = message_of(Finding(self.causes, self.blockers))
+        return {"message": message, "verdict": self.reason.verdict, "causes": [*map(dict, self.causes)]}
+
+    @property
     def holds_devices(self) -> bool:
         return self.status is not None or self.allocation is not None
 
@@ -45,12 +57,12 @@ class RejectedClaim:
         if self.holds_devices:
             entries = () if self.status is None else self.status.allocations
             held = tuple(entry.to_manifest() for entry in entries) if self.allocation is None else self.allocation
-            return held_answer(self.key, self.node, held, warnings=(f"{self.reason}: {self.message}",))
+            return held_answer(self.key, self.node, held, warnings=(f"{self.reason}: {self.text}",))
         return ClaimAnswer(
             *self.key,
             allocated=False,
             reason=self.reason,
-            message=self.message,
+            **self.data,
             blockers=self.blockers,
             exceeded=self.exceeded,
         )
@@ -84,7 +96,7 @@ class UnitRules(Generic[WaitingT, MemberT]):
     """the unit of a claim without a group"""
     node_of: Callable[[MemberT], str | None]
     """the node of a claim that holds devices"""
-    agreeing: Callable[[list[Demand], Sequence[MemberT]], list[Demand] | str] = lambda members, _: members
+    agreeing: Callable[[list[Demand], Sequence[MemberT]], list[Demand] | Fact] = lambda members, _: members
     """the members, limited to devices that agree with those that others hold; or how these differ themselves"""
 
 
@@ -116,14 +128,13 @@ def build_units(
         if isinstance(unit, PlacementUnit):
             units.append(unit)
         else:
-            refused += [RejectedClaim(d.key, Reason.GROUP_UNSATISFIABLE, unit, group[1]) for d in members]
+            refused += [RejectedClaim(d.key, Reason.GROUP_UNSATISFIABLE, (unit,), group[1]) for d in members]
     return units, refused
 
 
 def timeout_rejection(claim: GroupMember, why: OutOfTime) -> RejectedClaim:
     """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{Reason.SEARCH_LIMIT.verdict}: {why}"
-    return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, message, claim.group, exceeded=why.bound)
+    return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, (text_fact(str(why)),), claim.group, exceeded=why.bound)
 
 
 def _by_group(claims: Iterable[MemberT]) -> Mapping[Key, list[MemberT]]:
@@ -141,13 +152,14 @@ def _group_unit(
     rejected: Sequence[RejectedClaim],
     allocated: Sequence[MemberT],
     rules: UnitRules[Any, MemberT],
-) -> PlacementUnit | str:
+) -> PlacementUnit | Fact:
     """The unit of a group, or why none of its members can be placed."""
     namespace, name = group
     failing = [one for one in rejected if not one.holds_devices and one.reason is not Reason.DELETING]
     if failing:
         first = min(failing, key=lambda one: one.key)
-        return f"member {'/'.join(first.key)} of group {name} fails: {first.reason}: {first.message}"
+        why: dict[str, Any] = {"reason": str(first.reason), "cause": dict(first.causes[0])}
+        return fact(Cause.MEMBER_FAILS, group=name, member=claim_ref(first.key), **why)
     bound = [(demand.key, demand.claim.pinned_node) for demand in members]
     bound += [(claim.key, rules.node_of(claim)) for claim in allocated]
     # An invalid member that holds devices is not solved, and fixes the node all the same.
@@ -157,10 +169,10 @@ def _group_unit(
         if node:
             pins[node].add(key[1])
     if len(pins) > 1:
-        text = ", ".join(f"{node} ({', '.join(sorted(names))})" for node, names in sorted(pins.items()))
-        return f"members of group {name} are bound to different nodes: {text}; see the annotation {NODE}"
+        nodes = [{"node": node, "members": sorted(names)} for node, names in sorted(pins.items())]
+        return fact(Cause.MEMBERS_APART, group=name, nodes=nodes, see=NODE)
     pin, names = next(iter(pins.items()), (None, set()))
     agreeing = rules.agreeing(members, allocated)
-    if isinstance(agreeing, str):
-        return f"members of group {name} that hold devices already {agreeing}"
+    if not isinstance(agreeing, list):
+        return {**agreeing, "group": name}
     return PlacementUnit(tuple(agreeing), name, pin, frozenset((namespace, one) for one in names))

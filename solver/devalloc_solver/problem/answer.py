@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.findings import Fact
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.problem.allocations import Key, LostDevice
@@ -27,13 +28,22 @@ class ClaimAnswer:
     reason: str | None = None
     """a code of ``devalloc.api.reasons.Reason``"""
     message: str | None = None
+    """of ``causes`` and ``blockers``, for who may see all names (``devalloc.api.findings.message_of``)"""
+    verdict: str | None = None
+    """how final the reason is"""
+    causes: Sequence[Fact] = ()
+    """what stands in the way, the most telling first"""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""
     configs: Mapping[str, Any] = field(default_factory=dict)
     """what ``devalloc_solver.dialects.device_claims.answers.config_entries`` says"""
     warnings: tuple[str, ...] = ()
     funnel: tuple[dict[str, Any], ...] = ()
-    blockers: tuple[dict[str, Any], ...] = ()
+    blockers: Sequence[Mapping[str, Any]] = ()
+    alternatives: Sequence[Mapping[str, Any]] = ()
+    """edits of which each would do instead of the blockers"""
+    caveats: Sequence[str] = ()
+    """what is not certain of the blockers"""
     lost: tuple[LostDevice, ...] = ()
     """allocated devices that exist no more (``DeviceLost``)"""
     missing_drivers: tuple[str, ...] = ()
@@ -62,11 +72,15 @@ class ClaimAnswer:
             "message": self.message,
         }
         where_something_to_say = {
+            "verdict": self.verdict,
+            "causes": list(self.causes),
             "annotations": dict(self.annotations),
             **self.configs,
             "warnings": list(self.warnings),
             "funnel": list(self.funnel),
             "blockers": list(self.blockers),
+            "alternatives": list(self.alternatives),
+            "caveats": list(self.caveats),
             "lost": list(self.lost),
             "missingDrivers": list(self.missing_drivers),
             "invalidPools": list(self.invalid_pools),

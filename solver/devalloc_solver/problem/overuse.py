@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, message_of
 from devalloc.api.problems import Problem
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.snapshot import Snapshot
@@ -24,7 +25,7 @@ P = TypeVar("P", bound=Hashable)
 Amounts = Mapping[str, int]
 """Nano units of each resource."""
 _NAMED = 8
-"""Claims that a message names."""
+"""Claims and devices that a cause names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,35 +109,30 @@ def _owners(held: Iterable[DeviceHold[D]]) -> tuple[Claim, ...]:
     return tuple(sorted({hold.claim for hold in held}))
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
+# -- as data -----------------------------------------------------------------------------------------------------------
 
 
-def describe_overuse(overuse: Overuse[D], device: Callable[[D], str], claim: Callable[[Claim], str] = "/".join) -> str:
-    """A sentence that names what is held and by which claims, and what to do."""
-    names = [claim(each) for each in overuse.claims[:_NAMED]]
-    more = len(overuse.claims) - len(names)
-    names += [f"{more} more"] if more else []
-    claims = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def overuse_cause(
+    overuse: Overuse[D], device: Callable[[D], str], holder: Callable[[Claim], Mapping[str, Any]]
+) -> Fact:
+    """What is held, and by whom."""
     titles = [*dict.fromkeys(map(device, overuse.devices))]  # a device and its ghost have one
-    devices = titles[:_NAMED]
+    held: dict[str, Any] = {"devices": titles[:_NAMED], "moreDevices": max(0, len(titles) - _NAMED) or None}
+    held |= {"holders": [*map(holder, overuse.claims[:_NAMED])], "more": max(0, len(overuse.claims) - _NAMED) or None}
     if overuse.resource is None:
-        return f"device {devices[0]} has several owners: {claims}; release all but one of them"
-    held = "holds" if len(overuse.claims) == 1 else "hold"
-    if not overuse.is_of_pool:
-        what = f"more of its {overuse.resource} than it has"
-        return f"device {devices[0]} is over-committed: {claims} {held} {what}; release some of them"
-    rest = len(titles) - len(devices)
-    devices += [f"{rest} more"] if rest else []
-    what = f"draw more {overuse.resource} than their pool has"
-    return f"devices {', '.join(devices)} {what}: {claims} {held} them; release some of them"
+        return fact(Cause.SEVERAL_OWNERS, **held)
+    return fact(Cause.OVER_DRAWN if overuse.is_of_pool else Cause.OVER_COMMITTED, **held, resource=overuse.resource)
 
 
 def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable[[D], str]) -> Iterator[Problem]:
     """One of each claim that is concerned."""
     for overuse in overuses:
-        message = describe_overuse(overuse, device)
+        cause = overuse_cause(overuse, device, lambda claim: claim_ref((claim[-2], claim[-1])))
+        message = message_of(Finding([cause]), AT_LENGTH)
         for *_, namespace, name in overuse.claims:
-            yield Problem(message, path="status", kind=kind, namespace=namespace, name=name, severity="warning")
+            yield Problem(
+                message, path="status", kind=kind, namespace=namespace, name=name, severity="warning", cause=cause
+            )
 
 
 # -- of a snapshot -----------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def _count_copies(prepared: UnsolvedProblem[Any], key: tuple[str, str], ends: fl
     for refused in prepared.refused:
         if refused.key == key:
             is_certain = refused.reason != Reason.SEARCH_LIMIT
-            return Capacity(0, is_certain, {}, str(refused.reason), refused.message)
+            return Capacity(0, is_certain, {}, str(refused.reason), refused.text)
     unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
     networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
     if networked or not prepared.snapshot.nodes:

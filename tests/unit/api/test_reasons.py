@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
+from devalloc.api.findings import CAVEATS, Cause
 from devalloc.api.reasons import Reason, find_reason, is_transient_reason
 from devalloc_solver.answer_types import BlockerKind
 from tests.support.repository import REPO
@@ -61,10 +62,9 @@ def test_the_guides_list_no_code_that_the_table_lacks() -> None:
     }
 
 
-def test_the_guide_explains_each_verdict_that_messages_begin_with() -> None:
+def test_the_guide_explains_each_verdict() -> None:
     page = (REPO / "docs" / "reasons.md").read_text()
-    homes = ("/explain/", "/relaxations.py")
-    explained = {one for one in Reason if any(home in module for module in one.decided_in for home in homes)}
+    explained = {reason for reason in Reason if reason.verdict}
     assert len(explained) >= 11
     assert [reason for reason in explained if f"| `{reason.verdict}` |" not in page] == []
 
@@ -88,6 +88,20 @@ def test_transient_are_the_codes_of_claims_that_others_of_their_batch_won_agains
     assert is_transient_reason("LostToCompetition")
     assert not is_transient_reason("DevicesInUse")
     assert not is_transient_reason("Unheard")
+
+
+def test_each_cause_and_each_caveat_is_in_the_guide() -> None:
+    guide = (REPO / "docs" / "reasons.md").read_text()
+    causes = guide[guide.index("## Causes") :]
+    assert [cause.value for cause in Cause if f"`{cause}`" not in causes] == []
+    listed = {
+        code
+        for line in causes.splitlines()
+        if line.startswith("| `")
+        for code in re.findall(r"`(\w+)`", line.split(" | ")[0])
+    }
+    assert listed == {cause.value for cause in Cause}
+    assert [caveat for caveat in CAVEATS if f"| `{caveat}` |" not in guide] == []
 
 
 def test_each_kind_of_blocker_is_in_the_guide() -> None:

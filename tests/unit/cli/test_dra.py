@@ -128,7 +128,7 @@ def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: She
 
     assert output.code == 3
     table = [line.split() for line in output.out.splitlines()]
-    assert ["1", "of", "those", "are", "in", "use"] in table
+    assert ["1", "of", "those", "are", "in", "use", "default/done", "(1)"] in table
     assert ["claim", "default/done", "(priority", "0)"] in table
 
 

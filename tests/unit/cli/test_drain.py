@@ -107,13 +107,13 @@ def test_the_plan_says_why_a_machine_would_wait(devalloc: Shell, is_cordoned_too
     if is_cordoned_too:
         devalloc("cordon", "node/place-b")
     before = devalloc("get", "vms", "-o", "json").json
-    for words, cure in ((("drain",), "uncordoned"), (("fence",), "unfenced")):
+    for words, cure in ((("drain",), "uncordon"), (("fence",), "unfence")):
         shown = devalloc(*words, "node/place-a", "--dry-run")
         assert (shown.code, shown.err) == (0, "")
         for name in ("cache", "trainer"):
             (line,) = (line for line in shown.out.splitlines() if f"default/{name}: " in line)
             assert line.startswith(f"virtualmachine default/{name}: will leave place-a and wait: ")
-            assert f"it fits once node place-a is {cure}" in line
+            assert f"{cure} node place-a" in line
     assert devalloc("get", "vms", "-o", "json").json == before
     forced = devalloc("drain", "node/place-a", "--dry-run", "--force").out
     assert "virtualmachine default/trainer: will stop, leave place-a and wait: " in forced

@@ -221,15 +221,14 @@ def test_a_claim_names_the_policy_of_its_machine_and_no_annotation_that_no_one_w
     (match,) = (one for one in blockers if one["kind"] == "matchAttribute")
     stored = devalloc("get", "dclaim/card", "-o", "yaml").out
     if own:
-        assert "without `numa` in metadata.annotations[devalloc.io/group-match]" in shown
+        assert "drop `numa` from metadata.annotations[devalloc.io/group-match] and " in shown
         assert "machine" not in match
         return
-    assert "without `numa` in spec.numaPolicy of machine default/web" in shown
-    assert "with at most 2 of cpu of machine default/web" in shown
+    assert "drop `numa` from spec.numaPolicy of machine default/web" in shown
+    assert "ask for at most 2 of cpu in spec.cpu of machine default/web" in shown
     assert "machine default/web: spec.cpu: 4, at most 2 fits\n" in shown
     assert "machine default/web: numa in spec.numaPolicy\n" in shown
     assert "virtualmachine.devalloc.io" not in shown
-    assert "spec.numaPolicy of machine default/web" in " ".join(stored.split())
     assert "group-match" not in shown + stored + devalloc("explain", "vm/web").out
     assert (match["path"], match["machine"]) == ("spec.numaPolicy", "default/web")
 
@@ -269,7 +268,7 @@ def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> No
     assert devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"))).code == 0
     output = devalloc("explain", "gpu")
     assert output.code == 3
-    assert "no valid DevicePool exists; there are no devices\n" in output.out
+    assert "\nno valid DevicePool exists\n" in output.out
     assert "In the way" not in output.out
     assert "What to do: Publish devices: run `devalloc up`" in output.out
     group = [gpu_claim(name, group="g") for name in ("a", "b")]

@@ -190,7 +190,7 @@ class TestCounts:
             "c": "GroupUnsatisfiable",
         }
         assert "2 claims of its group may get up to 4" in annotations(store, "a")["message"]
-        assert "claim default/a cannot have its devices: quota" in annotations(store, "c")["message"]
+        assert "default/a of its group gets nothing: quota" in annotations(store, "c")["message"]
 
     def test_a_machine_waits_with_its_claims_and_says_why(self, store: SQLiteStore) -> None:
         small = machine("web", "1", "1Gi")
@@ -358,8 +358,7 @@ class TestAdminAccess:
             "a": "GroupUnsatisfiable",
         }
         assert annotations(watched, "w")["message"] == (
-            "class watch gives admin access, which namespace default does not allow; "
-            'an admin must label it devalloc.io/admin-access: "true"'
+            'class watch gives admin access; an admin must label namespace default devalloc.io/admin-access: "true"'
         )
         labelled = watched.get("Namespace", None, "default")
         metadata = {**labelled["metadata"], "labels": {"devalloc.io/admin-access": "true"}}

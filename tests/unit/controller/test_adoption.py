@@ -16,6 +16,7 @@ from devalloc.api.adopted_pools import (
     rule_manifest,
     rule_name,
 )
+from devalloc.api.findings import Cause, Finding, fact, message_of
 from devalloc.controller.overview import build_overview
 from devalloc.controller.reconcile.resource_claims import adoption
 from devalloc.controller.reconcile.resource_claims.adoption import Adoption, PolicyProbe
@@ -312,15 +313,14 @@ def test_the_taint_of_the_rule_is_not_for_devalloc_and_all_others_are() -> None:
 
 
 def test_where_nothing_is_adopted_the_drivers_with_devices_are_named() -> None:
-    lack = "impossible even on an empty fleet: no device matches; "
     state, claim = ClusterState(), resource_claim("c")
 
     def explained(*slices: Object) -> str:
         state.look(slices)
-        return state.explain_lack("NoMatchingDevices", f"{lack}there are no devices", [claim])[1]
+        return message_of(state.explain_lack("NoMatchingDevices", Finding([fact(Cause.NO_DEVICES)]), [claim])[1])
 
-    assert explained() == f"{lack}there are no devices"
-    assert explained(gpu_slice()) == f"{lack}none is adopted of the drivers with devices (gpu.example.com)"
+    assert explained() == "there are no devices"
+    assert explained(gpu_slice()) == "none is adopted of the drivers with devices (gpu.example.com)"
 
 
 def test_devices_of_no_single_node_stay_out() -> None:

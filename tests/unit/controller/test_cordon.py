@@ -201,8 +201,7 @@ class TestNodes:
         put(store, "node/m", WHY)
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["reason"] == "NodesCordoned"
-        assert status(store, "web")["message"].startswith("impossible now: it fits once node ")
-        assert " is uncordoned (" in status(store, "web")["message"]
+        assert status(store, "web")["message"].startswith("uncordon node ")
         change(store, node())
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "n"
@@ -355,12 +354,15 @@ class TestNames:
 @pytest.mark.parametrize(
     ("why", "remedies"),
     [
-        ("cordoned: node, by root: old; loud", ["is uncordoned"]),
-        ("cordoned: node, by root; node is cordoned by kubectl", ["is uncordoned", "is uncordoned"]),
-        ("fenced: node, by root; cordoned: node, by root", ["is unfenced", "is uncordoned"]),
+        ("cordoned: node, by root: old; loud", ["uncordon node {node}"]),
+        ("cordoned: node, by root; node is cordoned by kubectl", ["uncordon node {node}", "uncordon node {node}"]),
+        ("fenced: node, by root; cordoned: node, by root", ["unfence node {node}", "uncordon node {node}"]),
         ("fenced: node, by root; cordoned: by root", []),
-        ("cordoned: node, by root; cordoned: node, by root; node is not Ready (Gone)", ["is uncordoned", "is Ready"]),
-        ("node has taint a=b:NoSchedule", ["has no such taint"]),
+        (
+            "cordoned: node, by root; cordoned: node, by root; node is not Ready (Gone)",
+            ["uncordon node {node}", "wait until node {node} is Ready"],
+        ),
+        ("node has taint a=b:NoSchedule", ["remove the taint of node {node}"]),
         ("cordoned: by root", []),
         ("cordoned: by root; node, by root", []),
         ("unhealthy: Xid 79; cordoned: node, by root", []),

@@ -1,41 +1,165 @@
-"""Messages for a tenant name no claims of others, and all else that it named before."""
+"""Sentences for a tenant name no claims and machines of others, and all else that they name to an admin."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from devalloc.controller.reconcile.decision import redact
+from devalloc.api.findings import ADMIN, AT_LENGTH, Cause, Finding, Reader, claim_ref, fact, message_of, visible
+from tests.support.examples import examples
 
-OWNERS = {("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2"), ("team-c", "third")}
+Ref = Mapping[str, Any]
+OWN, SECRET, PLAN = ("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2")
+TENANT = Reader("team-a")
+FULL = fact(Cause.TOO_FEW, wanted=2, most="1", free=True)
+
+
+def holder(key: tuple[str, str], kind: str = "claim", **more: Any) -> Ref:
+    return {**claim_ref(key, kind), "priority": 0, **more}
 
 
 @pytest.mark.parametrize(
-    ("message", "shown"),
+    ("blockers", "remedy"),
     [
-        ("no node has 4 devices", "no node has 4 devices"),
-        ("2 are used by team-a/own", "2 are used by team-a/own"),
-        ("1 is used by team-b/secret; more", "1 is used by a claim of another namespace; more"),
-        ("used by team-b/secret, team-c/third", "used by 2 claims of other namespaces"),
+        ([holder(OWN)], "release team-a/own"),
+        ([holder(SECRET)], "wait for a claim of another namespace"),
+        ([holder(SECRET), holder(PLAN)], "wait for 2 claims of other namespaces"),
+        ([holder(SECRET, "machine")], "wait for a machine of another namespace"),
+        ([holder(SECRET, "machine"), holder(PLAN)], "wait for 2 claims and machines of other namespaces"),
+        ([holder(SECRET), holder(OWN)], "release team-a/own and wait for a claim of another namespace"),
         (
-            "used by team-b/secret, team-b/plan.v2 and 4 more claims",
-            "used by 2 claims of other namespaces and 4 more claims",
+            [{"kind": "node", "node": "n", "path": "spec.nodeName"}, holder(SECRET)],
+            "drop spec.nodeName, and wait for a claim of another namespace",
         ),
-        ("used by team-a/own, team-b/secret", "used by team-a/own, a claim of another namespace"),
-        ("used by team-b/secret (2), team-a/own (1)", "used by a claim of another namespace, team-a/own (1)"),
-        ("releasing machine team-b/secret would make room", "releasing a claim of another namespace would make room"),
-        (
-            "DeviceClaim team-a/own and DeviceClaim team-b/secret",
-            "DeviceClaim team-a/own and a claim of another namespace",
-        ),
-        ("device pool-1/0000-17-00-0 is cordoned", "device pool-1/0000-17-00-0 is cordoned"),
-        ("attribute team-b/secret/x, a.team-b/secret", "attribute team-b/secret/x, a.team-b/secret"),
+        ([holder(SECRET, "machine", idle="DiskInUse")], "wait for a machine of another namespace"),
     ],
 )
-def test_messages(message: str, shown: str) -> None:
-    assert redact(message, "team-a", lambda *key: key in OWNERS) == shown
+def test_a_tenant_releases_its_own_and_waits_for_others(blockers: Sequence[Ref], remedy: str) -> None:
+    assert message_of(Finding([FULL], blockers), TENANT) == f"no node has 2 free devices (at most 1); {remedy}"
 
 
-def test_two_claims_of_one_message_are_never_taken_for_one() -> None:
-    """However they are joined, all others are hidden."""
-    for joint in (", ", " and ", "; ", " or ", "\n", ": "):
-        assert "team-b" not in redact(joint.join(["team-b/secret", "team-b/plan.v2"]), "a", lambda *key: key in OWNERS)
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (
+            fact(Cause.UNPUBLISHED, holder=claim_ref(SECRET), pool="pool-1", device="0000-17-00-0"),
+            "a claim of another namespace has pool-1/0000-17-00-0, which is published no longer",
+        ),
+        (
+            fact(Cause.SEVERAL_OWNERS, devices=["pool-1/d0"], holders=[claim_ref(OWN), claim_ref(SECRET)]),
+            "device pool-1/d0 has several owners: team-a/own and a claim of another namespace",
+        ),
+        (
+            fact(Cause.OVER_COMMITTED, devices=["p/d"], resource="memory", holders=[*map(claim_ref, (SECRET, PLAN))]),
+            "device p/d is over-committed: 2 claims of other namespaces hold more of its memory than it has",
+        ),
+    ],
+)
+def test_causes_count_the_holders_that_a_tenant_does_not_see(cause: Ref, text: str) -> None:
+    assert message_of(Finding([cause]), Reader("team-a", width=None)).startswith(text)
+
+
+def test_no_cut_of_names_hides_what_a_tenant_waits_for() -> None:
+    edit = {"kind": "request", "request": "r" * 60}
+    shown = message_of(Finding([fact(Cause.NO_DEVICES)], [edit, holder(SECRET)]), TENANT)
+    assert shown.endswith(", and wait for a claim of another namespace"), shown
+    assert "…" in shown
+
+
+def test_an_admin_sees_all_names() -> None:
+    finding = Finding([FULL], [holder(SECRET), holder(OWN)])
+    assert message_of(finding, ADMIN).endswith("; release team-b/secret and team-a/own")
+    assert visible(finding, ADMIN) is finding
+
+
+def test_other_things_than_claims_and_machines_stay_as_they_are() -> None:
+    """Pools and devices can be called as a namespace and a claim of it."""
+    edits = [
+        {"kind": "unavailable", "pool": "team-b", "device": "secret", "node": "n", "why": "cordoned: by team-b/plan"}
+    ]
+    finding = Finding([fact(Cause.TEXT, text="team-b/secret is a label here")], edits, edits)
+    assert visible(finding, TENANT) == finding
+
+
+def test_a_text_that_is_cut_keeps_what_to_do() -> None:
+    """Of a text that is as it is, because it was written before any search."""
+    text = f"spec.claims[0].constraints: {'device.model ' * 10}is too expensive; make it simpler"
+    shown = message_of(Finding([fact(Cause.TEXT, text=text)]), TENANT)
+    assert shown.startswith("claims[0].constraints: device.model ")
+    assert shown.endswith("…; make it simpler")
+
+
+# -- whatever the names are --------------------------------------------------------------------------------------------
+
+OTHER_KEYS = st.tuples(st.text("QX", min_size=4, max_size=12), st.text("QX-.", min_size=4, max_size=80))
+"""Names of no letter that any other word has, which no cut hides: each part of one of them is known."""
+OWN_KEYS = st.tuples(st.just("team-a"), st.text("bcd", min_size=1, max_size=80))
+REFS = st.builds(
+    claim_ref, OTHER_KEYS | OWN_KEYS, st.sampled_from(["claim", "machine"]), st.none() | st.just("DeviceClaim")
+)
+MANY = st.lists(REFS, min_size=1, max_size=12)
+DEVICES = st.lists(st.text("efg/", min_size=1, max_size=40), min_size=1, max_size=4)
+CAUSES = st.one_of(
+    st.just(FULL),
+    st.builds(
+        lambda ref, less, more: fact(Cause.UNPUBLISHED, holder=ref, pool="p", device="d", less=less, more=more),
+        REFS,
+        st.booleans(),
+        st.integers(0, 3),
+    ),
+    st.builds(lambda refs, devices: fact(Cause.SEVERAL_OWNERS, devices=devices, holders=refs), MANY, DEVICES),
+    st.builds(
+        lambda refs, devices: fact(Cause.OVER_COMMITTED, devices=devices, resource="memory", holders=refs),
+        MANY,
+        DEVICES,
+    ),
+    st.builds(
+        lambda refs, devices, more: fact(
+            Cause.OVER_DRAWN, devices=devices, resource="memory", holders=refs, more=more, moreDevices=more
+        ),
+        MANY,
+        DEVICES,
+        st.integers(0, 3),
+    ),
+)
+NESTED = CAUSES | st.builds(
+    lambda ref, cause: fact(Cause.MEMBER_FAILS, member=ref, group="g", reason="DevicesInUse", cause=cause), REFS, CAUSES
+)
+EDITS = st.sampled_from(
+    [
+        {"kind": "node", "node": "n", "path": "spec.nodeName"},
+        {"kind": "amount", "path": "spec.claims[0].requests.count", "requested": "3", "most": "2"},
+    ]
+)
+BLOCKERS = st.lists(EDITS | REFS | REFS.map(lambda ref: {**ref, "idle": "DiskInUse"}), max_size=8)
+FINDINGS = st.builds(
+    Finding,
+    st.lists(NESTED, max_size=3),
+    BLOCKERS,
+    st.lists(EDITS | REFS, max_size=2),
+    st.lists(st.sampled_from(["notSmallest", "othersUnknown", "nothingLeft"]), max_size=2, unique=True),
+)
+
+
+@settings(max_examples=examples(100))
+@given(FINDINGS, st.sampled_from([None, 120, 60]))
+def test_no_sentence_and_no_data_for_a_tenant_has_a_name_of_another_namespace(
+    finding: Finding, width: int | None
+) -> None:
+    reader = Reader("team-a", width)
+    seen = visible(finding, reader)
+    for text in (message_of(finding, reader), json.dumps([seen.causes, seen.blockers, seen.alternatives])):
+        assert not {"Q", "X"} & {*text}, text
+    assert message_of(seen, Reader(None, width)) == message_of(finding, reader)
+
+
+@settings(max_examples=examples(100))
+@given(FINDINGS, st.sampled_from(["team-a", None]))
+def test_a_sentence_is_as_long_as_its_reader_can_show(finding: Finding, namespace: str | None) -> None:
+    assert len(message_of(finding, Reader(namespace))) <= 120
+    assert "\n" not in message_of(finding, AT_LENGTH)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.findings import AT_LENGTH, finding_of, message_of
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -78,7 +80,7 @@ class TestWhere:
             allocator.round()
         messages = status(store, "web")["message"] + annotations(store, "own")["message"]
         assert ("team-b" in messages) is not hides_names
-        assert ("of another namespace" in messages) is hides_names
+        assert ("of other namespaces" in messages) is hides_names
 
     def test_a_machine_for_a_single_numa_node_waits_until_one_has_room(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))
@@ -127,7 +129,7 @@ class TestWhere:
         fill(store, machine("web", "1", "1Gi", "gpu", numaPolicy="single-numa-node", start=start))
         rounds(store)
         message = status(store, "web")["message"]
-        assert "it fits without `numa` in spec.numaPolicy" in message
+        assert message.endswith("; drop `numa` from spec.numaPolicy")
 
     def test_a_claim_that_comes_later_agrees_with_the_numa_node_that_its_machine_has(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1), machine("other", "2", "1Gi"))
@@ -198,7 +200,7 @@ class TestHowMuch:
         assert len(node_by_machine(store)) == 50
         rounds(store, 1)
         rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in node_by_machine(store)]
-        assert all("node a: 0 of 50 CPU free, 1 wanted; without machine default/" in one["message"] for one in rest)
+        assert all("node a: 0 of 50 CPU free, 1 wanted; release machine default/" in one["message"] for one in rest)
         assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "NoRoom"}
         assert len(node_by_machine(store)) == 50
 
@@ -207,7 +209,12 @@ class TestHowMuch:
         rounds(store)
         assert status(store, "web")["reason"] == "NodesTooSmall"
         a = "node a: 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
-        assert status(store, "web")["message"] == f"no node is large enough: {a}; node b: 2 CPU, 5 wanted"
+        assert status(store, "web")["message"] == f"no node is large enough: {a} (and 1 more node)"
+        (one,) = solve_with_machines(store.list().objects)["machines"]
+        (cause,) = one["causes"]
+        assert cause["code"] == "room"
+        assert cause["nodes"][1] == {"node": "b", "lacks": [{"resource": "CPU", "has": "2", "wanted": "5"}]}
+        assert message_of(finding_of(one), AT_LENGTH) == f"no node is large enough: {a}; node b: 2 CPU, 5 wanted"
 
     def test_huge_pages_come_from_the_node_of_the_devices_or_the_machine_waits_and_says_why(
         self, store: SQLiteStore
@@ -386,7 +393,7 @@ class TestOtherAmounts:
         assert "CPU free, 2 more wanted" in condition["message"]
         assert "machine default/" in condition["message"]
         assert "machine default/web" not in condition["message"], "which is itself"
-        assert condition["message"].endswith("its reservation stays as it is")
+        assert "; release machine default/other" in condition["message"]
         assert status(store, "web")["phase"] == "Running"
         store.create(machine("small", "1", "1Gi"))
         rounds(store)

@@ -1976,7 +1976,7 @@ class TestCannotStart:
         self.apply(world, "web", cpu={"min": "2", "max": "2"})
         self.allocate(world)
         message = world.status()["message"]
-        assert message.endswith("without machine default/broken (which does not run: DiskInUse) there would be room")
+        assert message.endswith("; release machine default/broken (not running: DiskInUse)")
 
 
 class TestStartRefusals:

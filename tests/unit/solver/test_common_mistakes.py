@@ -27,10 +27,10 @@ DOCUMENTS = [device_class("gpu"), pool("card", node="a", devices=[GPU])]
     ("wanted", "words"),
     [
         (wants("gpu", 1, constraints="device.memory >= '40Gi'"), "write requests: {memory: …}"),
-        (wants("gpu", requests={"model": "1"}), "`model` is an attribute: compare device.model in constraints"),
+        (wants("gpu", requests={"model": "1"}), "`model` is an attribute; write device.model == … in constraints"),
         (
             wants("gpu", requests={"nvidia.com/gpu": "1"}),
-            "`nvidia.com/gpu` exists on 0 of 1 device; requests.count counts",
+            "amount `nvidia.com/gpu` exists on 0 of 1 device",
         ),
         (wants("gpu", requests={"memroy": "1Gi"}), "did you mean `memory`?"),
     ],
@@ -47,13 +47,13 @@ def test_amounts_and_attributes_of_a_device_claim(wanted: Manifest, words: str) 
     [
         (
             "device.attributes['gpu.io'].memory.compareTo(quantity('1Gi')) >= 0",
-            "`gpu.io/memory` is a capacity: write device.capacity['gpu.io'].memory",
+            "`gpu.io/memory` is a capacity; write device.capacity['gpu.io'].memory",
         ),
         (
             "device.capacity['gpu.io'].model.compareTo(quantity('1')) >= 0",
-            "`gpu.io/model` is an attribute: write device.attributes['gpu.io'].model",
+            "`gpu.io/model` is an attribute; write device.attributes['gpu.io'].model",
         ),
-        ("device.attributes['gpu.io/model'].value == 'H100'", "'gpu.io/model' is not a domain: write ['gpu.io'].model"),
+        ("device.attributes['gpu.io/model'].value == 'H100'", "`gpu.io/model` is not a domain; write ['gpu.io'].model"),
         ("device.attributes['gpu.io'].modle == 'H100'", "did you mean `gpu.io/model`?"),
     ],
     ids=lambda value: value[:40],

@@ -31,7 +31,7 @@ def fleet(*details: Manifest, devices: list[Manifest] = GPUS) -> list[Manifest]:
 
 
 def test_more_requests_than_devices_are_counted() -> None:
-    assert "16 requests want 16 devices together, and no node has more than 15 that match; it fits without request" in (
+    assert "16 requests want 16 devices together, and no node has more than 15 that match; drop request" in (
         message(*fleet(*[wants("gpu", 1)] * 16))
     )
 
@@ -91,7 +91,7 @@ def test_slices_that_contradict_each_other_about_their_number_are_named() -> Non
         resource_claim(request("r", None)), slice_("a", devices("d1"), count=1), slice_("b", devices("d2"), count=2)
     )
 
-    assert "slices of generation 1 disagree about resourceSliceCount: 1, 2" in answer["message"]
+    assert "slices of generation 1 disagree about resourceSliceCount:" in answer["message"]
 
 
 def test_more_slices_than_they_say_are_named() -> None:
@@ -126,7 +126,7 @@ def test_so_are_the_amounts_of_a_device_claim(details: list[Manifest]) -> None:
 
     text = message(*fleet(*details, devices=cards))
 
-    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; it fits without" in text
+    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; drop request" in text
 
 
 def test_a_whole_device_may_come_in_place_of_a_portion() -> None:
@@ -161,7 +161,7 @@ def test_a_sum_beyond_64_bits_is_an_answer_and_no_error() -> None:
     assert f"3 requests want more than {most} of m together" in answer["message"]
     pools = [pool("p", node="n1", devices=[device("d", resources={"m": most})])]
     claims = claim("c", *(wants("gpu", requests={"m": most}) for _ in range(3)))
-    assert "impossible even on an empty fleet" in message(device_class("gpu"), *pools, claims)
+    assert "3 requests want more than 9223372036854775807 of m together" in message(device_class("gpu"), *pools, claims)
 
 
 @pytest.mark.parametrize("pairs", [12, 16])
@@ -184,7 +184,7 @@ def test_one_constraint_is_named_where_one_suffices(pairs: int) -> None:
 
     assert answer["reason"] == "MatchAttributesConflict"
     assert [blocker["kind"] for blocker in answer["blockers"]] == ["constraint"]
-    assert "cut short" not in answer["message"]
+    assert "notSmallest" not in answer.get("caveats", ())
 
 
 @pytest.mark.parametrize("pairs", [12, 16])
@@ -205,7 +205,7 @@ def test_one_member_s_attribute_is_named_where_one_suffices(pairs: int) -> None:
     for answer in solve_manifests([*classes, *pools, *members])["claims"]:
         assert answer["reason"] == "GroupUnsatisfiable"
         assert [blocker["kind"] for blocker in answer["blockers"]] == ["matchAttribute"]
-        assert "cut short" not in answer["message"]
+        assert "notSmallest" not in answer.get("caveats", ())
 
 
 def test_one_request_is_named_where_one_suffices() -> None:
@@ -215,7 +215,7 @@ def test_one_request_is_named_where_one_suffices() -> None:
     (answer,) = solve_manifests(fleet(*details, devices=gpus))["claims"]
 
     assert [blocker["kind"] for blocker in answer["blockers"]] == ["request"]
-    assert "cut short" not in answer["message"]
+    assert "notSmallest" not in answer.get("caveats", ())
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -232,7 +232,7 @@ def test_the_request_is_named_without_which_the_others_can_be_packed(order: int)
     of_pools = solve_manifests(fleet(*details, devices=pools))["claims"][0]
     for answer in (resource_answer(resource_claim(*requests), slice_("s", shared)), of_pools):
         assert answer["reason"] == "InsufficientCapacity"
-        assert "cut short" not in answer["message"]
+        assert "notSmallest" not in answer.get("caveats", ())
         (blocker,) = answer["blockers"]
         assert blocker["request"] in ("r45", str(amounts.index(45)))
 

@@ -7,13 +7,12 @@ from devalloc_solver.explain.relaxations import Relaxation, relaxation_sets
 
 def edits(*alike: object | None) -> list[Relaxation]:
     return [
-        Relaxation({"kind": "pin"}, f"{number}", lambda question: question, alike=each)
-        for number, each in enumerate(alike)
+        Relaxation({"kind": f"{number}"}, lambda question: question, alike=each) for number, each in enumerate(alike)
     ]
 
 
 def tried(*alike: object | None) -> list[str]:
-    return ["".join(edit.words for edit in chosen) for chosen in relaxation_sets(edits(*alike))]
+    return ["".join(edit.kind for edit in chosen) for chosen in relaxation_sets(edits(*alike))]
 
 
 def test_small_sets_come_before_large_ones_and_none_is_empty() -> None:

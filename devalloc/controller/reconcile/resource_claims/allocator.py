@@ -17,10 +17,11 @@ from typing import Any
 
 from devalloc.api.adopted_pools import AdoptionRule, AllocatablePools
 from devalloc.api.dedicated_pools import is_for_devalloc, namespaces_for_devalloc, with_namespace_default
+from devalloc.api.findings import Cause, Finding, Reader, fact, finding_of, message_of, text_fact
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
-from devalloc.controller.reconcile.decision import WriteUnit, redact
+from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.adoption import Adoption
@@ -152,7 +153,9 @@ class _Decision:
     """One for each claim, so that each counts alone."""
     reason: str = ""
     """Why it gets nothing; empty if it is given devices, or is still searched for."""
+    finding: Finding | None = None
     message: str = ""
+    """The sentence of the finding for the namespace of its claims."""
     node: str = ""
     """Where it held devices that no pod used."""
 
@@ -307,8 +310,10 @@ class ResourceClaimAllocator:
                 continue
             decision = _decide(request, answers, claims)
             own = [claims[key] for key in request.want.claims]
-            reason, message = self._cluster.explain_lack(decision.reason, decision.message, own)
-            decision = replace(decision, reason=reason, message=message)
+            if decision.finding is not None:
+                reason, finding = self._cluster.explain_lack(decision.reason, decision.finding, own)
+                message = message_of(finding, Reader(request.want.claims[0][0]))
+                decision = replace(decision, reason=reason, finding=finding, message=message)
             if decision.reason and request.is_narrow:
                 is_deferred = True
                 for key in request.want.claims:
@@ -508,12 +513,26 @@ def _decide(
     if request.misfit is None and refused is None:
         return _Decision(want, tuple(_grant(want, claims[key], answers[key], key) for key in want.claims))
     reason = request.reason.value if refused is None else str(refused["reason"])
-    message = request.misfit or str(refused and refused["message"])
-    if request.expression:
-        message = message.replace(request.expression, "<a node that suits the pod>")
-    message = redact(message, want.claims[0][0], lambda *key: key in claims)
+    if request.misfit is not None or refused is None:
+        finding = Finding([text_fact(str(request.misfit))])
+    else:
+        finding = _without_expression(finding_of(refused), request.expression)
     released = (_release(want, claims[key]) for key in want.held)
-    return _Decision(want, tuple(filter(None, released)), reason, message)
+    return _Decision(want, tuple(filter(None, released)), reason, finding)
+
+
+def _without_expression(finding: Finding, expression: str | None) -> Finding:
+    """Without the expression by which the solver has a claim on a node that suits its pod: no user wrote it."""
+    if expression is None:
+        return finding
+    blockers = []
+    for each in finding.blockers:
+        if each["kind"] != "selector":
+            blockers.append(each)
+        elif own := [one for one in each["expressions"] if one != expression]:
+            blockers.append({**each, "expressions": own})
+    causes = [*finding.causes, *([fact(Cause.NODE_UNSUITED)] if len(blockers) < len(finding.blockers) else [])]
+    return replace(finding, causes=causes, blockers=blockers)
 
 
 def _planned_node(request: SolverRequest, answers: Mapping[Key, Mapping[str, Any]]) -> str:

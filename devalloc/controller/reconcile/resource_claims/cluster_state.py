@@ -19,6 +19,7 @@ from devalloc.api.dedicated_pools import (
     namespaces_for_devalloc,
     with_namespace_default,
 )
+from devalloc.api.findings import Cause, Finding, text_fact
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
 from devalloc.api.views import Order, order_of
@@ -49,7 +50,6 @@ from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
-from devalloc_solver.explain.funnel import NO_DEVICES
 
 Object = dict[str, Any]
 
@@ -429,18 +429,19 @@ class ClusterState:
         """Whether messages lack numbers of devices because there was no time to count them."""
         return any(counts.is_behind for counts in self._matches.values())
 
-    def explain_lack(self, reason: str, message: str, claims: Sequence[Object]) -> tuple[str, str]:
-        """The reason and message of claims that find too few devices, with how many others match them, which devalloc
+    def explain_lack(self, reason: str, finding: Finding, claims: Sequence[Object]) -> tuple[str, Finding]:
+        """The reason and finding of claims that find too few devices, with how many others match them, which devalloc
         does not allocate."""
         if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES):
-            return reason, message
+            return reason, finding
         if not (others := self.not_adopted(claims)):
-            if NO_DEVICES in message:
-                message = message.replace(NO_DEVICES, self._describe_others() or NO_DEVICES)
-            return reason, message
+            is_empty = any(cause["code"] == Cause.NO_DEVICES for cause in finding.causes)
+            if is_empty and (there := self._describe_others()):
+                finding = replace(finding, causes=[text_fact(there)])
+            return reason, finding
         if not self._matching(claims, is_ours=True):
-            return Reason.NOT_ADOPTED.value, others
-        return reason, f"{message}; elsewhere, {others}"
+            return Reason.NOT_ADOPTED.value, Finding([text_fact(others)])
+        return reason, replace(finding, causes=[*finding.causes, text_fact(f"elsewhere, {others}")])
 
     def _matching(self, claims: Iterable[Object], *, is_ours: bool) -> Counter[str]:
         matching, counts = Counter[str](), self._matches[is_ours]
@@ -578,8 +579,8 @@ def _is_unschedulable(pod: Object) -> bool:
 def no_room_message(want: PendingGroup, count: int, nodes: Mapping[str, object]) -> str:
     """Say where pods found no room. ``nodes``: some of the ``count`` nodes, each with what it lacks, or None."""
     pods = ", ".join(pod["metadata"]["name"] for pod in want.pods[:3])
-    places = ", ".join(name if lacks is None else f"{name} ({lacks})" for name, lacks in nodes.items())
-    more = f" and {count - len(nodes)} more" if count > len(nodes) else ""
+    shown = [*nodes] if None in nodes.values() else [f"{name} ({lacks})" for name, lacks in nodes.items()][:1]
+    places, more = ", ".join(shown), f" and {count - len(shown)} more" if count > len(shown) else ""
     return f"pod {pods} has no room on {places}{more}; free some there, or ask for less"
 
 

@@ -7,7 +7,7 @@ machines, in one group with its own claims. So one solve places all of it, and o
 from devalloc.controller.reconcile.vm_scheduling.claim_swap import swap_units
 from devalloc.controller.reconcile.vm_scheduling.decision import decide_machines, node_service_units, stopped_units
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, counted_entries, held_entries, sum_entries
-from devalloc.controller.reconcile.vm_scheduling.messages import in_words_of_machine, with_machine_names
+from devalloc.controller.reconcile.vm_scheduling.messages import of_machine
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import decide_migrations
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import relevant_part as relevant_migration_part
@@ -22,14 +22,13 @@ __all__ = [
     "decide_machines",
     "decide_migrations",
     "held_entries",
-    "in_words_of_machine",
     "node_service_units",
+    "of_machine",
     "relevant_migration_part",
     "scheduling_input",
     "solve_with_machines",
     "stopped_units",
     "sum_entries",
     "swap_units",
-    "with_machine_names",
     "withheld_answers",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.conditions import PLACED, READY, STALLED, with_condition, with_stall, without_conditions
 from devalloc.api.cordon import is_node, pool_node
+from devalloc.api.findings import Cause, Finding, fact, message_of
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.serving import is_of_unserved
@@ -41,12 +42,12 @@ def decide_machines(
     answer: Mapping[str, Any],
     units: Iterable[WriteUnit],
     now: str,
-    shown: Callable[[str, str], str] = lambda namespace, message: message,
+    say: Callable[[str, Finding], str] = lambda namespace, finding: message_of(finding),
 ) -> list[WriteUnit]:
     """``units`` of the claims, and what is to be written on machines; a machine and its claims are one unit.
 
-    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339. ``shown``: how a message is shown in a
-    namespace.
+    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339. ``say``: the sentence of a finding in
+    a namespace.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
@@ -54,7 +55,7 @@ def decide_machines(
     left = {id(unit): unit for unit in units if not unit.keys & leaving}
     done: list[WriteUnit] = []
     joint: dict[tuple[str, str], list[Change]] = {}
-    words = MachineMessages(placing, answer["claims"])
+    messages = MachineMessages(placing, answer["claims"])
     for key, wish in placing.wishes.items():
         part_answers = [answers[part] for part in wish.parts]
         if all(one["allocated"] for one in part_answers):
@@ -65,8 +66,8 @@ def decide_machines(
                 joint.setdefault(wish.group, []).append(change)
         elif not any(one.get(STILL_SEARCHING) for one in part_answers):
             refused = next(one for one in part_answers if not one["allocated"])
-            reason, message, _ = words.why(key, refused)
-            done += condition_units(wish.machine, reason, shown(key[0], message), now)
+            reason, finding, _ = messages.why(key, refused)
+            done += condition_units(wish.machine, reason, say(key[0], finding), now)
     for group, claims in placing.members.items():
         own_units = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
         members = {id(unit): unit for unit in own_units.values() if unit is not None}
@@ -78,7 +79,7 @@ def decide_machines(
             joint.pop(group, None)
     done += [WriteUnit(tuple(changes), granted=True) for changes in joint.values() if changes]
     for key, (reason, message) in placing.waiting.items():
-        done += condition_units(placing.objects[key], reason, shown(key[0], message), now)
+        done += condition_units(placing.objects[key], reason, message, now)
     for key, entries in placing.running.items():
         done.append(WriteUnit((_adopt_change(placing.objects[key], entries, placing.pools, now),), granted=False))
     for key, growth in placing.growing.items():
@@ -88,9 +89,9 @@ def decide_machines(
             change = _adopt_change(growth.machine, entries, placing.pools, now)
             done.append(WriteUnit((change,), granted=False, grows=True))
         elif not one.get(STILL_SEARCHING):
-            reason, message, _ = words.why(key, one)
-            message = shown(key[0], message)
-            done += condition_units(growth.machine, reason, f"{message}; its reservation stays as it is", now, FITS)
+            reason, finding, _ = messages.why(key, one)
+            finding = replace(finding, causes=[*finding.causes, fact(Cause.RESERVATION_STAYS)])
+            done += condition_units(growth.machine, reason, say(key[0], finding), now, FITS)
     for key, entries in placing.fitted.items():
         change = _adopt_change(placing.objects[key], entries, placing.pools, now)
         done.append(WriteUnit((change,), granted=False, released=True))

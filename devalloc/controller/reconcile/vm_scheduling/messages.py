@@ -1,26 +1,26 @@
-"""Messages why a machine does not fit, in terms of hosts: the solver's messages are about devices. Pure.
+"""Why a machine does not fit, in terms of hosts: the solver's findings are about devices. Pure.
 
-Only if every node that it may be on is short of something in all: else the solver's words say more.
+Only if every node that it may be on is short of something in all: else the solver's causes say more.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, with_refs
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
-from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
-from devalloc.controller.reconcile.vm_scheduling.solver_input import MACHINE_SUFFIX, SchedulingInput
+from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 
 _CODES = {
     Reason.DEVICES_IN_USE: Reason.NO_ROOM,
@@ -43,12 +43,8 @@ _RESOURCE_NAMES = {
 _MATCH = meta.GROUP_MATCH
 _MATCH_PATH = f"metadata.annotations[{_MATCH}]"
 _POLICY = "spec.numaPolicy"
-_CONSTRAINTS = re.compile(r"without spec\.claims\[\d+\]\.constraints")
-_ALSO_FITS = re.compile(r"; it also fits once node .*")
 _FAILS = "are not those of a node that may take it"
 """What is said of devices that an expression of devalloc excludes."""
-_MAX_NODES = 3
-"""Nodes that a message names, and machines that block it."""
 Room = dict[str, tuple[int, int]]
 """Nano units that there are of each resource, and that are free."""
 
@@ -92,61 +88,55 @@ class MachineMessages:
         self._claims = claims
         self._rooms: dict[str, NodeRoom] | None = None
         self._pins: dict[ClaimKey, str] = {}
-        self._shortages: dict[tuple[object, ...], str | None] = {}
+        self._shortages: dict[tuple[object, ...], Sequence[Fact] | None] = {}
         """For machines that want the same, which are many at a time."""
 
-    def why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-        """Code, sentence and what else there is to tell. ``answer``: what the solver says of the claim that stands for
+    def why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
+        """Code, finding, and what else there is to tell. ``answer``: what the solver says of the claim that stands for
         the machine."""
-        code, text, details = self._why(key, answer)
+        code, finding, details = self._why(key, answer)
         request = self._placing.wishes.get(key) or self._placing.moves.get(key)
-        return code, f"{request.tie}: {text}" if request is not None and request.tie else text, details
+        ties = [fact(Cause.TIE, text=request.tie)] if request is not None and request.tie else []
+        return code, replace(finding, causes=[*finding.causes, *ties]), details
 
-    def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
         code = str(_CODES.get(answer["reason"], answer["reason"]))
         target = self._target(key)
         part = answer["namespace"], answer["name"]
         is_own = target is not None and part in target.parts
-        details = {name: value for name, value in answer.items() if name in ("warnings", "funnel", "blockers")}
+        details = {name: value for name, value in answer.items() if name in ("warnings", "funnel")}
+        solved = finding_of(answer)
         if target is not None and is_own and target.excluded and not self._nodes(target):
-            pin = self._pins.get(target.parts[0])
-            text = "there is no other such node" if pin is None else f"node {pin} is not one of them"
-            return answer["reason"], text, {name: [] for name in details if name == "blockers"}
+            return answer["reason"], Finding([fact(Cause.NO_NODE, node=self._pins.get(target.parts[0]))]), details
         is_of_claim = not is_own and answer["reason"] == Reason.NO_MATCHING_DEVICES  # which says what it matches
         is_of_room = answer["reason"] in _REPLACED_REASONS and not is_of_claim
-        short = self._short(target, code) if target is not None and is_of_room else None
-        blockers = [one for one in answer.get("blockers", ()) if not is_own or one["kind"] != "constraint"]
-        if target is None or short is None:
-            if "blockers" in details:
-                details["blockers"] = self._blockers(key, code, blockers)
-            text = answer["message"]
-            if target is not None and target.is_on_one_numa_node:
-                text = _with_policy(text, _POLICY)
+        rooms = self._short(target, code) if target is not None and is_of_room else None
+        blockers = [dict(one) for one in solved.blockers if not is_own or one["kind"] != "constraint"]
+        if target is None or rooms is None:
+            causes: list[Fact] = [*map(self._renamed, solved.causes)]
+            if is_own:
+                causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
+                barred = len(blockers) < len(solved.blockers)
+                causes = [fact(Cause.NODE_BARRED)] if barred and not blockers else causes
+                details, own_steps = self._without_expressions(part, details)
+                causes = [each for each in causes if each.get("what") not in own_steps]
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
-                remedies = (cordon.schedulability_remedy(one["node"], one["why"]) for one in blockers)
-                text = f"{IMPOSSIBLE_NOW_VERDICT}: it fits {' and '.join(remedies)}"
+                causes = []
                 details.pop("funnel", None)  # it counts devices, and there are enough
-            elif is_own:
-                text, details = self._without_expressions(part, text, details)
             closed = self._reason_of_closed_nodes(target) if target is not None and is_own and is_of_room else None
-            return closed or answer["reason"], with_machine_names(text, self._placing), details
+            finding = replace(solved, causes=causes, blockers=self._blockers(key, code, blockers))
+            return closed or answer["reason"], finding, details
         details.pop("funnel", None)
         blockers = self._blockers(key, code, blockers)
         if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
-            blockers = [one for one in blockers if one["kind"] not in _HOLDERS and not _is_unschedulable_node(one)]
-        blockers = blockers or self._lacks(target, code)
-        if "blockers" in details:
-            details["blockers"] = blockers
-        text = f"{'no node is large enough' if code == Reason.NODES_TOO_SMALL else 'there is no room for it'}: {short}"
-        freeing = [f"{one['kind']} {one['namespace']}/{one['name']}" for one in blockers if one["kind"] in _HOLDERS]
-        own = f"machine {'/'.join(key)}"  # what is kept for it already is no help
-        if freeing and len(freeing) == len(blockers) and own not in freeing:
-            more = f" and {len(freeing) - _MAX_NODES} more" if len(freeing) > _MAX_NODES else ""
-            shown = [name + self._idle(one) for name, one in zip(freeing, blockers, strict=True)]
-            text += f"; without {', '.join(shown[:_MAX_NODES])}{more} there would be room"
-        if also := _ALSO_FITS.search(answer["message"]):
-            text += also[0]
-        return code, text, details
+            blockers = [one for one in blockers if one["kind"] not in HOLDERS and not _is_unschedulable_node(one)]
+        blockers = [*map(self._with_idle, blockers)] or self._lacks(target, code)
+        # What is kept for the machine itself is no help, and neither are its own amounts, which the cause names.
+        own = {"kind": "machine", "namespace": key[0], "name": key[1]}
+        helps = all(one["kind"] in HOLDERS and not own.items() <= one.items() for one in blockers)
+        caveats = [] if helps else ["nothingLeft"]
+        cause = fact(Cause.ROOM, nodes=rooms, large=code != Reason.NODES_TOO_SMALL)
+        return code, Finding([cause], blockers, solved.alternatives, caveats), details
 
     def _reason_of_closed_nodes(self, target: _Target) -> str | None:
         """Why no node may take it at all, if that is why; None if one may."""
@@ -156,33 +146,30 @@ class MachineMessages:
         is_cordoned = all(room.is_cordoned for room in rooms)
         return (Reason.NODES_CORDONED if is_cordoned else Reason.NODES_UNSCHEDULABLE).value
 
-    def _idle(self, blocker: Mapping[str, Any]) -> str:
-        """What to add to the name of a machine that is in the way and does not run."""
+    def _with_idle(self, blocker: Mapping[str, Any]) -> dict[str, Any]:
+        """A machine that is in the way and does not run, with the reason why it does not."""
+        if blocker["kind"] != "machine":
+            return dict(blocker)
         machine = self._placing.objects.get((blocker["namespace"], blocker["name"]))
-        code = "" if machine is None or blocker["kind"] != "machine" else machines.why_idle(machine)
-        return f" (which does not run: {code})" if code else ""
+        code = "" if machine is None else machines.why_idle(machine)
+        return {**blocker, "idle": code} if code else dict(blocker)
 
-    def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """With words for the expressions and requests of a claim that stands for a machine: its user wrote none."""
+    def _without_expressions(self, part: ClaimKey, details: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """With words for the expressions of a claim that stands for a machine, of which its user wrote none; and what
+        was said of these."""
         doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
         expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
-        words = {f"fail {expression}": _FAILS for expression in expressions if expression}
-
-        def worded(what: str) -> str:
-            for expression, each in words.items():
-                what = what.replace(expression, each)
-            return what
-
+        own = {f"fail {expression}" for expression in expressions if expression}
         funnel = [
-            {**one, "steps": [{**step, "what": worded(step["what"])} for step in one["steps"]]}
+            {
+                **one,
+                "steps": [{**step, "what": _FAILS if step["what"] in own else step["what"]} for step in one["steps"]],
+            }
             for one in details.get("funnel", ())
         ]
-        text = _CONSTRAINTS.sub("on nodes that may not take it", worded(text))
-        own_request = rf"request \d+(?: of {re.escape('/'.join(part))}|(?! of ))"
-        text = re.sub(f" in {own_request}", "", re.sub(f"without {own_request}", "if it asks for less", text))
-        return text, {**details, "funnel": funnel} if "funnel" in details else details
+        return ({**details, "funnel": funnel} if "funnel" in details else details), own
 
-    def _short(self, target: _Target, code: str) -> str | None:
+    def _short(self, target: _Target, code: str) -> Sequence[Fact] | None:
         """Of what there is too little on each node that it may be on; None if one has enough of everything, or if it
         may be on none."""
         rooms = self._node_rooms()
@@ -198,16 +185,16 @@ class MachineMessages:
         )
         if cache_key not in self._shortages:
             of_nodes = {node: rooms.get(node, NodeRoom({}, {})) for node in self._nodes(target)}
-            unschedulable: list[str] = []
+            unschedulable: list[Fact] = []
             if code != Reason.NODES_TOO_SMALL:
                 unschedulable = [
-                    f"node {node}: {one.unschedulable}" for node, one in of_nodes.items() if one.unschedulable
+                    {"node": node, "why": one.unschedulable} for node, one in of_nodes.items() if one.unschedulable
                 ]
                 of_nodes = {node: one for node, one in of_nodes.items() if not one.unschedulable}
-            lines = _shortages(of_nodes, target, code)
-            if lines is None and target.is_on_one_numa_node:
-                lines = _numa_shortages(of_nodes, target.amounts, code)
-            self._shortages[cache_key] = _joined([*lines, *unschedulable]) if lines else None
+            rows = _shortages(of_nodes, target, code)
+            if rows is None and target.is_on_one_numa_node:
+                rows = _numa_shortages(of_nodes, target.amounts, code)
+            self._shortages[cache_key] = [*rows, *unschedulable] if rows else None
         return self._shortages[cache_key]
 
     def _nodes(self, target: _Target) -> list[str]:
@@ -326,17 +313,12 @@ class MachineMessages:
         is_policy = blocker["kind"] == "limit" or meta.GROUP_MATCH in blocker.get("path", "")
         if is_policy and "claim" not in blocker:  # how the solver sees the policy
             return {"kind": "matchAttribute", "attribute": "numa", "path": _POLICY}
-        place = blocker.get("namespace", ""), blocker.get("name", "")
-        targets = ((target, claim) for move in self._placing.moves.values() for claim, target in move.claims.items())
-        if (claim := next((claim for target, claim in targets if target == place), None)) is not None:
-            return {**blocker, "namespace": claim[0], "name": claim[1]}
-        machine = self._placing.names.get(place)
-        if blocker["kind"] != "claim" or machine is None:
-            return dict(blocker)
-        return {**blocker, "kind": "machine", "namespace": machine[0], "name": machine[1]}
+        return _of_its_machine(self._renamed(blocker), self._placing)
+
+    def _renamed(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        return with_machines(content, self._placing)
 
 
-_HOLDERS = ("claim", "machine")
 _FIELDS = {
     host_pool_names.CPU: "spec.cpu",
     **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "spec.memory"),
@@ -349,16 +331,6 @@ _FIELDS = {
 
 def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:
     return MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA
-
-
-def _with_policy(text: str, policy: str) -> str:
-    """With the name of the policy for the annotation by which the solver has all of a machine on one NUMA node."""
-    for words in (
-        f"`numa` in {_MATCH_PATH}",
-        f"differ in numa, which must have one value; see the annotation {_MATCH}",
-    ):
-        text = text.replace(words, words.replace(_MATCH_PATH, policy).replace(f"the annotation {_MATCH}", policy))
-    return text
 
 
 def _numa_of(device: Mapping[str, Any]) -> int | None:
@@ -383,26 +355,26 @@ def _sum_of_rooms(rooms: Iterable[Room]) -> Room:
     return total
 
 
-def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> list[str] | None:
-    """Of what each node has too little, a line for each; None if one has enough of everything."""
-    lines = []
+def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> list[Fact] | None:
+    """Of what each node has too little, a row for each; None if one has enough of everything."""
+    rows: list[Fact] = []
     for node, room in rooms.items():
         if short := _lacking(room.whole, target.amounts, code, not target.is_growth):
-            lines.append(f"node {node}: {' and '.join(short)}")
-        elif (line := _numa_line(node, room, target, code)) is not None:
-            lines.append(line)
+            rows.append({"node": node, "lacks": short})
+        elif (row := _numa_row(node, room, target, code)) is not None:
+            rows.append(row)
         else:
             return None
-    return lines
+    return rows
 
 
-def _numa_line(node: str, room: NodeRoom, target: _Target, code: str) -> str | None:
+def _numa_row(node: str, room: NodeRoom, target: _Target, code: str) -> Fact | None:
     """The first NUMA node that a machine must be on and that a node lacks, or that has too little; None if all do."""
     for number, amounts in target.by_numa.items():
         if (part := room.by_numa.get(number)) is None:
-            return f"node {node}: it has no NUMA node {number}"
+            return {"node": node, "numa": number, "lacks": []}
         if short := _lacking(part, amounts, code, not target.is_growth):
-            return f"node {node}, NUMA node {number}: {' and '.join(short)}"
+            return {"node": node, "numa": number, "lacks": short}
     return None
 
 
@@ -434,9 +406,9 @@ def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
     return doc.get("kind") == "DeviceClaim" and ClaimView(doc).key == key
 
 
-def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str) -> list[str] | None:
+def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str) -> list[Fact] | None:
     """The same for the NUMA node of each node that lacks the fewest resources; None if one has enough of everything."""
-    lines = []
+    rows: list[Fact] = []
     for node, room in rooms.items():
         short = {numa: _lacking(part, wanted, code, is_whole=True) for numa, part in room.by_numa.items()}
         if not all(short.values()):
@@ -448,59 +420,59 @@ def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity
             default=None,
         )
         if best is not None:
-            lines.append(f"node {node}, NUMA node {best}: {' and '.join(short[best])}")
-    return lines or None
+            rows.append({"node": node, "numa": best, "lacks": short[best]})
+    return rows or None
 
 
-def _lacking(room: Room, wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> list[str]:
+def _lacking(room: Room, wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> list[Fact]:
     short = []
     for resource, amount in wanted.items():
         total, free = room.get(resource, (0, 0))
         has = total if code == Reason.NODES_TOO_SMALL else free
         if has < amount.nano:
-            short.append(
-                _text(resource, total, None if code == Reason.NODES_TOO_SMALL else free, amount.nano, is_whole)
-            )
+            short.append(_row(resource, total, None if code == Reason.NODES_TOO_SMALL else free, amount.nano, is_whole))
     return short
 
 
-def _joined(lines: Sequence[str]) -> str:
-    left = len(lines) - _MAX_NODES
-    return "; ".join([*lines[:_MAX_NODES], *([f"and {left} more nodes"] if left > 0 else [])])
-
-
-def _text(resource: str, total: int, free: int | None, wanted: int, is_whole: bool) -> str:
+def _row(resource: str, total: int, free: int | None, wanted: int, is_whole: bool) -> Fact:
     word, per, form = _RESOURCE_NAMES[resource]
     amounts = [Quantity(nano, form) for nano in ((total, wanted) if free is None else (total, wanted, free))]
     texts = map(count_text, amounts) if resource == host_pool_names.CPU else readable_texts(*amounts)
     has, requested, *unused = (f"{each}{per}" for each in texts)
-    text = f"{unused[0]} of {has} {word} free" if unused else f"{has} {word}"
-    return f"{text}, {requested}{'' if is_whole else ' more'} wanted"
+    row: dict[str, Any] = {"resource": word, "has": has, "wanted": requested}
+    return row | ({"free": unused[0]} if unused else {}) | ({} if is_whole else {"grows": True})
 
 
-def in_words_of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
-    """The answer to a claim, with the fields of its machine for those of what stands for that in the solver's input:
-    the policy of a machine that is to be on one NUMA node is an annotation there."""
+def of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
+    """The answer to a claim, with machines and their fields for what stands for them in the solver's input: the policy
+    of a machine that is to be on one NUMA node is an annotation there. Its ``message`` is left out."""
     key = (answer["namespace"], answer["name"])
-    owner = placing.owners.get(key)
-    machine = None if owner is None else placing.objects.get(owner)
-    if machine is None or not answer["message"]:
+    if not answer["message"]:
         return answer
-    is_policy = _is_on_one_numa_node(machine) and _MATCH in answer["message"]
-    if is_policy and (doc := next((one for one in placing.documents if _is_claim(one, key)), None)) is not None:
+    finding, owner = finding_of(answer), placing.owners.get(key)
+    machine = None if owner is None else placing.objects.get(owner)
+    doc = next((one for one in placing.documents if _is_claim(one, key)), None) if machine is not None else None
+    is_policy = machine is not None and doc is not None and _is_on_one_numa_node(machine)
+    if is_policy and doc is not None:
         names = str(ObjectView(doc).annotation(_MATCH)).split(",")
         is_policy = names.count("numa") == 1  # else its user wrote that, too
-    name = "/".join(MachineView(machine).key)
+    name = "" if machine is None else "/".join(MachineView(machine).key)
     policy = {"path": _POLICY, "machine": name}
+    causes = [
+        {**one, "see": f"{_POLICY} of machine {name}"}
+        if is_policy and (one["code"], one.get("attribute")) == (Cause.HELD_DIFFER, "numa")
+        else one
+        for one in (with_machines(one, placing) for one in finding.causes)
+    ]
     blockers = [
         {**one, **policy}
         if is_policy and (one.get("path"), one.get("attribute")) == (_MATCH_PATH, "numa")
-        else _of_its_machine(one, placing)
-        for one in answer.get("blockers", ())
+        else _of_its_machine(with_machines(one, placing), placing)
+        for one in finding.blockers
     ]
-    more = {"blockers": blockers} if "blockers" in answer else {}
-    text = _with_policy(answer["message"], f"{_POLICY} of machine {name}") if is_policy else answer["message"]
-    return {**answer, "message": text, **more}
+    alternatives = [with_machines(one, placing) for one in finding.alternatives]
+    more = {"causes": causes, "blockers": blockers, "alternatives": alternatives}
+    return {**answer, **{name: value for name, value in more.items() if value or name in answer}}
 
 
 def _of_its_machine(blocker: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
@@ -513,16 +485,16 @@ def _of_its_machine(blocker: dict[str, Any], placing: SchedulingInput) -> dict[s
     return {**rest, "path": _FIELDS.get(str(blocker.get("resource")), "spec"), "machine": "/".join(machine)}
 
 
-def with_machine_names(message: str, placing: SchedulingInput) -> str:
-    """With machines called what they are called, and not by the claims that stand for them in the solver's input. They
-    have no requests."""
-    if MACHINE_SUFFIX not in message:
-        return message
-    for claim, (namespace, name) in (one for move in placing.moves.values() for one in move.claims.items()):
-        message = message.replace(f"{namespace}/{name}", f"claim {'/'.join(claim)}")
-    for (namespace, name), key in placing.names.items():
-        if name in message:
-            own, machine = f"{namespace}/{name}", f"machine {'/'.join(key)}"
-            message = re.sub(rf"without request \d+ of {re.escape(own)}", f"if {machine} asks for less", message)
-            message = re.sub(rf" in request \d+ of {re.escape(own)}", f" of {own}", message).replace(own, machine)
-    return message
+def with_machines(content: Mapping[str, Any], placing: SchedulingInput) -> dict[str, Any]:
+    """A cause or blocker with machines called what they are called, and not by the claims that stand for them in the
+    solver's input."""
+
+    def renamed(ref: Mapping[str, Any]) -> Mapping[str, Any]:
+        place = ref["namespace"], ref["name"]
+        if (claim := placing.followers.get(place)) is not None:
+            return {**ref, "namespace": claim[0], "name": claim[1]}
+        machine = placing.names.get(place)
+        return ref if machine is None else {**ref, "kind": "machine", "namespace": machine[0], "name": machine[1]}
+
+    shown: dict[str, Any] = with_refs(content, renamed)
+    return shown

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from devalloc.api.conditions import with_migration_conditions
+from devalloc.api.findings import Finding, message_of, text_fact
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
@@ -50,7 +52,7 @@ class MigrationOutcome:
     entries: Sequence[Any] = ()
     """What the target is to reserve."""
     reason: str = ""
-    message: str = ""
+    finding: Finding = field(default_factory=partial(Finding, ()))
     details: Mapping[str, Any] = field(default_factory=dict)
     """What else there is to tell of the reason: as in answers of the solver."""
     claims: Mapping[ClaimKey, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,16 +64,16 @@ def decide_migrations(
     answer: Mapping[str, Any],
     taken: Collection[Key],
     now: str,
-    shown: Callable[[str, str], str] = lambda namespace, message: message,
+    say: Callable[[str, Finding], str] = lambda namespace, finding: message_of(finding),
 ) -> list[WriteUnit]:
-    """What is to be written. ``taken``: objects that are written otherwise in this round. ``now``: RFC 3339. ``shown``:
-    how a message is shown in a namespace."""
+    """What is to be written. ``taken``: objects that are written otherwise in this round. ``now``: RFC 3339. ``say``:
+    the sentence of a finding in a namespace."""
     states = placing.migrations
     units = [WriteUnit((withdrawal_change(doc),), granted=False, released=True) for doc in states.withdrawn.values()]
     load = dict(states.load)
     for outcome in migration_outcomes(placing, answer):
         if outcome.target is None:
-            message = shown(outcome.key[0], outcome.message)
+            message = say(outcome.key[0], outcome.finding)
             units += pending_units(states.objects[outcome.key], outcome.reason, message, now)
             continue
         assert outcome.move is not None
@@ -90,7 +92,7 @@ def decide_migrations(
     for key in states.moved:
         units += ended_units(states.objects[key], "Succeeded", "", "", now)
     for key, (reason, message) in states.failed.items():
-        units += ended_units(states.objects[key], "Failed", reason, shown(key[0], message), now)
+        units += ended_units(states.objects[key], "Failed", reason, message, now)
     claims = {ClaimView(doc).key: doc for doc in device_claims_in(placing.documents)} if states.following else {}
     units += [_following_unit(claims[key], node) for key, node in states.following.items() if key in claims]
     return [unit for unit in units if not unit.keys & {*taken}]
@@ -106,7 +108,7 @@ def _following_unit(claim: Object, node: str) -> WriteUnit:
 def migration_outcomes(placing: SchedulingInput, answer: Mapping[str, Any]) -> Iterator[MigrationOutcome]:
     """Of each migration that has no target yet, except those that are still searched for."""
     answers = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-    words = MachineMessages(placing, answer["claims"])
+    messages = MachineMessages(placing, answer["claims"])
     for machine_key, move in placing.moves.items():
         key = MigrationView(move.migration).key
         own, of_claims = [answers[part] for part in move.parts], {k: answers[v] for k, v in move.claims.items()}
@@ -116,10 +118,10 @@ def migration_outcomes(placing: SchedulingInput, answer: Mapping[str, Any]) -> I
             entries = [entry for one in own for entry in one["allocations"]]
             yield MigrationOutcome(key, own[0]["node"], move, entries, claims=of_claims)
         elif not any(one.get(STILL_SEARCHING) for one in all_answers):
-            reason, message, details = words.why(machine_key, refused)
-            yield MigrationOutcome(key, None, move, (), reason, message, details)
+            reason, finding, details = messages.why(machine_key, refused)
+            yield MigrationOutcome(key, None, move, (), reason, finding, details)
     for key, (reason, message) in placing.migrations.waiting.items():
-        yield MigrationOutcome(key, None, None, (), reason, message)
+        yield MigrationOutcome(key, None, None, (), reason, Finding([text_fact(message)]))
 
 
 def withdrawal_change(machine: Object) -> Change:

@@ -154,6 +154,12 @@ class SchedulingInput:
     objects: Mapping[MachineKey, Object] = field(default_factory=dict)
     """All machines."""
 
+    @property
+    def followers(self) -> Mapping[ClaimKey, ClaimKey]:
+        """Which claim of a machine that moves a claim of the input stands for, on the target."""
+        pairs = (pair for move in self.moves.values() for pair in move.claims.items())
+        return {target: claim for claim, target in pairs}
+
 
 def scheduling_input(
     documents: Sequence[Object], memo: Memo | None = None, *, others_wait: bool = False

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from devalloc.api.findings import AT_LENGTH, Finding, as_json, finding_of, message_of, text_fact
 from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.vm_scheduling.messages import (
     MachineMessages,
-    in_words_of_machine,
-    with_machine_names,
+    of_machine,
+    with_machines,
 )
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import migration_outcomes
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
@@ -62,53 +63,70 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
     own = [_with_owner(one, placing) for key, one in claims.items() if key not in placing.names]
     own += withheld_answers(placing)
     own.sort(key=lambda one: (one["namespace"], one["name"]))
-    machine_answers, words = [], MachineMessages(placing, answer["claims"])
+    machine_answers, messages = [], MachineMessages(placing, answer["claims"])
     for key, machine in sorted(placing.objects.items()):
         if (wish := placing.wishes.get(key)) is not None:
-            machine_answers.append(_machine_answer(key, [claims[part] for part in wish.parts], words))
+            machine_answers.append(_machine_answer(key, [claims[part] for part in wish.parts], messages))
         elif (why := placing.waiting.get(key)) is not None:
-            machine_answers.append(_entry(key, False, None, (), *why))
+            machine_answers.append(_entry(key, False, None, (), *_stated(*why)))
         elif (more := placing.growing.get(key)) is not None:
-            machine_answers.append(_growth_answer(key, more, claims[more.part], words))
+            machine_answers.append(_growth_answer(key, more, claims[more.part], messages))
         elif key in placing.running or reserved_entries(machine):
             entries = placing.running.get(key) or reserved_entries(machine)
             machine_answers.append(_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None))
     migrations = [
         {**_entry(each.key, each.target is not None, each.target, each.entries, None, None), **each.details}
         if each.target is not None
-        else {**_entry(each.key, False, None, (), each.reason, each.message), **each.details}
+        else {**_entry(each.key, False, None, (), each.reason, each.finding), **each.details}
         for each in migration_outcomes(placing, answer)
     ]
-    migrations += [_entry(key, False, None, (), *why) for key, why in placing.migrations.failed.items()]
+    migrations += [_entry(key, False, None, (), *_stated(*why)) for key, why in placing.migrations.failed.items()]
     if placing.migrations.objects:
         answer = {**answer, "migrations": sorted(migrations, key=lambda one: (one["namespace"], one["name"]))}
-    problems = [{**one, "message": with_machine_names(one["message"], placing)} for one in answer["problems"]]
+    problems = [_with_machines_named(one, placing) for one in answer["problems"]]
     return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
 
 
 def _growth_answer(
-    key: tuple[str, str], growth: MachineGrowth, more: SolverAnswer, words: MachineMessages
+    key: tuple[str, str], growth: MachineGrowth, more: SolverAnswer, messages: MachineMessages
 ) -> SolverAnswer:
     """Of a machine that is placed and is to have more; the reason is why it does not get it."""
     node = MachineView(growth.machine).status.get("nodeName")
     if more["allocated"]:
         return _entry(key, True, node, growth.grown_entries(more["allocations"]), None, None)
-    reason, message, details = words.why(key, more)
-    return {**_entry(key, True, node, reserved_entries(growth.machine), reason, message), **details}
+    reason, finding, details = messages.why(key, more)
+    return {**_entry(key, True, node, reserved_entries(growth.machine), reason, finding), **details}
 
 
-def _machine_answer(key: tuple[str, str], parts: Sequence[SolverAnswer], words: MachineMessages) -> SolverAnswer:
+def _machine_answer(key: tuple[str, str], parts: Sequence[SolverAnswer], messages: MachineMessages) -> SolverAnswer:
     refused = next((part for part in parts if not part["allocated"]), None)
     if refused is None:
         entries = [entry for part in parts for entry in part["allocations"]]
         return _entry(key, True, parts[0]["node"], entries, None, None)
-    reason, message, details = words.why(key, refused)
-    return {**_entry(key, False, None, (), reason, message), **details}
+    reason, finding, details = messages.why(key, refused)
+    return {**_entry(key, False, None, (), reason, finding), **details}
+
+
+def _stated(reason: str, text: str) -> tuple[str, Finding]:
+    return reason, Finding([text_fact(text)])
+
+
+def _with_machines_named(problem: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
+    if "cause" not in problem:
+        return problem
+    cause = with_machines(problem["cause"], placing)
+    return {**problem, "cause": cause, "message": message_of(Finding([cause]), AT_LENGTH)}
 
 
 def _entry(
-    key: tuple[str, str], placed: bool, node: str | None, entries: Sequence[Any], reason: str | None, text: str | None
+    key: tuple[str, str],
+    placed: bool,
+    node: str | None,
+    entries: Sequence[Any],
+    reason: str | None,
+    finding: Finding | None,
 ) -> SolverAnswer:
+    data = {} if finding is None else as_json(finding)
     return {
         "namespace": key[0],
         "name": key[1],
@@ -117,17 +135,17 @@ def _entry(
         "allocations": [*entries],
         "oneOf": None,
         "reason": reason,
-        "message": text,
+        "message": None,
+        **data,
     }
 
 
 def _with_owner(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
     """``machine`` is there of claims that are placed with one."""
     owner = placing.owners.get((answer["namespace"], answer["name"]))
-    answer = in_words_of_machine(answer, placing)
-    renamed = (
-        answer if answer["message"] is None else {**answer, "message": with_machine_names(answer["message"], placing)}
-    )
+    renamed = of_machine(answer, placing)
+    if renamed["message"]:
+        renamed = {**renamed, "message": message_of(finding_of(renamed))}
     return renamed if owner is None else {**renamed, "machine": "/".join(owner)}
 
 
@@ -139,17 +157,26 @@ def withheld_answers(placing: SchedulingInput) -> list[SolverAnswer]:
 def _withheld_answer(claim: tuple[str, str], placing: SchedulingInput) -> SolverAnswer:
     if (devices := placing.arriving.get(claim)) is not None:
         why = f"its machine has moved to node {devices.node}; it gets the devices that wait for it there"
-        return _entry(claim, False, None, (), Reason.CLAIM_MOVING.value, why)
+        return _entry(claim, False, None, (), *_stated(Reason.CLAIM_MOVING.value, why))
     owner = placing.owners.get(claim)
     if owner is None:
         why = "it is in a group with a claim that waits with its machine"
-        return _entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why)
+        return _entry(claim, False, None, (), *_stated(Reason.GROUP_UNSATISFIABLE.value, why))
     if owner in placing.resting:
         why = f"it is placed with machine {'/'.join(owner)}, which left its node and is stopped, when that is to run"
-        return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
+        return {
+            **_entry(claim, False, None, (), *_stated(Reason.GROUP_UNSATISFIABLE.value, why)),
+            "machine": "/".join(owner),
+        }
     if owner in placing.moving:
         why = f"its machine {'/'.join(owner)} is moving to node {placing.moving[owner]}; it is placed when that is done"
-        return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
+        return {
+            **_entry(claim, False, None, (), *_stated(Reason.GROUP_UNSATISFIABLE.value, why)),
+            "machine": "/".join(owner),
+        }
     _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
     why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"
-    return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
+    return {
+        **_entry(claim, False, None, (), *_stated(Reason.GROUP_UNSATISFIABLE.value, why)),
+        "machine": "/".join(owner),
+    }

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
+from devalloc.api.findings import Cause, Fact, fact, text_fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
@@ -43,13 +44,13 @@ def build_units(
 
 def _with_agreeing_candidates(
     members: list[Demand], allocated: Sequence[DeviceClaim], snapshot: Snapshot
-) -> list[Demand] | str:
+) -> list[Demand] | Fact:
     """The members, left with the devices that agree with what other members hold already, or why these do not."""
     for name in dict.fromkeys(name for demand in members for name in demand.shared):
         held = [device for claim in allocated if name in claim.group_match for device in _devices_of(claim, snapshot)]
         values = {device.attributes.get(name) for device in held}
         if len(values) > 1 or None in values:
-            return f"differ in {name}, which must have one value; see the annotation {GROUP_MATCH}"
+            return fact(Cause.HELD_DIFFER, attribute=name, see=f"the annotation {GROUP_MATCH}")
         cache: dict[tuple[int, bool], Candidates] = {}
         for value in values:
             fit = _devices_with_value(name, value, snapshot)
@@ -109,7 +110,7 @@ def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: C
     Raises OutOfTime, with the path of the expression.
     """
     if claim.is_deleting:
-        return RejectedClaim(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
+        return RejectedClaim(claim.key, Reason.DELETING, (text_fact("the claim is being deleted"),), group=claim.group)
     all_faults: list[_SpecError] = []
     for path, detail in _detail_paths(claim):
         all_faults += _detail_refusals(path, detail, claim, problem_input, eligibility)
@@ -122,10 +123,10 @@ def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: C
     ):
         faults = [fault for fault in all_faults if fault[0] is reason]
         if faults:
-            message = "; ".join(message for _, message, _ in faults)
+            causes = tuple(text_fact(message) for _, message, _ in faults)
             blockers = tuple(entry for _, _, entry in faults)
             return RejectedClaim(
-                claim.key, reason, message, claim.group, blockers=blockers, exceeded=_exceeded(claim, eligibility)
+                claim.key, reason, causes, claim.group, blockers=blockers, exceeded=_exceeded(claim, eligibility)
             )
     return None
 

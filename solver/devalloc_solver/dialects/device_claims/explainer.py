@@ -10,22 +10,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.parts import expression_for, is_left_out
 from devalloc_solver.dialects.device_claims.relaxations import DeviceClaimRelaxations, short_reason
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
-from devalloc_solver.explain.explainer import Explainer, Finding
+from devalloc_solver.explain.explainer import NOTHING_LEFT, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
-from devalloc_solver.explain.funnel import Funnel, describe_shortage
+from devalloc_solver.explain.funnel import Funnel, main_step, shortage
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet, unmatched_requests
 from devalloc_solver.explain.supply_relaxations import POOL_RESOURCES, relax_shared_limits, withheld_devices
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
-
-_NO_POOLS = "no valid DevicePool exists"
-"""Where no host has published anything, other words about the claim would mislead."""
 
 
 @dataclass(slots=True)
@@ -38,14 +37,15 @@ class DeviceClaimExplainer(Explainer):
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
-        return {key: self._worded(finding) for key, finding in Explainer.find_all(self, unit).items()}
+        return {key: self._of_empty_fleet(finding) for key, finding in Explainer.find_all(self, unit).items()}
 
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
-        return self._worded(Explainer.find(self, unit, key))
+        return self._of_empty_fleet(Explainer.find(self, unit, key))
 
-    def _worded(self, finding: Finding) -> Finding:
+    def _of_empty_fleet(self, finding: Finding) -> Finding:
+        """Where no host has published anything, other causes would mislead."""
         is_empty = not (self.snapshot.pools or self.fleet.nodes or finding.invalid_pools)
-        return replace(finding, text=_NO_POOLS) if is_empty else finding
+        return replace(finding, causes=(fact(Cause.NO_POOLS),), caveats=(NOTHING_LEFT,)) if is_empty else finding
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -106,14 +106,21 @@ class DeviceClaimExplainer(Explainer):
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
-    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         held = () if is_empty else self.in_use
-        return describe_shortage(self.finder.counting, demand, request, held, pin=unit.pin)
+        return shortage(self.finder.counting, demand, request, held, pin=unit.pin)
 
-    def disagreement(self, unit: PlacementUnit) -> str:
+    def disagreement(self, unit: PlacementUnit) -> Fact | None:
         named = ((*d.match, *d.shared, *(n for s in d.requests for n in s.match)) for d in unit.demands)
-        names = sorted({name for group in named for name in group})
-        return f"the devices needed together differ in {' and '.join(f'`{name}`' for name in names)} on every node"
+        return fact(Cause.DIFFER, attributes=sorted({name for group in named for name in group}))
+
+    def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:
+        for request in (request for demand in unit.demands for request in demand.requests):
+            step = next((each for each in request.candidates.funnel if is_left_out(each.what)), None)
+            if step is not None and (whole := main_step(self.funnels.make(request), is_left_out)) is not None:
+                say = expression_for(self.snapshot.devices[next(iter(step.devices))])
+                return [fact(Cause.PARTS, count=whole["count"], say=say)]
+        return ()
 
     def make_typos(self) -> TypoFinder:
         return TypoFinder(self.snapshot, self.eligibility)
@@ -121,9 +128,8 @@ class DeviceClaimExplainer(Explainer):
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
         return funnel.to_dict(funnel.request.label, with_users=True)
 
-    def name_node(self, unit: PlacementUnit) -> str:
+    def unknown_node(self, unit: PlacementUnit) -> Fact | None:
         nodes = self.snapshot.nodes if self.fleet.nodes is None else self.fleet.nodes
         if unit.pin is None or unit.pin in nodes:
-            return ""
-        near = closest_match(unit.pin, nodes)
-        return f"no node {unit.pin!r} has devices" + (f"; did you mean {near!r}?" if near else "")
+            return None
+        return fact(Cause.NODE_UNKNOWN, node=unit.pin, near=closest_match(unit.pin, nodes))

@@ -15,6 +15,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
+from devalloc.api.findings import text_fact
 from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
@@ -123,7 +124,7 @@ def record_invalid(
             RejectedClaim(
                 key,
                 Reason.CLAIM_INVALID,
-                why,
+                (text_fact(why),),
                 group=_text(marks.get(meta.GROUP)),
                 status=recover_status(document.get("status")),
                 node=nodes[0] or nodes[1],
@@ -196,7 +197,7 @@ def without_duplicates(
             RejectedClaim(
                 claim.key,
                 Reason.CLAIM_INVALID,
-                message,
+                (text_fact(message),),
                 group=claim.group,
                 status=claim.status if claim.is_allocated else None,
                 node=claim.allocated_node or claim.pinned_node,

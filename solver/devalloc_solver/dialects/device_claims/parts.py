@@ -56,9 +56,13 @@ def says_which(expressions: Iterable[str | None]) -> bool:
 
 def why_left_out(part: Device) -> str:
     """The step of the funnel at which a part drops out."""
+    return f"{_START}{expression_for(part)} while whole ones are offered"
+
+
+def expression_for(part: Device) -> str:
+    """What a claim says that wants such a part."""
     function = part.attributes.get(FUNCTION)
-    expression = f"'{PROFILE}' in device" if function is None else f"device.{FUNCTION} == '{function}'"
-    return f"{_START}{expression} while whole ones are offered"
+    return f"'{PROFILE}' in device" if function is None else f"device.{FUNCTION} == '{function}'"
 
 
 def is_left_out(step: str) -> bool:

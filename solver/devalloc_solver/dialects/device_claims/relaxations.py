@@ -102,9 +102,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
             path = f"{path_of(request)}.matchAttributes"
             for name in dict.fromkeys(request.spec.match_attributes):
                 entry = {"kind": "matchAttribute", "attribute": name, "path": path}
-                words = f"without `{name}` in {path}"
                 change = partial(_without, field="match_attributes", name=name)
-                edits.append(self.edit_request(demand, request, entry, words, change))
+                edits.append(self.edit_request(demand, request, entry, change))
         return edits
 
     def limits(self) -> list[Relaxation]:
@@ -117,7 +116,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
                     path = f"{path_of(request)}.limits.{name}"
                     entry = {"kind": "limit", "resource": name, "path": path, "limit": str(limit)}
                     change = partial(_without, field="limits", name=name)
-                    edits.append(self.edit_request(demand, request, entry, f"without {path}", change))
+                    edits.append(self.edit_request(demand, request, entry, change))
         return edits
 
     def amounts(self) -> list[Relaxation]:
@@ -134,11 +133,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
 
         def reduced_to(nano: int) -> Relaxation:
             most = Quantity(nano, requested.format)
-            noun = "device" if nano == NANO else "devices"
-            what = f"{most} {noun if name == COUNT else f'of {name}'}"
             entry = {"kind": "amount", "resource": name, "path": path, "requested": str(requested), "most": str(most)}
-            words = f"with at most {what} in request {request.label}"
-            return self.edit_request(demand, request, entry, words, partial(_with_amount, name=name, amount=most))
+            return self.edit_request(demand, request, entry, partial(_with_amount, name=name, amount=most))
 
         def granularity(question: FeasibilityQuestion) -> int:
             return NANO if name == COUNT else _amount_granularity(question, demand, request, name)
@@ -152,7 +148,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
             if (expression := request.spec.constraints or "").strip():
                 path = f"{path_of(request)}.constraints"
                 entry = {"kind": "constraint", "path": path, "expression": expression}
-                edits.append(self.edit_request(demand, request, entry, f"without {path}", _without_constraints))
+                edits.append(self.edit_request(demand, request, entry, _without_constraints))
         return edits
 
     def classes(self) -> list[Relaxation]:
@@ -163,9 +159,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
             name = request.spec.device_class or request.spec.device_type
             if name and not request.mode.is_admin:
                 path = f"{path_of(request)}.{field}"
-                words = f"with devices of another class than {path} requests"
                 entry = {"kind": "class", "path": path, field: name}
-                edits.append(self.edit_request(demand, request, entry, words, _of_any_class))
+                edits.append(self.edit_request(demand, request, entry, _of_any_class))
         return edits
 
     def _spec_match(self, demand: Demand, name: str) -> Relaxation:
@@ -174,7 +169,6 @@ class DeviceClaimRelaxations(UnitRelaxations):
         return self.edit_demand(
             demand,
             entry,
-            f"without `{name}` in {path}",
             lambda other: replace(other, match=tuple(n for n in other.match if n != name), shape=None),
         )
 
@@ -271,7 +265,7 @@ def _drop_group_match(name: str) -> Relaxation:
     def change(other: Demand) -> Demand:
         return replace(other, shared=tuple(n for n in other.shared if n != name))
 
-    return Relaxation(entry, f"without `{name}` in {path}", lambda question: question.with_demands(change))
+    return Relaxation(entry, lambda question: question.with_demands(change))
 
 
 def short_reason(unit: PlacementUnit) -> Reason:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.findings import text_fact
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.check import check_cel_check
@@ -76,7 +77,7 @@ def _without_disputed(
         if about is None or claim.is_allocated or claim.is_deleting:
             staying.append(claim)
         else:
-            refused.append(RejectedClaim(claim.key, Reason.CHECK_FAILED, "; ".join(about[:3]), claim.group))
+            refused.append(RejectedClaim(claim.key, Reason.CHECK_FAILED, tuple(map(text_fact, about[:3])), claim.group))
     return replace(problem_input, claims=tuple(staying), refused=tuple(refused))
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
@@ -19,7 +20,6 @@ from devalloc_solver.cel.syntax_tree import Call, Literal, Node, Select
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.parts import is_left_out
 from devalloc_solver.dialects.device_claims.relaxations import path_of
-from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (
     KnownNames,
@@ -133,12 +133,9 @@ class TypoFinder(UnitTypos):
         admin = sorted(c.metadata.name for c in classes if c.spec.admin_access and c.spec.device_type == written)
         types = {c.spec.device_type for c in classes if c.spec.device_type and not c.spec.admin_access} - {written}
         if admin:
-            message = (
-                f"class {admin[0]} has deviceType {written!r}, but gives admin access: claims can only reach it by name"
-            )
-            yield Typo(path, message, written, None)
+            yield Typo(path, fact(Cause.ADMIN_TYPE, device_class=admin[0], type=written), written, None)
         elif (near := closest_match(written, types)) is not None:
-            yield Typo(path, f"no class has deviceType {written!r}; did you mean {near!r}?", written, near)
+            yield Typo(path, fact(Cause.UNKNOWN_TYPE, type=written, near=near), written, near)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
@@ -192,8 +189,7 @@ def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
         typo = _unknown_attribute(survey, path[0], "")
         if typo is None or survey.names(_attributes)[path[0]] or not survey.names(_resources)[path[0]]:
             return typo
-        words = f"`{path[0]}` is an amount that a claim requests: write requests: {{{path[0]}: …}}"
-        return Typo("", words, path[0], None)
+        return Typo("", _amount_in_expression(path[0]), path[0], None)
 
     def of_comparison(comparison: Comparison) -> Typo | None:
         operator, (name,), literal = comparison
@@ -228,14 +224,18 @@ def _nested_name(outer: Node, name: str, written: str) -> tuple[str, str, str]:
     return of, name, f"device.{of}{written}"
 
 
-def _flat_form(survey: Survey, name: str, written: str) -> str:
+def _amount_in_expression(name: str) -> Fact:
+    return fact(Cause.MISPLACED, name=name, what="is an amount that a claim requests", write=f"requests: {{{name}: …}}")
+
+
+def _flat_form(survey: Survey, name: str, written: str) -> Fact:
     """How to write what is in a map of maps elsewhere."""
     names = survey.names(_attributes)
     if survey.names(_resources)[name] and not names[name]:
-        return f"`{name}` is an amount that a claim requests: write requests: {{{name}: …}} instead of {written}"
+        return _amount_in_expression(name)
     name = name if names[name] else closest_match(name, names) or name
     short = f"'{name}' in device" if " in " in written else f"device.{name}"
-    return f"`device` is a flat map here: write {short} instead of {written}"
+    return fact(Cause.MISPLACED, name="device", what="is a flat map here", write=f"{short} instead of {written}")
 
 
 # -- what is odd -------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _unknown_attribute(survey: Survey, name: str, path: str) -> Typo | None:
     typo = mistyped_name(name, names, survey.total, path=path, rare=MAX_TYPO_SHARE)
     if typo is not None or names[name] or not survey.total:
         return typo
-    return Typo(path, f"`{name}` exists on 0 of {count_devices(survey.total)}", name, None)
+    return Typo(path, fact(Cause.UNKNOWN_NAME, name=name, count=0, total=survey.total), name, None)
 
 
 def _unknown_resource(survey: Survey, name: str, path: str) -> Typo | None:
@@ -255,10 +255,9 @@ def _unknown_resource(survey: Survey, name: str, path: str) -> Typo | None:
         return None
     having, attributes = survey.names(_resources) + Counter({COUNT: survey.total}), survey.names(_attributes)
     if not having[name] and attributes[name]:
-        return Typo(path, f"`{name}` is an attribute: compare device.{name} in constraints", name, None)
+        write = f"device.{name} == … in constraints"
+        return Typo(path, fact(Cause.MISPLACED, name=name, what="is an attribute", write=write), name, None)
     typo = mistyped_name(name, having, survey.total, path=path, rare=MAX_TYPO_SHARE)
     if typo is not None or having[name] or not survey.total:
         return typo
-    return Typo(
-        path, f"`{name}` exists on 0 of {count_devices(survey.total)}; requests.count counts devices", name, None
-    )
+    return Typo(path, fact(Cause.UNKNOWN_NAME, name=name, what="amount", count=0, total=survey.total), name, None)

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+from devalloc.api.findings import Fact
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
 from devalloc_solver.answer_types import ExplanationDict
@@ -39,9 +40,8 @@ from devalloc_solver.dialects.resource_k8s.relaxations import (
     relax_counters,
 )
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
-from devalloc_solver.explain.explainer import Finding, describe_remedy
+from devalloc_solver.explain.explainer import Finding
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.funnel import NO_USERS, Funnel, Users
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
@@ -100,12 +100,16 @@ def explain(
         source=call,
         dialect=problem.dialect,
     )
-    finding = None if fits else explainer.find(unit, unit.demands[0].key)
+    first, *others = unit.demands
+    namespace, name = first.claim.claim.key
+    subject = ("", "") if others else (namespace or "default", name)
+    refusal = {} if fits else explainer.as_data(explainer.find(unit, first.key), subject)
     funnels = [[explainer.funnels.make(request) for request in demand.requests] for demand in unit.demands]
     answer: dict[str, Any] = {
-        "reason": None if finding is None else str(finding.reason),
-        "message": None if finding is None else explainer.message(finding, [*chain(*funnels)]),
-        "blockers": [] if finding is None else explainer.blockers(finding),
+        "message": None,
+        "blockers": [],
+        **refusal,
+        "reason": None if fits else str(refusal["reason"]),
         "claims": [
             dict(zip(("namespace", "name"), demand.claim.claim.key, strict=True))
             | {"requests": [*map(explainer.funnel_dict, of_claim)]}
@@ -230,7 +234,7 @@ def _pool_of(spec: Mapping[str, Any]) -> PoolId:
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
 
-def _source_edit(entry: Mapping[str, Any], words: str, name: str, value: object) -> Relaxation:
+def _source_edit(entry: Mapping[str, Any], name: str, value: object) -> Relaxation:
     """A value added to a set of what is changed."""
 
     def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
@@ -239,7 +243,7 @@ def _source_edit(entry: Mapping[str, Any], words: str, name: str, value: object)
         changes: dict[str, Any] = {name: getattr(source, name) | {value}}
         return replace(question, source=replace(source, **changes))
 
-    return Relaxation(entry, words, apply, order=-1)
+    return Relaxation(entry, apply, order=-1)
 
 
 def complete_pools(views: Iterable[PoolView]) -> list[Relaxation]:
@@ -247,7 +251,6 @@ def complete_pools(views: Iterable[PoolView]) -> list[Relaxation]:
     return [
         _source_edit(
             {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why},
-            f"once pool {pool.title} is complete",
             "complete",
             pool.id,
         )
@@ -262,7 +265,6 @@ def reach_pools(source: ChangedCall) -> list[Relaxation]:
     return [
         _source_edit(
             {"kind": "node", "node": node, "driver": pool[0], "pool": pool[1]},
-            f"if node {node} reached pool {'/'.join(pool)}",
             "reached",
             pool,
         )
@@ -273,7 +275,7 @@ def reach_pools(source: ChangedCall) -> list[Relaxation]:
 def switch_on_features(source: ChangedCall) -> list[Relaxation]:
     """Features that are off, of those that are on by default."""
     names = sorted(gate.DEFAULT_GATES - source.features)
-    return [_source_edit({"kind": "feature", "feature": n}, f"with feature {n}", "features", n) for n in names]
+    return [_source_edit({"kind": "feature", "feature": n}, "features", n) for n in names]
 
 
 # -- what is in use ----------------------------------------------------------------------------------------------------
@@ -283,21 +285,21 @@ def list_holders(
     claims: Iterable[ResourceClaim], allocated: Mapping[str, Sequence[Manifest]]
 ) -> list[tuple[Relaxation, DeviceUsage]]:
     """List claims that hold something, and devices that are in use without a claim that is known to hold them."""
-    listed: list[tuple[Mapping[str, Any], str, DeviceUsage]] = []
+    listed: list[tuple[Mapping[str, Any], DeviceUsage]] = []
     named = ((claim.key[0] or "default", claim.key[1], claim) for claim in claims if claim.allocation is not None)
     for namespace, name, claim in sorted(named, key=lambda one: "/".join(one[:2])):
         entry = {"kind": "claim", "namespace": namespace, "name": name, "priority": 0}
         usage = DeviceUsage()
         with suppress(FieldError):  # all that names a device is added before
             add_allocation(usage, claim.allocation or {}, "status.allocation", records_of_claim(claim.annotations))
-        listed.append((entry, f"once {namespace}/{name} is released", usage))
+        listed.append((entry, usage))
     for where in sorted({_device_of(item) for part in allocated.values() for item in part or ()}):
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
         same = {part: [i for i in items or () if _device_of(i) == where] for part, items in allocated.items()}
-        listed.append((entry, f"once {'/'.join(where)} is free", read_usage(same, ())))
+        listed.append((entry, read_usage(same, ())))
     return [
-        (Relaxation(entry, words, partial(FeasibilityQuestion.without, claims=frozenset([holder_key(number)]))), usage)
-        for number, (entry, words, usage) in enumerate(listed)
+        (Relaxation(entry, partial(FeasibilityQuestion.without, claims=frozenset([holder_key(number)]))), usage)
+        for number, (entry, usage) in enumerate(listed)
     ]
 
 
@@ -312,6 +314,7 @@ def _device_of(item: Mapping[str, Any]) -> DeviceId:
 class CallExplainer(ResourceClaimExplainer):
     """Explains the claims of one call, which all fit on its node or none does; only the time of the call bounds it."""
 
+    names_users: ClassVar[bool] = False
     source: ChangedCall
     dialect: ResourceClaimDialect
     """of the problem that the call is"""
@@ -368,29 +371,16 @@ class CallExplainer(ResourceClaimExplainer):
         edits = fewest_relaxations(question, self.holders, self.finder) or ()
         return BlockingClaims(tuple(holder_key(self.holders.index(edit)) for edit in edits), smallest=True)
 
-    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
 
-    def disagreement(self, unit: PlacementUnit) -> str:
+    def disagreement(self, unit: PlacementUnit) -> Fact | None:
         in_use = any(allocation.items for allocation in self.in_use)
-        return "" if in_use else ResourceClaimExplainer.disagreement(self, unit)
+        return None if in_use else ResourceClaimExplainer.disagreement(self, unit)
 
-    def users(self, funnel: Funnel) -> Users:
-        return NO_USERS
-
-    def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
-        names = [self.holders[int(number)].entry for _, number in claims]
-        return describe_remedy(edits, [_holder_name(entry) for entry in names])
-
-    def holder_title(self, claim: Key) -> str:
-        return "/".join(_holder_name(self.holders[int(claim[1])].entry))
+    def holder(self, claim: Key) -> Mapping[str, Any]:
+        return self.holders[int(claim[1])].entry
 
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         edits = (*finding.edits, *(self.holders[int(number)] for _, number in finding.claims))
         return [dict(edit.entry) for edit in edits]
-
-
-def _holder_name(entry: Mapping[str, Any]) -> Key:
-    if entry["kind"] == "device":
-        return f"{entry['driver']}/{entry['pool']}", entry["device"]
-    return entry["namespace"], entry["name"]

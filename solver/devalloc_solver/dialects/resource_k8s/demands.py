@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from devalloc.api.findings import text_fact
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
@@ -146,7 +147,7 @@ def make_claim_demand(one: PendingClaim, problem_input: ClusterInput, judge: Req
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
         if error.exceeded is not None:
             reason = Reason.EXPRESSION_TOO_EXPENSIVE
-        return RejectedClaim(one.key, reason, error.message, claim.group, exceeded=error.exceeded)
+        return RejectedClaim(one.key, reason, (text_fact(error.message),), claim.group, exceeded=error.exceeded)
     return replace(make_demand(one, choices), shape=_shape(claim))
 
 
@@ -156,21 +157,20 @@ def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedC
     for subrequest in claim.subrequests:
         if subrequest.class_name in problem_input.broken_classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} is invalid"
-            return RejectedClaim(
-                key, Reason.CLASS_INVALID, f"{message}: {problem_input.broken_classes[subrequest.class_name]}", group
-            )
+            message = f"{message}: {problem_input.broken_classes[subrequest.class_name]}"
+            return RejectedClaim(key, Reason.CLASS_INVALID, (text_fact(message),), group)
         if subrequest.class_name not in problem_input.classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} does not exist"
             near = closest_match(subrequest.class_name, [*problem_input.classes, *problem_input.broken_classes])
             message += "" if near is None else f"; did you mean {near!r}?"
-            return RejectedClaim(key, Reason.CLASS_NOT_FOUND, message, group)
+            return RejectedClaim(key, Reason.CLASS_NOT_FOUND, (text_fact(message),), group)
     least = sum(
         min(1 if subrequest.is_all else subrequest.count for subrequest in request.subrequests)
         for request in claim.requests
     )
     if least > MOST_DEVICES:
         message = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
-        return RejectedClaim(key, Reason.CLAIM_INVALID, message, group)
+        return RejectedClaim(key, Reason.CLAIM_INVALID, (text_fact(message),), group)
     return None
 
 

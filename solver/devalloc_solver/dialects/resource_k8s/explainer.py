@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from devalloc.api import findings
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s.answers import unjudged_devices
@@ -22,7 +24,7 @@ from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Users, count_devices, describe_missing
+from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
@@ -44,6 +46,8 @@ class ResourceClaimExplainer(Explainer):
     funnels: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
+    names_users: ClassVar[bool] = True
+    """whether a funnel names the claims that have its devices"""
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
 
@@ -54,17 +58,19 @@ class ResourceClaimExplainer(Explainer):
         Explainer.begin(self, unit)
 
     def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
-        answer = Explainer.answer(self, unit, demand, finding)
+        warnings, answer = self.warnings(demand), Explainer.answer(self, unit, demand, finding)
         is_exhausting = any(request.spec.is_exhausting for request in demand.requests)
         exceeded = Bound.DEVICE if is_exhausting and finding.reason is Reason.NO_MATCHING_DEVICES else None
-        message, unreached = str(answer.message), self._unreached(finding, answer)
+        unreached, causes = self._unreached(finding, answer), [*answer.causes]
         if unreached is not None:
             is_cause = not any(funnel["devices"] for funnel in answer.funnel)
-            message = f"{finding.verdict}: {unreached.why}" if is_cause else f"{message}; {unreached.why}"
+            causes = [fact(Cause.UNREACHED, text=unreached.why), *([] if is_cause else causes)]
+        causes += [fact(Cause.EXPRESSION_FAILED, text=warnings[0])] if warnings else []
+        blockers = [_blocker_of(demand, unit, blocker) for blocker in answer.blockers]
+        data = findings.Finding(causes, blockers, answer.alternatives, answer.caveats, "/".join(demand.key))
         return replace(
             answer,
-            message=f"{message}; {answer.warnings[0]}" if answer.warnings else message,
-            blockers=tuple(_blocker_of(demand, unit, blocker) for blocker in answer.blockers),
+            **findings.as_json(data),
             unreached_devices=0 if unreached is None else unreached.devices,
             exceeded=exceeded,
         )
@@ -80,7 +86,7 @@ class ResourceClaimExplainer(Explainer):
         return self.unreached if is_likely else None
 
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
-        return funnel.to_dict(self.request_name(funnel.request), with_users=False)
+        return funnel.to_dict(self.request_name(funnel.request), with_users=self.names_users)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -135,35 +141,33 @@ class ResourceClaimExplainer(Explainer):
             raise Undecided
         return blocking
 
-    # -- words ---------------------------------------------------------------------------------------------------------
+    # -- causes --------------------------------------------------------------------------------------------------------
 
-    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         if not counts_devices(request):
-            return ""
+            return None
         best = self.funnels.most(request, unit.pin, is_empty=is_empty)
         if best >= request.min_count:
-            return ""
-        wanted = count_devices(request.min_count, "" if is_empty else "free ")
-        return describe_missing(unit.pin, f"{wanted} for request {self.request_name(request)}", best)
+            return None
+        wanted: dict[str, Any] = {"wanted": request.min_count, "most": str(best), "free": not is_empty}
+        return fact(Cause.TOO_FEW, **wanted, node=unit.pin, request=self.request_name(request))
 
     def request_name(self, request: Request) -> str:
         return str(request.spec.subrequest.name)
 
-    def disagreement(self, unit: PlacementUnit) -> str:
+    def disagreement(self, unit: PlacementUnit) -> Fact | None:
         for demand in unit.demands:
             for relation in demand.relations:
                 alone = (detail[0] for detail in demand.details if len(detail) == 1)
                 for request in (request for request in alone if request.label in relation.labels):
-                    if counts_devices(request) and (text := self._disagreement(unit, relation, request)):
-                        return text
+                    if counts_devices(request) and (differ := self._disagreement(unit, relation, request)):
+                        return differ
         names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
-        which = f" on {' and '.join(f'`{name}`' for name in names)}" if names else ""
-        return f"no combination of devices satisfies the constraints{which}"
+        return fact(Cause.CONSTRAINTS, attributes=(*names,))
 
-    def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> str:
-        """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; "" if counting does not
-        show it."""
-        accepted, name = request.candidates.accepted, f"`{relation.attribute}`"
+    def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> Fact | None:
+        """How many devices agree, or differ, in an attribute; None if counting does not show that they are too few."""
+        accepted = request.candidates.accepted
         values = {i: own for i in accepted if (own := self.snapshot.devices[i].values(relation.attribute))}
 
         def count(some: Sequence[int]) -> int:
@@ -172,19 +176,22 @@ class ResourceClaimExplainer(Explainer):
 
         best = self.funnels.best(values, unit.pin, count)
         if best >= request.min_count:
-            return ""
-        what = f"all different in {name}" if relation.distinct else f"with one {name} value"
+            return None
         there, total = self.funnels.having(request, relation.attribute)
-        without = f", {total - there} of {total} have no {name}" if there < total else ""
-        wanted = f"{count_devices(request.min_count)} {what} for request {self.request_name(request)}"
-        return describe_missing(unit.pin, wanted, f"{best}{without}")
+        return fact(
+            Cause.TOO_FEW_AGREE,
+            attribute=relation.attribute,
+            distinct=relation.distinct,
+            wanted=request.min_count,
+            most=str(best),
+            node=unit.pin,
+            request=self.request_name(request),
+            without=total - there or None,
+            total=total,
+        )
 
-    def exhausted(self, unit: PlacementUnit) -> str:
+    def exhausted(self, unit: PlacementUnit) -> Fact:
         return NOT_TOGETHER  # whatever a part of the cluster has
-
-    def users(self, funnel: Funnel) -> Users:
-        holders = funnel.list_holders()
-        return [f"{'/'.join(claim)} ({count})" for claim, count in holders[:SHOWN]], len(holders)
 
     def make_typos(self) -> ResourceTypoFinder:
         return ResourceTypoFinder(self.offers)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.fields import describe_value
+from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
 from devalloc.api.object_lists import flatten_lists
@@ -327,7 +328,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
                 RejectedClaim(
                     key,
                     Reason.CLAIM_INVALID,
-                    str(error),
+                    (text_fact(str(error)),),
                     short_text(group) if group else None,
                     allocation=allocated,
                     node=None if allocated is None else selected_node(allocated),
@@ -336,8 +337,8 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         raise
     problem_input.manifests[key] = filled
     if claim.metadata.is_deleting and claim.allocation is None:
-        message = "the claim is being deleted"
-        problem_input.refused.append(RejectedClaim(key, Reason.DELETING, message, claim.group))
+        causes = (text_fact("the claim is being deleted"),)
+        problem_input.refused.append(RejectedClaim(key, Reason.DELETING, causes, claim.group))
     else:
         problem_input.claims.append(claim)
 

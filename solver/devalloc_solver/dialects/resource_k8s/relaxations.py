@@ -18,7 +18,6 @@ from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, counter_name, is_counter
 from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import (
     Relaxation,
@@ -142,7 +141,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
             return replace(other, relations=(*other.relations[:number], *other.relations[number + 1 :]), shape=None)
 
         entry = {"kind": "constraint", "path": path, name: constraint.attribute}
-        return self.edit_demand(demand, entry, f"without {path} ({name} {constraint.attribute})", change)
+        return self.edit_demand(demand, entry, change)
 
     def counts(self) -> list[Relaxation]:
         """Counts above one, narrowed to the most that fits."""
@@ -155,8 +154,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
     def _count(self, demand: Demand, request: Request, most: int) -> Relaxation:
         subrequest = request.spec.subrequest
         entry = {"kind": "amount", "path": f"{subrequest.path}.count", "requested": str(subrequest.count)}
-        words = f"with at most {count_devices(most)} for request {subrequest.name}"
-        return self.edit_request(demand, request, {**entry, "most": str(most)}, words, partial(_with_count, count=most))
+        return self.edit_request(demand, request, {**entry, "most": str(most)}, partial(_with_count, count=most))
 
     def selectors(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """The selectors of a request."""
@@ -165,7 +163,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
             if selectors := request.spec.subrequest.selectors:
                 path = f"{request.spec.subrequest.path}.selectors"
                 entry = {"kind": "selector", "path": path, "expressions": [*selectors]}
-                edits.append(self.edit_request(demand, request, entry, f"without {path}", _without_selectors))
+                edits.append(self.edit_request(demand, request, entry, _without_selectors))
         return edits
 
     def classes(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
@@ -179,10 +177,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
                 return request
             return self.judge_changed(demand, request, lambda other: replace(other, class_name=ANY_DEVICE.name))
 
-        words = f"without the selectors of class {name}"
-        return Relaxation(
-            {"kind": "class", "deviceClassName": name}, words, lambda question: question.with_requests(changed)
-        )
+        return Relaxation({"kind": "class", "deviceClassName": name}, lambda question: question.with_requests(changed))
 
     def capacities(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """Requested capacities, one by one."""
@@ -193,7 +188,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
                 path = f"{request.spec.subrequest.path}.capacity.requests[{name}]"
                 entry = {"kind": "capacity", "path": path, "capacity": name, "requested": str(amount)}
                 change = partial(_without_capacity, name=name)
-                edits.append(self.edit_request(demand, request, entry, f"without {path}", change))
+                edits.append(self.edit_request(demand, request, entry, change))
         return edits
 
     def claim_name(self, demand: Demand) -> Key:
@@ -223,7 +218,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
             question = relaxed([])
             return fewest_on_nodes(question, finder, without(question), _taints_of, nodes=0)
 
-        return [Relaxation({"kind": "taint"}, "without the taints", without, narrow=narrow)]
+        return [Relaxation({"kind": "taint"}, without, narrow=narrow)]
 
 
 def _is_barred_by_taints(request: Request) -> bool:
@@ -301,8 +296,7 @@ def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
             return offer
         return replace(offer, device=replace(offer.device, taints=tuple(t for t in offer.device.taints if t != taint)))
 
-    words = f"without the taint {taint.key}={taint.value}:{taint.effect} of {'/'.join(where)}"
-    return Relaxation(entry, words, _changing_devices(change))
+    return Relaxation(entry, _changing_devices(change))
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -313,17 +307,14 @@ def relax_counters() -> Relaxation:
     return relax_shared_limits(_COUNTERS)
 
 
-def _counter_entry(pool: Pool, name: str, wanted: int, missing: int) -> tuple[dict[str, Any], str]:
-    """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
+def _counter_entry(pool: Pool, name: str, wanted: int, missing: int) -> dict[str, Any]:
+    """The blocker for a counter that falls short. ``name`` is "set/counter"; amounts are in nano."""
     counter_set, _, counter = name.rpartition("/")
     driver, pool_name = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
     needed, shown = (str(Amount(nano, quantity_format(nano))) for nano in (wanted, missing))
     entry = {"kind": "counter", "driver": driver, "pool": pool_name, "counterSet": counter_set, "counter": counter}
-    words = f"with {shown} more of counter {name} in pool {driver}/{pool_name}"
-    return {**entry, "needed": needed, "missing": shown}, words
+    return {**entry, "needed": needed, "missing": shown}
 
 
-_COUNTERS = SharedLimits(
-    {"kind": "counter"}, "with more of the counters", _counter_entry, is_counter, counter_name, nodes=0
-)
+_COUNTERS = SharedLimits({"kind": "counter"}, _counter_entry, is_counter, counter_name, nodes=0)
 """Nodes may see a counter differently, each as a resource of its own."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 
+from devalloc.api.findings import Cause, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes.reads import PLACES
@@ -55,11 +56,11 @@ class ResourceTypoFinder(UnitTypos):
 
     def _all(self, demand: Demand) -> Iterator[Typo | None]:
         claim, survey = demand.claim.claim, self._survey
-        yield from (self._name(_attributes, "", constraint.attribute) for constraint in claim.constraints)
+        yield from (self._name(_attributes, None, constraint.attribute) for constraint in claim.constraints)
         for subrequest in claim.subrequests:
             yield from chain.from_iterable(map(self._of_expression, subrequest.selectors))
             for name in subrequest.capacity:  # which is named as the devices name it
-                yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")
+                yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity")
         classes = {request.spec.subrequest.class_name: request.spec.judge.classes for request in demand.requests}
         for name, of_name in classes.items():
             yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
@@ -81,14 +82,14 @@ class ResourceTypoFinder(UnitTypos):
         )
         if "/" in domain:
             home, _, name = domain.partition("/")
-            message = f"{domain!r} is not a domain: write ['{home}'].{name}"
-            return Typo("", message, domain, None) if self._survey.names(names_of)[domain] else None
+            cause = fact(Cause.MISPLACED, name=domain, what="is not a domain", write=f"['{home}'].{name}")
+            return Typo("", cause, domain, None) if self._survey.names(names_of)[domain] else None
         name = "/".join((domain, *rest))
         if not self._survey.names(names_of)[name] and self._survey.names(others)[name]:
-            what = "a capacity" if map_of == "capacity" else "an attribute"
+            what = "is a capacity" if map_of == "capacity" else "is an attribute"
             written = f"device.{map_of}['{domain}'].{'/'.join(rest)}"
-            return Typo("", f"`{name}` is {what}: write {written}", name, None)
-        return self._name(names_of, "" if kind == "attribute" else "capacity ", name)
+            return Typo("", fact(Cause.MISPLACED, name=name, what=what, write=written), name, None)
+        return self._name(names_of, None if kind == "attribute" else "capacity", name)
 
     def _of_comparison(self, comparison: Comparison) -> Typo | None:
         operator, path, literal = comparison
@@ -97,7 +98,7 @@ class ResourceTypoFinder(UnitTypos):
         access = f"device.attributes['{path[1]}'].{path[2]}"
         return mistyped_comparison(self._survey, operator, "/".join(path[1:]), literal, _TYPES, access)
 
-    def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str, name: str) -> Typo | None:
+    def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str | None, name: str) -> Typo | None:
         survey = self._survey
         return mistyped_name(name, survey.names(names_of), survey.total, what=what, nearest=nearest_name)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
@@ -89,7 +90,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         return read.group if isinstance(read, ClaimRecord) else None
 
     def _rejected(self, read: ManifestRecord, reason: Reason, message: str) -> Answer:
-        return RejectedClaim(read.key, reason, message, self._group_of(read)).answer().to_dict()
+        return RejectedClaim(read.key, reason, (text_fact(message),), self._group_of(read)).answer().to_dict()
 
     def _timed_out(self, read: ManifestRecord, error: OutOfTime) -> Answer:
         assert isinstance(read, ClaimRecord)
@@ -121,8 +122,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
         if state.judge.disagreements:
             if self._cel_check == "refuse" and (disputed := state.judge.disputed):
-                message = "; ".join(disputed[:3])
-                return RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group).answer().to_dict()
+                causes = tuple(map(text_fact, disputed[:3]))
+                return RejectedClaim(claim.key, Reason.CHECK_FAILED, causes, claim.group).answer().to_dict()
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
         state.grant(claim, placed)
         return answer

@@ -26,7 +26,7 @@ MAX_VERDICTS = 200_000
 there are more of either, all are forgotten."""
 
 
-_NOT_ASKED = RejectedClaim(("", ""), Reason.CLAIM_INVALID, "")
+_NOT_ASKED = RejectedClaim(("", ""), Reason.CLAIM_INVALID, ())
 
 
 @dataclass(slots=True, eq=False)

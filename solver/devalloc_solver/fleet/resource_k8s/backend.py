@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
+from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.object_lists import flatten_lists
@@ -113,7 +114,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return read.claim.group
 
     def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        return answer_dict(RejectedClaim(read.claim.key, reason, message, self._group_of(read)).answer())
+        return answer_dict(RejectedClaim(read.claim.key, reason, (text_fact(message),), self._group_of(read)).answer())
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
         return answer_dict(timeout_rejection(read.claim, error).answer())
