@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from devalloc_solver.bounds.device_bound import DeviceBound
 
 UNITS_PER_STEP = 24
-"""Units that are decided together."""
+"""Units that are decided together. One by one, the 40 batches of 30 and 100 claims of the benchmark `batches` take half
+as long again, and two of them three times as long."""
 MAX_TOGETHER = 2**24
-"""The same for alternatives: the product of their numbers."""
+"""The same for alternatives: the product of their numbers. One by one, a batch of 30 claims with oneOf takes 2.7 times
+as long."""
 SMALL_TO_SPREAD = 400
 """Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
 
