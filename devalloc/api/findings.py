@@ -66,6 +66,7 @@ class Cause(StrEnum):
     NODE_UNKNOWN = "unknownNode"
     GROUP = "group"
     MEMBERS = "members"
+    OUTRANKED = "outranked"
     UNPUBLISHED = "unpublished"
     EXPRESSION_FAILED = "expressionFailed"
     CUT_SHORT = "cutShort"
@@ -91,8 +92,8 @@ _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE
 
 
 def fact(code: Cause, **content: Any) -> Fact:
-    """A cause with what its words need, without what is None, False or empty."""
-    given = {name: value for name, value in content.items() if value not in (None, False, ())}
+    """A cause with what its words need, without what is None, False or an empty tuple; 0 stays."""
+    given = {name: value for name, value in content.items() if value is not None and value is not False and value != ()}
     return {
         "code": code.value,
         **{name: [*value] if isinstance(value, tuple) else value for name, value in given.items()},
@@ -241,7 +242,8 @@ def _sentences(finding: Finding, style: _Style) -> Iterator[str]:
         words = [_words(each, style) for each in causes]
         own = next((each.remedy for each in words if each.remedy), "")
         is_complete = "nothingLeft" in finding.caveats or any(each.is_complete for each in words[:1])
-        remedy = own if own and not corrects else "" if is_complete else changes
+        release = _release([each for each in finding.blockers if each["kind"] in HOLDERS], style)
+        remedy = _joined([own, release]) if own and not corrects else "" if is_complete else changes
         notes = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]] if remedy else []
         texts = [*(each.text for each in words), remedy]
         yield from ([_joined([*texts, *notes])] if notes else [])
@@ -267,7 +269,7 @@ def _short_sentences(finding: Finding, style: _Style) -> Iterator[str]:
     *_, causes = _fewer(finding.causes)
     words = next((_words(each, style) for each in causes), _Words(""))
     count = 0 if "nothingLeft" in finding.caveats or words.is_complete else len(finding.blockers)
-    changes = "the change that helps" if count == 1 else f"the {count} changes that help"
+    changes = "the change it needs" if count == 1 else f"the {count} changes it needs"
     yield _joined([words.text, f"`devalloc explain` lists {changes}" if count else ""])
     yield words.text
 
@@ -343,13 +345,20 @@ def _remedy(finding: Finding, style: _Style) -> str:
     """What to do, such as "drop the pin to node n1, and release default/a"; "" if nothing helps."""
     edits = [each for each in finding.blockers if each["kind"] not in HOLDERS]
     holders = [each for each in finding.blockers if each["kind"] in HOLDERS]
-    words = [edit_words(each, style) for each in edits]
-    if len(words) > _NAMED and not style.is_whole:
-        words = [f"make {len(words)} changes (`devalloc explain` lists them)"]
+    words = _together_said([edit_words(each, style) for each in edits])
+    if len(edits) > _NAMED and not style.is_whole:
+        words = [f"make {len(edits)} changes (`devalloc explain` lists them)"]
     steps = [*words, *([_release(holders, style)] if holders else [])]
     text = f"{' and '.join(words)}, and {steps[-1]}" if words and holders else " and ".join(steps)
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
     return " or ".join([text, *others]) if text else _joined(others)
+
+
+def _together_said(words: Sequence[str]) -> list[str]:
+    """Edits of one verb said with it once: "drop a and b"."""
+    if len(words) > 1 and all(each.startswith("drop ") for each in words):
+        return [f"drop {' and '.join(each.removeprefix('drop ') for each in words)}"]
+    return [*words]
 
 
 def _release(holders: Sequence[Mapping[str, Any]], style: _Style) -> str:
@@ -430,20 +439,23 @@ def _class(edit: Mapping[str, Any], style: _Style) -> str:
 
 
 def _request(edit: Mapping[str, Any], style: _Style) -> str:
-    return f"drop request {style.name(edit['request'])}" if "request" in edit else _other_edit(edit, style)
+    name = str(edit.get("request", ""))
+    if not name or name.isdecimal():  # a number that no field has
+        return f"drop {style.path(edit['path'])}" if "path" in edit else _other_edit(edit, style)
+    return f"drop request {style.name(name)}"
 
 
 def _node(edit: Mapping[str, Any], style: _Style) -> str:
     node = style.name(edit["node"])
     if "pool" in edit:
-        return f"let node {node} reach pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
+        return f"add node {node} to the node selector of pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
     if bound := edit.get("boundBy"):
         names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in bound]
         return f"release {style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}"
     if "path" in edit:
         return f"drop {style.path(edit['path'])}"
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in edit.get("pinned", ())]
-    return f"drop the pin to node {node}{f' of {style.listed(names)}' if names else ''}"
+    return f"drop the annotation devalloc.io/node={node}{f' of {style.listed(names)}' if names else ''}"
 
 
 def _pool_resource(edit: Mapping[str, Any], style: _Style) -> str:
@@ -494,7 +506,7 @@ _EDITS: dict[str, Callable[[Mapping[str, Any], _Style], str]] = {
     "constraint": _constraint,
     "counter": _counter,
     "device": lambda edit, style: (
-        f"release {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}"
+        f"free device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}"
     ),
     "feature": lambda edit, style: f"switch on feature {style.name(edit['feature'])}",
     "limit": lambda edit, style: f"drop {style.path(edit['path'])}",
@@ -572,7 +584,7 @@ def _step(cause: Fact, style: _Style) -> str:
 def _unknown_name(cause: Fact, style: _Style) -> _Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
     what = f"{cause['what']} " if "what" in cause else ""
-    text = f"{what}{style.code(cause['name'])} exists on {cause.get('count', 0)} of {count_devices(cause['total'])}"
+    text = f"{what}{style.code(cause['name'])} exists on {cause['count']} of {count_devices(cause['total'])}"
     return _Words(text, f"did you mean {style.code(cause['near'])}?" if "near" in cause else "")
 
 
@@ -609,9 +621,10 @@ def _lacks(cause: Fact, style: _Style) -> str:
 
 
 def _together(cause: Fact, style: _Style) -> str:
-    """Such as " with one `numa` and one `root` value"."""
+    """Such as " with the same `numa` and `root`"."""
     names = cause.get("attributes", ())
-    return f" with one {' and one '.join(style.code(name) for name in names)} value" if names else ""
+    has = "a value of" if cause.get("wanted") == 1 else "the same"
+    return f" with {has} {' and '.join(style.code(name) for name in names)}" if names else ""
 
 
 def _of_request(cause: Fact, style: _Style) -> str:
@@ -630,6 +643,7 @@ def _too_little(cause: Fact, style: _Style) -> str:
     """The same for an amount of a ``resource``, on at most so many ``devices``."""
     on = f" on {count_devices(cause['devices'])}" if "devices" in cause else ""
     what = f"{cause['wanted']} of {'free ' if cause.get('free') else ''}{style.name(cause['resource'])}"
+    on = on or " on its devices"
     return f"{_lacks(cause, style)} {what}{on}{_together(cause, style)} (at most {cause['most']})"
 
 
@@ -637,8 +651,9 @@ def _too_few_agree(cause: Fact, style: _Style) -> str:
     """``wanted`` devices with one value of an ``attribute``, or all ``distinct`` in it, the ``most`` on a node, and how
     many of ``total`` are ``without`` it."""
     name = style.code(cause["attribute"])
-    what = f"all different in {name}" if cause.get("distinct") else f"with one {name} value"
-    without = f", {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
+    what = f"all different in {name}" if cause.get("distinct") else f"with the same {name}"
+    what = f"with a value of {name}" if cause["wanted"] == 1 else what
+    without = f"; {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
     wanted = f"{count_devices(cause['wanted'])} {what}{_of_request(cause, style)}"
     return f"{_lacks(cause, style)} {wanted} (at most {cause['most']}{without})"
 
@@ -667,7 +682,12 @@ def _node_unknown(cause: Fact, style: _Style) -> _Words:
 def _members(cause: Fact, style: _Style) -> str:
     """The ``members`` of a ``group`` that cannot be satisfied."""
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in cause["members"]]
-    return f"group {style.name(cause['group'])} is all-or-nothing, and {style.listed(names)} cannot be satisfied"
+    return f"{_group(cause, style)} is all-or-nothing, and {style.listed(names)} cannot be satisfied"
+
+
+def _group(cause: Fact, style: _Style) -> str:
+    """The ``group``, or the ``machine`` that is one with its claims."""
+    return f"machine {style.name(cause['machine'])}" if "machine" in cause else f"group {style.name(cause['group'])}"
 
 
 def _unpublished(cause: Fact, style: _Style) -> str:
@@ -691,15 +711,13 @@ def _member_fails(cause: Fact, style: _Style) -> _Words:
     """The ``member`` of a ``group`` that fails for a ``reason``, and its ``cause``."""
     why = _words(cause["cause"], style)
     member = style.owner(cause["member"])
-    return _Words(
-        f"member {member} of group {style.name(cause['group'])} fails: {cause['reason']}: {why.text}", why.remedy
-    )
+    return _Words(f"member {member} of {_group(cause, style)} fails: {cause['reason']}: {why.text}", why.remedy)
 
 
 def _members_apart(cause: Fact, style: _Style) -> _Words:
     """The ``nodes`` that members of a ``group`` are bound to, and the annotation that says so (``see``)."""
     nodes = [f"{style.name(each['node'])} ({', '.join(map(style.name, each['members']))})" for each in cause["nodes"]]
-    text = f"members of group {style.name(cause['group'])} are bound to different nodes: {', '.join(nodes)}"
+    text = f"members of {_group(cause, style)} are bound to different nodes: {', '.join(nodes)}"
     return _Words(text, f"see the annotation {cause['see']}")
 
 
@@ -708,9 +726,7 @@ def _held_differ(cause: Fact, style: _Style) -> _Words:
     says that they must not (``see``)."""
     name, must = style.code(cause["attribute"]), "must have one value"
     how = f"have devices without {name}" if cause.get("lack") else f"differ in {name}, which {must}"
-    return _Words(
-        f"members of group {style.name(cause['group'])} that hold devices already {how}", f"see {cause['see']}"
-    )
+    return _Words(f"members of {_group(cause, style)} that hold devices already {how}", f"see {cause['see']}")
 
 
 def _several_owners(cause: Fact, style: _Style) -> _Words:
@@ -812,10 +828,13 @@ _CAUSES: dict[Cause, Callable[[Fact, _Style], str | _Words]] = {
         if cause.get("free")
         else "no single node has everything that is requested together, even when nothing is in use"
     ),
-    Cause.BOUND: lambda cause, style: f"it would fit on another node, but is bound to {style.name(cause['node'])}",
+    Cause.BOUND: lambda cause, style: f"it would fit on another node, but is bound to node {style.name(cause['node'])}",
     Cause.NODE_UNKNOWN: _node_unknown,
-    Cause.GROUP: lambda cause, style: f"all of group {style.name(cause['group'])} must fit on one node",
+    Cause.GROUP: lambda cause, style: f"all of {_group(cause, style)} must fit on one node",
     Cause.MEMBERS: _members,
+    Cause.OUTRANKED: lambda cause, style: (
+        f"claims of priority {cause['by']} come before this one of {cause['priority']}"
+    ),
     Cause.UNPUBLISHED: _unpublished,
     Cause.EXPRESSION_FAILED: _text,
     Cause.CUT_SHORT: lambda cause, style: _CUT_SHORT[cause["of"]],

@@ -219,6 +219,8 @@ class CauseDict(TypedDict):
     limit: NotRequired[int]
     less: NotRequired[bool]
     more: NotRequired[int]
+    priority: NotRequired[int]
+    by: NotRequired[int]
 
     # in words
     example: NotRequired[str]

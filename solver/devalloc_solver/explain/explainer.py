@@ -452,11 +452,14 @@ class Explainer(ABC):
         except Undecided:
             return Finding(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
-        if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
+        highest = max((self.priorities[key] for key in blocking.claims), default=own_priority)
+        order: list[Fact] = []
+        if in_batch and highest > own_priority:
             reason = Reason.LOST_TO_HIGHER_PRIORITY
+            order.append(fact(Cause.OUTRANKED, priority=own_priority, by=highest))
         return Finding(
             reason,
-            (*self.ghosts_of(blocking.claims), *lack, *self.left_out(unit)),
+            (*self.ghosts_of(blocking.claims), *lack, *self.left_out(unit), *order),
             (),
             blocking.claims,
             alternatives=() if self.is_brief else self._other_node(unit),
@@ -588,7 +591,7 @@ class Explainer(ABC):
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
             return ()
-        if unmatched and not self.has_devices():
+        if unmatched and not self.has_devices() and not edits:
             return (fact(Cause.NO_DEVICES),)
         if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1

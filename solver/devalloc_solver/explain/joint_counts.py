@@ -94,7 +94,7 @@ def competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[
         most = best_on_node(snapshot, devices, unit.pin, len) or 0
         if len(inside) > 1 and most < wanted:
             names = [request_name(detail[0]).partition("/")[0] for detail in details if detail in inside]
-            few = names if len(names) <= MAX_NAMED else None
+            few = names if len({*names}) == len(names) <= MAX_NAMED else None
             return fact(
                 Cause.COMPETITION, requests=few, count=len(inside), wanted=wanted, most=str(most), node=unit.pin
             )

@@ -87,7 +87,7 @@ def test_a_pin_to_a_node_without_such_devices_reports_how_many_there_are(devallo
     (one,) = devalloc("solve", "-f", "-", "-o", "json", stdin=fleet(pinned, other)).json["claims"]
 
     assert {"code": "tooFew", "node": "node-b", "wanted": 1, "most": "0"} in one["causes"]
-    assert one["message"].endswith("; drop the pin to node node-b")
+    assert one["message"].endswith("; drop the annotation devalloc.io/node=node-b")
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
@@ -163,7 +163,7 @@ def test_an_amount_of_whole_devices_is_answered_with_how_to_choose_them(devalloc
 
     wanted["spec"]["claims"].insert(0, {"deviceClass": "gpu"})
     explained = devalloc("explain", "a", "-f", "-", stdin=fleet(wanted)).out
-    assert "; drop request 1\n" in explained
+    assert "; drop spec.claims[1]\n" in explained
     assert "What to do: Devices of this class share no memory" in explained
 
 

@@ -131,7 +131,7 @@ def test_the_members_are_named_whose_pin_it_is() -> None:
     other = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}}, annotations=marks)
     refusal = answer("c", GPU, gpus(2, "n1"), gpus(4, "n2"), pinned, other)
     assert refusal["blockers"] == [{"kind": "node", "node": "n1", "pinned": [{"namespace": "default", "name": "b"}]}]
-    assert "drop the pin to node n1 of default/b" in refusal["message"]
+    assert "drop the annotation devalloc.io/node=n1 of default/b" in refusal["message"]
 
 
 def test_nothing_is_named_of_a_request_that_is_to_be_left_out() -> None:

@@ -53,7 +53,7 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     refusal = answer("c", GPU, gpus(4), wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
     assert refusal["message"] == (
-        "no node has 3 devices with one `numa` value (at most 2); drop `numa` from spec.claims[0].matchAttributes"
+        "no node has 3 devices with the same `numa` (at most 2); drop `numa` from spec.claims[0].matchAttributes"
     )
     assert refusal["verdict"] == "impossible even on an empty fleet"
     (blocker,) = refusal["blockers"]
@@ -128,7 +128,7 @@ def test_a_pin_to_the_wrong_node() -> None:
     other = pool("n2-nics", "n2", "nic", devices=[device("d0")])
     refusal = answer("c", GPU, gpus(1), other, wanted)
     assert refusal["reason"] == "NodeUnavailable"
-    assert "bound to n2" in refusal["message"]
+    assert "bound to node n2" in refusal["message"]
 
 
 def test_partitions_that_exclude_each_other() -> None:
@@ -146,7 +146,8 @@ def test_too_little_capacity() -> None:
     refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
     assert refusal["reason"] == "InsufficientCapacity"
     assert refusal["message"] == (
-        "no node has 41Gi of memory (at most 40Gi); ask for at most 40Gi of memory in spec.claims[0].requests.memory"
+        "no node has 41Gi of memory on its devices (at most 40Gi); "
+        "ask for at most 40Gi of memory in claims[0].requests.memory"
     )
     assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
@@ -200,7 +201,7 @@ def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
     refusal = answer("c", GPU, card, wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
-    assert "no node has 2 devices with one `numa` value (at most 1)" in refusal["message"]
+    assert "no node has 2 devices with the same `numa` (at most 1)" in refusal["message"]
     assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in refusal["blockers"]] == [
         ("matchAttribute", "numa", None),
         ("poolResource", None, "1"),

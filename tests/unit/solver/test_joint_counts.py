@@ -31,7 +31,7 @@ def fleet(*details: Manifest, devices: list[Manifest] = GPUS) -> list[Manifest]:
 
 
 def test_more_requests_than_devices_are_counted() -> None:
-    assert "16 requests want 16 devices together, and no node has more than 15 that match; drop request" in (
+    assert "16 requests want 16 devices together, and no node has more than 15 that match; drop spec.claims[" in (
         message(*fleet(*[wants("gpu", 1)] * 16))
     )
 
@@ -126,7 +126,7 @@ def test_so_are_the_amounts_of_a_device_claim(details: list[Manifest]) -> None:
 
     text = message(*fleet(*details, devices=cards))
 
-    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; drop request" in text
+    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; drop spec.claims[" in text
 
 
 def test_a_whole_device_may_come_in_place_of_a_portion() -> None:

@@ -497,4 +497,5 @@ def with_machines(content: Mapping[str, Any], placing: SchedulingInput) -> dict[
         return ref if machine is None else {**ref, "kind": "machine", "namespace": machine[0], "name": machine[1]}
 
     shown: dict[str, Any] = with_refs(content, renamed)
-    return shown
+    machine = placing.machine_groups.get(str(shown.get("group"))) if "group" in shown else None
+    return shown if machine is None else {**shown, "machine": machine}

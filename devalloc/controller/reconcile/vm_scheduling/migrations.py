@@ -393,9 +393,9 @@ def _why_not_yet(machine: Object, claims: Mapping[ClaimKey, Object]) -> tuple[st
     if (node := view.handed_over_to) is not None:
         return Reason.ALREADY_MIGRATING.value, f"node {node} takes the machine over from node {view.holder}"
     if (phase := view.status.get("phase", "Pending")) != "Running":
-        return Reason.MACHINE_NOT_RUNNING.value, f"the machine is {phase}; it moves when it runs"
+        return Reason.MACHINE_NOT_RUNNING.value, f"the machine is {phase}; the migration begins once it runs"
     if view.holder is None or view.is_unsettled:
-        return Reason.MACHINE_NOT_RUNNING.value, "no node has taken the machine yet; it moves when it runs there"
+        return Reason.MACHINE_NOT_RUNNING.value, "no node has taken the machine yet; the migration begins once it runs"
     if waiting := moved_devices(machine):
         name, node = "/".join(waiting[0].claim), waiting[0].node
         return Reason.CLAIM_MOVING.value, f"claim {name} of the machine still has to get its devices on node {node}"

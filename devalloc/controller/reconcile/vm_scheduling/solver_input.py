@@ -155,6 +155,12 @@ class SchedulingInput:
     """All machines."""
 
     @property
+    def machine_groups(self) -> Mapping[str, str]:
+        """The names of machines by the labels of the groups that they are with their claims."""
+        names = {name for _, name in (*self.wishes, *self.moves)}
+        return {_group_label(name, what): name for name in names for what in (_OF_MACHINE, _MOVE_OF_MACHINE)}
+
+    @property
     def followers(self) -> Mapping[ClaimKey, ClaimKey]:
         """Which claim of a machine that moves a claim of the input stands for, on the target."""
         pairs = (pair for move in self.moves.values() for pair in move.claims.items())
@@ -428,7 +434,7 @@ class _InputBuilder:
         key = MachineView(doc).key
         if not local:
             return (self._add(key, "move", doc, details, notes),), {}
-        notes = {**notes, meta.GROUP: _group_label(key[1], "move of machine")}
+        notes = {**notes, meta.GROUP: _group_label(key[1], _MOVE_OF_MACHINE)}
         agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
         if agree:
             compute = [detail for detail in details if _COMPUTE_EXPRESSION in detail["constraints"]]
@@ -609,7 +615,10 @@ def _priority_annotation(machine: Object) -> dict[str, str]:
     return {} if value is None else {meta.PRIORITY: value}
 
 
-def _group_label(machine: str, what: str = "of machine") -> str:
+_OF_MACHINE, _MOVE_OF_MACHINE = "of machine", "move of machine"
+
+
+def _group_label(machine: str, what: str = _OF_MACHINE) -> str:
     """The label of the group that a machine and its claims are, as long at most as groups' names are."""
     label = f"{what} {machine}"
     return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"

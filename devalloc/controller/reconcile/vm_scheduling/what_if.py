@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from devalloc.api.findings import AT_LENGTH, Finding, as_json, finding_of, message_of, text_fact
 from devalloc.api.machine_reservation import reserved_entries
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.vm_scheduling.messages import (
     MachineMessages,
@@ -126,7 +126,9 @@ def _entry(
     reason: str | None,
     finding: Finding | None,
 ) -> SolverAnswer:
-    data = {} if finding is None else as_json(finding)
+    row = find_reason(reason)
+    verdict = {"verdict": row.verdict} if row is not None and row.verdict else {}
+    data = {} if finding is None else verdict | as_json(finding)
     return {
         "namespace": key[0],
         "name": key[1],

@@ -43,7 +43,8 @@ def check(text: str, tree: Node) -> None:
     if result.failure is not None:
         raise result.failure
     if result.type not in ("bool", DYN):
-        raise error_at(text, tree.id, f"the expression must be a boolean; this is always a {result.type}")
+        article = "an" if result.type[0] in "aeiou" else "a"
+        raise error_at(text, tree.id, f"the expression must be a boolean; this is always {article} {result.type}")
 
 
 class _Checker:

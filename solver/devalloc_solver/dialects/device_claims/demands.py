@@ -171,7 +171,7 @@ def _detail_refusals(
         near = closest_match(name, (*problem_input.classes, *problem_input.invalid_classes))
         message = f"{path}.deviceClass: class {name!r} does not exist"
         if near is None:
-            yield Reason.CLASS_NOT_FOUND, message, named
+            yield Reason.CLASS_NOT_FOUND, f"{message}; create it, or name another", named
         else:
             yield Reason.CLASS_NOT_FOUND, f"{message}; did you mean {near!r}?", {**named, "didYouMean": near}
     elif name and (error := eligibility.class_error(name)) is not None:
@@ -212,7 +212,7 @@ def _missing_config(path: str, ref: Any, namespace: str, problem_input: ProblemI
 
 
 def _did_you_mean(entry: dict[str, Any]) -> str:
-    return f"; did you mean {entry['didYouMean']!r}?" if "didYouMean" in entry else ""
+    return f"; did you mean {entry['didYouMean']!r}?" if "didYouMean" in entry else "; create it"
 
 
 def make_demand(claim: DeviceClaim, eligibility: CandidateFinder) -> Demand:

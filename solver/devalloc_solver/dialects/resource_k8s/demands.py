@@ -162,7 +162,7 @@ def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedC
         if subrequest.class_name not in problem_input.classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} does not exist"
             near = closest_match(subrequest.class_name, [*problem_input.classes, *problem_input.broken_classes])
-            message += "" if near is None else f"; did you mean {near!r}?"
+            message += "; create it, or name another" if near is None else f"; did you mean {near!r}?"
             return RejectedClaim(key, Reason.CLASS_NOT_FOUND, (text_fact(message),), group)
     least = sum(
         min(1 if subrequest.is_all else subrequest.count for subrequest in request.subrequests)

@@ -354,8 +354,8 @@ def test_a_match_that_fails_says_how_many_agree() -> None:
     content = [device(name, {"numa": index % 2}) for index, name in enumerate("abc")] + [device("d")]
     answer = solved(pool("n1", content), wants("x", request("r", 3), match="gpu.io/numa"))["x"]
 
-    assert "no node has 3 devices with one `gpu.io/numa` value for request r" in answer["message"]
-    assert "(at most 2, 1 of 4 have no `gpu.io/numa`)" in answer["message"]
+    assert "no node has 3 devices with the same `gpu.io/numa` for request r" in answer["message"]
+    assert "(at most 2; 1 of 4 have no `gpu.io/numa`)" in answer["message"]
 
 
 def test_a_message_about_withheld_devices_has_an_example() -> None:

@@ -1,0 +1,96 @@
+"""Sentences of findings: a cause, then a remedy, as long as their reader can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import pytest
+
+from devalloc.api import findings
+from devalloc.api.findings import AT_LENGTH, HOLDERS, Cause, Finding, edit_words, fact, finding_of, message_of
+from devalloc_solver.answer_types import BlockerKind
+
+SHORT = fact(Cause.TOO_FEW, wanted=9, most="3")
+COUNT = {"kind": "amount", "path": "spec.claims[0].requests.count", "requested": "9", "most": "3"}
+TAKEN = {"kind": "claim", "namespace": "default", "name": "a", "priority": 0}
+
+
+def test_each_cause_has_words() -> None:
+    assert findings._CAUSES.keys() == {*Cause}
+
+
+def test_each_kind_of_blocker_has_words() -> None:
+    assert {*get_args(BlockerKind)} == findings._EDITS.keys() | HOLDERS - {"machine"}
+
+
+def test_a_remedy_names_changes_then_who_is_to_go() -> None:
+    remedy = "ask for at most 3 devices in spec.claims[0].requests.count, and release default/a"
+    assert message_of(Finding([SHORT], [COUNT, TAKEN])) == f"no node has 9 devices (at most 3); {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a" * 60, "release default/" + "a" * 60), ("a" * 250, f"release default/{'a' * 32}…{'a' * 31}")],
+    ids=["as it is", "shortened"],
+)
+def test_names_are_shortened_only_where_a_sentence_is_too_long(name: str, remedy: str) -> None:
+    assert message_of(Finding([SHORT], [{**TAKEN, "name": name}])) == f"no node has 9 devices (at most 3); {remedy}"
+
+
+def test_more_changes_than_a_sentence_can_name_are_left_to_explain() -> None:
+    changes = [{**COUNT, "path": f"spec.claims[{number}].requests.count"} for number in range(3)]
+    assert message_of(Finding([SHORT], changes)) == (
+        "no node has 9 devices (at most 3); make 3 changes (`devalloc explain` lists them)"
+    )
+    assert message_of(Finding([SHORT], changes), AT_LENGTH).count("ask for at most 3 devices") == 3
+
+
+def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
+    edit = {**COUNT, "claim": "default/own"}
+    answer = {"namespace": "default", "name": "own", "causes": [SHORT], "blockers": [edit]}
+    assert message_of(finding_of(answer)).endswith("requests.count")
+    assert message_of(finding_of({**answer, "name": "other"})).endswith("requests.count of default/own")
+
+
+def test_what_was_most_likely_meant_is_the_remedy_and_who_is_to_go_stays() -> None:
+    typo = fact(Cause.UNKNOWN_NAME, name="modle", count=0, total=8, near="model")
+    assert message_of(Finding([fact(Cause.NO_MATCH), typo], [TAKEN])) == (
+        "no device matches; `modle` exists on 0 of 8 devices; did you mean `model`?; release default/a"
+    )
+
+
+def test_a_finding_that_leaves_nothing_advises_nothing() -> None:
+    assert message_of(Finding([SHORT], [COUNT], caveats=["nothingLeft"])) == "no node has 9 devices (at most 3)"
+
+
+def test_what_is_not_certain_is_said_where_it_fits() -> None:
+    assert message_of(Finding([SHORT], [TAKEN], caveats=["notSmallest"])).endswith("; fewer changes may suffice")
+
+
+def test_a_machine_that_is_one_with_its_claims_is_no_group() -> None:
+    whole = fact(Cause.GROUP, group="of machine web", machine="web")
+    assert message_of(Finding([whole])) == "all of machine web must fit on one node"
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"kind": "node", "node": "n1"}, "drop the annotation devalloc.io/node=n1"),
+        ({"kind": "member", "namespace": "default", "name": "c"}, "take default/c out of the group"),
+        (
+            {"kind": "unavailable", "node": "n1", "why": "cordoned: node, by root: fan"},
+            "uncordon node n1 (cordoned by root: fan)",
+        ),
+        (
+            {"kind": "taint", "driver": "d", "pool": "p", "device": "x", "key": "k", "effect": "NoSchedule"},
+            "tolerate the taint k:NoSchedule of d/p/x",
+        ),
+        (
+            {"kind": "poolResource", "pool": "p", "node": "n", "resource": "mem", "capacity": "9", "missing": "2"},
+            "give pool p 2 more of mem",
+        ),
+    ],
+)
+def test_edits_are_said_in_the_imperative(edit: Mapping[str, Any], words: str) -> None:
+    assert edit_words(edit) == words
