@@ -3,13 +3,13 @@ to do. Of the solver's answer about one claim or machine, for a terminal and for
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS, is_dedicated
+from devalloc.api.findings import Cause
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, readable_texts
@@ -71,7 +71,7 @@ def refusal_of(answer: Answer, *, is_cluster: bool = False) -> Refusal:
         answer["message"] or "",
         tuple(_funnel(each) for each in funnels),
         () if supply else obstacles_of(blockers),  # no change of the claim would help
-        supply or _advice(answer["reason"], blockers, funnels),
+        supply or _advice(answer),
     )
 
 
@@ -91,13 +91,14 @@ def _supply_advice(answer: Answer, publish: str) -> str:
     return ""
 
 
-def _advice(code: str | None, blockers: Sequence[Answer], funnels: Sequence[Answer]) -> str:
+def _advice(answer: Answer) -> str:
+    code, funnels, blockers = answer["reason"], answer.get("funnel", []), answer.get("blockers", [])
     steps = {step["what"]: step for funnel in reversed(funnels) for step in funnel["steps"]}
     if (labelled := steps.get(FOR_LABELLED_CLAIMS)) is not None:
         return " ".join([_label_advice(labelled), *(_advice_of_reason(code, blockers) if blockers else ())])
     taint = [_taint_advice(steps[_TAINTED])] if _TAINTED in steps and not blockers else []
     specific = [*taint, *_corrections(blockers)]
-    if whole := _whole_devices_advice(blockers, funnels):
+    if whole := _whole_devices_advice(answer):
         return " ".join([*specific, whole])
     return " ".join([*specific, *_advice_of_reason(code, blockers)])
 
@@ -110,22 +111,21 @@ def _corrections(blockers: Sequence[Answer]) -> Iterator[str]:
             yield f"Write {attribute}{one['didYouMean']} instead of {attribute}{one['written']} in {one['path']}."
 
 
-def _whole_devices_advice(blockers: Sequence[Answer], funnels: Sequence[Answer]) -> str:
+def _whole_devices_advice(answer: Answer) -> str:
     """What to do where a request wants an amount of devices that share none of it; "" elsewhere."""
-    requests = {one["request"] for one in blockers if one["kind"] == "request" and "request" in one}
-    for funnel in funnels:
-        if funnel["matching"] or funnel["request"].partition(".")[0] not in requests:
-            continue
-        for step in funnel["steps"]:
-            if (unshared := _UNSHARED.fullmatch(step["what"])) is not None:
-                return (
-                    f"Devices of this class share no {unshared[1]}: leave the amount out, and choose them by attribute "
-                    "in constraints."
-                )
-    return ""
+    dropped = {one["request"] for one in answer.get("blockers", ()) if one["kind"] == "request" and "request" in one}
+    hopeless = [one for one in answer.get("funnel", ()) if not one["matching"] and _detail(one) in dropped]
+    lacking = (each["resource"] for each in answer.get("causes", ()) if each["code"] == Cause.TOO_LITTLE)
+    if not hopeless or (resource := next(lacking, None)) is None:
+        return ""
+    return (
+        f"Devices of this class share no {resource}: leave the amount out, and choose them by attribute in constraints."
+    )
 
 
-_UNSHARED = re.compile(r"have no (.+) to share")
+def _detail(funnel: Answer) -> str:
+    """The request of an alternative."""
+    return str(funnel["request"]).partition(".")[0]
 
 
 def _taint_advice(step: Answer) -> str:

@@ -22,19 +22,24 @@ GONE = {
             "CallInput",
         ),
     ),
-    "reasons": ("explain/device_claims", "explain/resource_k8s", "dialects/resource_k8s/one_node_explainer.py"),
+    "reasons": (
+        *("explain/device_claims", "explain/resource_k8s", "dialects/resource_k8s/one_node_explainer.py"),
+        *("describe_remedy", "describe_shortage", "join_sentences", "redact", "with_machine_names"),
+    ),
     "answers": ("rejected_answer", "MissingDevice"),
     "what claims hold": ("recover_allocation",),
 }
-"""idea -> files and folders of the solver, and names in it"""
+"""idea -> files and folders of the solver, and names in it and in the controller"""
 
 
 @cache
-def words_of_the_solver() -> frozenset[str]:
-    return frozenset(word for path in SOLVER.rglob("*.py") for word in re.findall(r"\w+", path.read_text()))
+def words_of_the_product() -> frozenset[str]:
+    folders = (SOLVER, REPO / "devalloc" / "controller")
+    paths = (path for folder in folders for path in folder.rglob("*.py"))
+    return frozenset(word for path in paths for word in re.findall(r"\w+", path.read_text()))
 
 
 @pytest.mark.parametrize(("idea", "twin"), [(idea, twin) for idea, twins in GONE.items() for twin in twins])
 def test_an_idea_has_no_second_version(idea: str, twin: str) -> None:
-    is_there = (SOLVER / twin).exists() if "/" in twin else twin in words_of_the_solver()
+    is_there = (SOLVER / twin).exists() if "/" in twin else twin in words_of_the_product()
     assert not is_there, f"{twin} is back; extend the one version of {idea}"
