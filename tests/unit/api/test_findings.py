@@ -7,8 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
-from devalloc.api import findings
-from devalloc.api.findings import AT_LENGTH, HOLDERS, Cause, Finding, edit_words, fact, finding_of, message_of
+from devalloc.api.findings import (
+    AT_LENGTH,
+    HOLDERS,
+    Cause,
+    Finding,
+    causes,
+    edit_words,
+    edits,
+    fact,
+    finding_of,
+    message_of,
+)
 from devalloc_solver.answer_types import BlockerKind
 
 SHORT = fact(Cause.TOO_FEW, wanted=9, most="3")
@@ -17,11 +27,11 @@ TAKEN = {"kind": "claim", "namespace": "default", "name": "a", "priority": 0}
 
 
 def test_each_cause_has_words() -> None:
-    assert findings._CAUSES.keys() == {*Cause}
+    assert causes.CAUSES.keys() == {*Cause}
 
 
 def test_each_kind_of_blocker_has_words() -> None:
-    assert {*get_args(BlockerKind)} == findings._EDITS.keys() | HOLDERS - {"machine"}
+    assert {*get_args(BlockerKind)} == edits.EDITS.keys() | HOLDERS - {"machine"}
 
 
 def test_a_remedy_names_changes_then_who_is_to_go() -> None:

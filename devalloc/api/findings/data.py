@@ -1,0 +1,162 @@
+"""Findings as data: causes, blockers, who reads them, and what a reader may see. All of it is JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MAX_MESSAGE = 120
+"""Characters of a sentence: what a terminal and a column show of it."""
+Fact = Mapping[str, Any]
+"""A cause: ``code`` (a ``Cause``), and what its words need."""
+HOLDERS = frozenset(("claim", "machine"))
+"""Kinds of blockers that hold devices."""
+
+
+class Cause(StrEnum):
+    """What stands in the way. The docstrings of the words below say what each needs."""
+
+    NO_POOLS = "noPools"
+    NO_DEVICES = "noDevices"
+    NO_DRIVER = "noDriver"
+    INVALID_POOL = "invalidPool"
+    UNREACHED = "unreached"
+    NO_MATCH = "noMatch"
+    STEP = "step"
+    PARTS = "parts"
+    UNKNOWN_NAME = "unknownName"
+    UNKNOWN_VALUE = "unknownValue"
+    WRONG_TYPE = "wrongType"
+    UNKNOWN_TYPE = "unknownType"
+    ADMIN_TYPE = "adminType"
+    MISPLACED = "misplaced"
+    TOO_FEW = "tooFew"
+    TOO_LITTLE = "tooLittle"
+    TOO_MANY = "tooMany"
+    COMPETITION = "competition"
+    AMOUNTS = "amountsTogether"
+    DIFFER = "differ"
+    TOO_FEW_AGREE = "tooFewAgree"
+    CONSTRAINTS = "constraints"
+    EXCLUSIVE = "exclusive"
+    PARTS_TAKEN = "partsTaken"
+    APART = "apart"
+    BOUND = "boundToNode"
+    NODE_UNKNOWN = "unknownNode"
+    GROUP = "group"
+    MEMBERS = "members"
+    OUTRANKED = "outranked"
+    UNPUBLISHED = "unpublished"
+    EXPRESSION_FAILED = "expressionFailed"
+    CUT_SHORT = "cutShort"
+    TEXT = "text"
+    MEMBER_FAILS = "memberFails"
+    MEMBERS_APART = "membersApart"
+    HELD_DIFFER = "heldDiffer"
+    SEVERAL_OWNERS = "severalOwners"
+    OVER_COMMITTED = "overCommitted"
+    OVER_DRAWN = "overDrawn"
+    ROOM = "room"
+    TIE = "tie"
+    NO_NODE = "noNode"
+    NODE_BARRED = "nodeBarred"
+    NODE_UNSUITED = "nodeUnsuited"
+    RESERVATION_STAYS = "reservationStays"
+
+
+def fact(code: Cause, **content: Any) -> Fact:
+    """A cause with what its words need, without what is None, False or an empty tuple; 0 stays."""
+    given = {name: value for name, value in content.items() if value is not None and value is not False and value != ()}
+    return {
+        "code": code.value,
+        **{name: [*value] if isinstance(value, tuple) else value for name, value in given.items()},
+    }
+
+
+def claim_ref(key: tuple[str, str], kind: str = "claim", title: str | None = None) -> dict[str, str]:
+    """A claim or machine that a cause names; ``title``: its kind in words, where several could be meant."""
+    return {"kind": kind, "namespace": key[0], "name": key[1]} | ({"title": title} if title else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads a sentence."""
+
+    namespace: str | None = None
+    """of a tenant, who sees no name of another namespace; None: an admin, or the user of the library"""
+    width: int | None = MAX_MESSAGE
+    """of a sentence, in characters; None: as long as it is"""
+
+
+ADMIN = Reader()
+AT_LENGTH = Reader(width=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a sentence is made of, whether of an answer of the solver or of a decision of the controller."""
+
+    causes: Sequence[Fact]
+    """the most telling first"""
+    blockers: Sequence[Mapping[str, Any]] = ()
+    """what would have to change: edits, and holders to release. All of them, and they suffice."""
+    alternatives: Sequence[Mapping[str, Any]] = ()
+    """edits of which each would do instead"""
+    caveats: Sequence[str] = ()
+    """what is not certain (``CAVEATS``)"""
+    subject: str = ""
+    """whose it is, as NAMESPACE/NAME: edits of its own spec do not name it"""
+
+
+CAVEATS = {
+    "notSmallest": "fewer changes may suffice",
+    "othersUnknown": "other claims may block it too",
+    "nothingLeft": "",
+}
+"""What is not certain of the blockers, and its words; ``nothingLeft``: they leave out all that is requested, so that no
+sentence advises them."""
+
+
+def text_fact(text: str) -> Fact:
+    """A cause that is found before any search: what is wrong with a field, or what an expression exceeded."""
+    return fact(Cause.TEXT, text=text)
+
+
+def finding_of(answer: Mapping[str, Any]) -> Finding:
+    """The finding of an answer of the solver as JSON; of one without causes, its message is the cause."""
+    causes = answer.get("causes") or ([text_fact(answer["message"])] if answer.get("message") else [])
+    return Finding(
+        causes,
+        answer.get("blockers") or (),
+        answer.get("alternatives") or (),
+        answer.get("caveats") or (),
+        f"{answer.get('namespace')}/{answer.get('name')}",
+    )
+
+
+def with_refs(content: Any, renamed: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
+    """Causes or blockers with each claim and machine in them as ``renamed`` says."""
+    if isinstance(content, Mapping):
+        shown = {name: with_refs(value, renamed) for name, value in content.items()}
+        return renamed(shown) if shown.get("kind") in HOLDERS else shown
+    return [with_refs(each, renamed) for each in content] if isinstance(content, list | tuple) else content
+
+
+def visible(finding: Finding, reader: Reader) -> Finding:
+    """What a reader may see of a finding: claims and machines of other namespaces have no name any more."""
+    if reader.namespace is None:
+        return finding
+
+    def hidden(ref: Mapping[str, Any]) -> Mapping[str, Any]:
+        is_own = ref.get("namespace") in (None, reader.namespace)
+        return ref if is_own else {"kind": ref["kind"], "namespace": None, "name": None}
+
+    return Finding(
+        with_refs(finding.causes, hidden),
+        with_refs(finding.blockers, hidden),
+        with_refs(finding.alternatives, hidden),
+        finding.caveats,
+        finding.subject,
+    )

@@ -1,0 +1,101 @@
+"""The sentence of a finding for a reader: cause, then remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from devalloc.api.findings.causes import Words, words_of
+from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, Cause, Fact, Finding, Reader, visible
+from devalloc.api.findings.edits import release_of, remedy_of
+from devalloc.api.findings.style import WHOLE, Style, joined
+
+_WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
+"""To how many characters each name is shortened until a sentence fits."""
+_WEAK = (Cause.NO_MATCH, Cause.STEP)
+"""Causes that say little if there are others, the least telling first."""
+_ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE, Cause.MISPLACED, Cause.UNKNOWN_TYPE))
+"""Causes that are most likely why there are the others: something was mistyped."""
+
+
+def as_json(finding: Finding, reader: Reader = ADMIN) -> dict[str, Any]:
+    """A finding as an answer has it, with its sentence. What there is nothing of is left out, but blockers."""
+    parts = {"causes": finding.causes, "alternatives": finding.alternatives, "caveats": finding.caveats}
+    lists = {name: [*part] for name, part in parts.items() if part}
+    return {"message": message_of(finding, reader), **lists, "blockers": [*finding.blockers]}
+
+
+def message_of(finding: Finding, reader: Reader = ADMIN) -> str:
+    """The sentence of a finding for a reader: cause, then remedy."""
+    seen = visible(finding, reader)
+    parts = [[*each] for each in (seen.causes, seen.blockers, seen.alternatives, seen.caveats)]
+    is_of_edits = any("claim" in each for each in (*seen.blockers, *seen.alternatives))
+    return _fitted(json.dumps(parts), seen.subject if is_of_edits else "", reader.width)
+
+
+@lru_cache(maxsize=1024)
+def _fitted(content: str, subject: str, width: int | None) -> str:
+    """The sentence, once for claims of which the same is found: many can wait for one thing."""
+    causes, blockers, alternatives, caveats = json.loads(content)
+    return _fitting(Finding(causes, blockers, alternatives, caveats, subject), width)
+
+
+def _fitting(finding: Finding, width: int | None) -> str:
+    if width is None:
+        return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
+    for sentences, widths in ((_sentences, _WIDTHS[:5]), (_short_sentences, _WIDTHS)):
+        for names in widths:
+            for text in sentences(finding, Style(names, finding.subject)):
+                if len(text) <= width:
+                    return text
+    *_, text = _short_sentences(finding, Style(_WIDTHS[1], finding.subject))
+    return _cut(text, width)
+
+
+def _cut(text: str, width: int) -> str:
+    """Its beginning and, where that is short, its last part: what to do."""
+    cause, _, remedy = text.rpartition("; ")
+    end = f"…; {remedy}" if cause and len(remedy) <= width // 3 else "…"
+    return f"{text[: width - len(end)].rstrip()}{end}"
+
+
+def _sentences(finding: Finding, style: Style) -> Iterator[str]:
+    """The sentence, and the same with fewer causes."""
+    changes = remedy_of(finding, style)
+    corrects = any("didYouMean" in each for each in finding.blockers)
+    for causes in _fewer(finding.causes):
+        words = [words_of(each, style) for each in causes]
+        own = next((each.remedy for each in words if each.remedy), "")
+        is_complete = "nothingLeft" in finding.caveats or any(each.is_complete for each in words[:1])
+        release = release_of([each for each in finding.blockers if each["kind"] in HOLDERS], style)
+        remedy = joined([own, release]) if own and not corrects else "" if is_complete else changes
+        notes = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]] if remedy else []
+        texts = [*(each.text for each in words), remedy]
+        yield from ([joined([*texts, *notes])] if notes else [])
+        yield joined(texts)
+    if corrects and finding.causes:  # the change names what is written, too
+        yield joined([words_of(finding.causes[0], style).text, changes])
+
+
+def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """All causes, then without those that say little if others say more, then without the last ones."""
+    yield causes
+    says_more = any(each["code"] not in _WEAK for each in causes)
+    for weak in reversed(_WEAK) if says_more else _WEAK:
+        if (rest := [each for each in causes if each["code"] != weak]) and len(rest) < len(causes):
+            yield (causes := rest)
+    for advice in (each for each in causes[1:] if each["code"] in _ADVISING):
+        yield from ([causes[0], advice], [advice])
+    yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
+
+
+def _short_sentences(finding: Finding, style: Style) -> Iterator[str]:
+    """The first cause, and where the remedy is to be found."""
+    *_, causes = _fewer(finding.causes)
+    words = next((words_of(each, style) for each in causes), Words(""))
+    count = 0 if "nothingLeft" in finding.caveats or words.is_complete else len(finding.blockers)
+    changes = "the change it needs" if count == 1 else f"the {count} changes it needs"
+    yield joined([words.text, f"`devalloc explain` lists {changes}" if count else ""])
+    yield words.text

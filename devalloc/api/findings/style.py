@@ -1,0 +1,113 @@
+"""How names, lists and counts are written in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.printable import printable
+
+WHOLE = 1 << 30
+"""The width of names that are not shortened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How names are written."""
+
+    width: int
+    """of a name, in characters"""
+    subject: str = ""
+    """whose finding it is"""
+    is_whole: bool = False
+    """whether all changes are named, however many there are"""
+
+    def path(self, path: str) -> str:
+        """A field; of a short one, without what every claim has."""
+        if self.width < WHOLE:
+            path = path.removeprefix("spec.").removeprefix("devices.").replace(".exactly", "")
+        return self.name(path)
+
+    def name(self, name: object) -> str:
+        """A name that a user chose, shortened in its middle."""
+        text = printable(str(name))
+        if len(text) <= self.width:
+            return text
+        return f"{text[: self.width // 2]}…{text[len(text) - (self.width - self.width // 2 - 1) :]}"
+
+    def text(self, text: object) -> str:
+        """A text that a user or driver wrote, cut at its end."""
+        shown, most = printable(str(text)), self.width + 20
+        return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+    def code(self, name: object) -> str:
+        return f"`{self.name(name)}`"
+
+    def listed(self, names: Sequence[object], last: str = "and", most: int = 3) -> str:
+        """Such as "a, b and c", or "a, b, c and 2 more"."""
+        return listed([self.name(each) for each in names], last, most)
+
+    def owner(self, ref: Mapping[str, Any]) -> str:
+        """A claim or machine; one that has no name is of another namespace."""
+        if ref.get("name") is None:
+            return f"a {ref['kind']} of another namespace"
+        title = ref.get("title") or ("machine" if ref["kind"] == "machine" else "")
+        idle = f" (not running: {ref['idle']})" if "idle" in ref and self.width == WHOLE else ""
+        return f"{f'{title} ' if title else ''}{self.name(ref['namespace'])}/{self.name(ref['name'])}{idle}"
+
+    def owners(self, refs: Sequence[Mapping[str, Any]], most: int = 3, more: int = 0) -> str:
+        """Claims and machines, and ``more`` of them; those without a name are counted."""
+        names = [self.owner(each) for each in refs if each.get("name") is not None]
+        foreign = [each for each in refs if each.get("name") is None]
+        if len(foreign) > 1:
+            names.append(f"{len(foreign)} {plural_of(foreign)} of other namespaces")
+        names += map(self.owner, foreign) if len(foreign) == 1 else ()
+        return listed([*names, f"{more} more"], most=most + 1) if more else listed(names, most=most)
+
+
+def listed(texts: Sequence[str], last: str = "and", most: int = 3) -> str:
+    """Join texts as "a, b and c", or "a, b, c and 2 more"."""
+    if len(texts) > most:
+        return f"{', '.join(texts[:most])} {last} {len(texts) - most} more"
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Join the parts that say something to a sentence."""
+    return "; ".join(part for part in parts if part)
+
+
+def plural_of(holders: Sequence[Mapping[str, Any]]) -> str:
+    """Name the kinds of several holders."""
+    kinds = {each["kind"] for each in holders}
+    return "machines" if kinds == {"machine"} else "claims" if kinds == {"claim"} else "claims and machines"
+
+
+def count_parts(count: int) -> str:
+    """Such as "1 part is", or "2 parts are"."""
+    return "1 part is" if count == 1 else f"{count} parts are"
+
+
+def count_devices(count: int, free: str = "") -> str:
+    """Such as "1 device", or "2 free devices"; ``free`` is the word before it."""
+    return f"{count} {free}{'device' if count == 1 else 'devices'}"
+
+
+def agree_verb(what: str, count: int) -> str:
+    """ "are unavailable" -> "is unavailable" for one device."""
+    if count != 1:
+        return what
+    forms: Mapping[str, str] = {
+        "are": "is",
+        "have": "has",
+        "fail": "fails",
+        "differ": "differs",
+        "belong": "belongs",
+        "do": "does",
+        "skip": "skips",
+        "use": "uses",
+        "consume": "consumes",
+    }
+    first, _, rest = what.partition(" ")
+    return f"{forms.get(first, first)} {rest}"
