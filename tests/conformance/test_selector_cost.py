@@ -19,7 +19,7 @@ from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.dialects.device_claims import candidates
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterDevices
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.pools import SliceBook
+from devalloc_solver.dialects.resource_k8s.pools import SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from tests.support import dra_builders
@@ -221,7 +221,7 @@ def test_devices_of_slices_judged_together_fare_as_they_do_one_by_one(name: str)
     for attribute in ("uuid", "product", "odd", "rare"):
         expression = expression.replace(f"device.{attribute}", f"{A}.{attribute}")
     book = SliceBook(varied_slices()[1:], gates)
-    devices = ClusterDevices.of(book, {}, DeviceUsage(), gates)
+    devices = ClusterDevices.of(book, view_cluster(book, {}), DeviceUsage(), gates)
     faults = {offer.index: "fault" for offer in devices.offers if offer.device.has_fault}
     together, apart = SelectorJudge(gates), SelectorJudge(gates)
     for judge in (together, apart):

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devalloc_node import claims as claim_engine
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
+from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.errors import NodeError
@@ -224,11 +225,11 @@ class FaultPoints:
         cdi = str(self.outside.host.root / "files/cdi")
         with closing(open_journal(self.folder / "state")) as opened:
             journal: Any = GatedJournal(opened, gate)
-            claims = Claims(
+            claims = claims_on(
+                {"choose": Bindings(host, config).choose},
                 journal,
                 ClaimLocks(self.folder / "state/locks"),
                 {KIND: GatedStore(ask, gate)},
-                DeviceHost(Bindings(host, config).choose),
                 {**step_kinds(host), "file": FileKind(host), "attachment": GatedMachine(ask, gate)},
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]}
                 if scenario.cdi
@@ -309,6 +310,14 @@ class FaultPoints:
             "store": sorted(self.outside.marked),
             "journal": recorded,
         }
+
+
+def claims_on(host: dict[str, Any], journal: Any, locks: ClaimLocks, stores: Any, kinds: Any, **more: Any) -> Claims:
+    """The engine of this version, or of the release before, which takes what it asks of a host one by one."""
+    if (device_host := getattr(claim_engine, "DeviceHost", None)) is not None:
+        return Claims(journal, locks, stores, device_host(**host), kinds, **more)
+    others = {name: ask for name, ask in host.items() if name != "choose"}
+    return Claims(journal, locks, stores, host["choose"], kinds, **others, **more)
 
 
 def is_prepared(state: dict[str, Any], uid: str) -> bool:

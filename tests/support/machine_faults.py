@@ -32,7 +32,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
-from devalloc_node.claims import ClaimLocks, Claims, DeviceHost
+from devalloc_node.claims import ClaimLocks
 from devalloc_node.claims.claim_files import FileKind, claim_spec
 from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.claims.steps import PrepareOptions
@@ -55,7 +55,17 @@ from tests.support import played_nodes
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost
 from tests.support.fault_gates import Ask, FaultGate, GatedHost, GatedJournal, GatedStore, PersistentOutside, reference
-from tests.support.fault_points import BOOT, KIND, NODE, FaultPoint, FaultPoints, PluginLife, Scenario, assert_same
+from tests.support.fault_points import (
+    BOOT,
+    KIND,
+    NODE,
+    FaultPoint,
+    FaultPoints,
+    PluginLife,
+    Scenario,
+    assert_same,
+    claims_on,
+)
 from tests.support.forked_qemu import QemuForkServer, described_by_monitor, opened
 from tests.support.machines import MIB, open_folder, virtual_machine
 
@@ -369,11 +379,14 @@ class MachineFaults(FaultPoints):
             stack.callback(_ended)
             stack.callback(machines.close)
             attachments = AttachmentKind(machines, host)
-            claims = Claims(
+            claims = claims_on(
+                {
+                    "choose": Bindings(host, config).choose,
+                    "in_use": lambda device: _user_of(host.tree(), device.nodes),
+                },
                 journal,
                 ClaimLocks(self.folder / "state/locks"),
-                {KIND: GatedStore(ask, passed)},  # type: ignore[arg-type]
-                DeviceHost(Bindings(host, config).choose, in_use=lambda device: _user_of(host.tree(), device.nodes)),
+                {KIND: GatedStore(ask, passed)},
                 {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},

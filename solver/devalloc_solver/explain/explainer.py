@@ -452,9 +452,10 @@ class Explainer(ABC):
         except Undecided:
             return Finding(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
-        highest = max((self.priorities[key] for key in blocking.claims), default=own_priority)
+        holders = blocking.claims if in_batch else ()
+        highest = max((self.priorities[key] for key in holders), default=own_priority)
         order: list[Fact] = []
-        if in_batch and highest > own_priority:
+        if highest > own_priority:
             reason = Reason.LOST_TO_HIGHER_PRIORITY
             order.append(fact(Cause.OUTRANKED, priority=own_priority, by=highest))
         return Finding(

@@ -14,7 +14,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_node.kube.publisher import _named
+from devalloc_node.kube.publisher import PoolNames
 from devalloc_node.kube.slices import (
     COMPATIBILITY_TAINT,
     SliceFeatures,
@@ -305,7 +305,8 @@ def test_names_of_slices_have_room() -> None:
 
 
 def test_devices_that_are_set_aside_say_so_and_keep_kube_scheduler_off() -> None:
-    aside = _named(pool([device("a", devalloc_io__unavailable="in use"), device("b")]), frozenset(), aside=True)
+    given = pool([device("a", devalloc_io__unavailable="in use"), device("b")])
+    (aside,) = PoolNames(aside=True).named([given])
     (content,) = slices_of_pool(aside, SliceFeatures()).slices
     taints = {each["name"]: [taint["key"] for taint in each["taints"]] for each in content["devices"]}
     assert taints == {"a": ["devalloc.io/unavailable", "devalloc.io/allocator"], "b": ["devalloc.io/allocator"]}
@@ -329,4 +330,5 @@ def test_devices_that_are_set_aside_say_so_and_keep_kube_scheduler_off() -> None
 def test_a_pool_changes_hands_when_it_is_free(held: list[str], aside: bool, name: str) -> None:
     one = pool([device("a")])
     one = one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": "p"})})
-    assert _named(one, frozenset(held), aside=aside).metadata.name == name
+    (published,) = PoolNames(aside, lambda: held).named([one])
+    assert published.metadata.name == name
