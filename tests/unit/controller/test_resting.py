@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api import findings
+from devalloc.api.findings import sentences
 from devalloc.api.views import order_of
 from devalloc.controller.reconcile import device_claims, resting
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -409,13 +409,15 @@ def test_machines_that_rest_are_placed_once_the_pool_of_a_node_can_be_read(loop:
 
 def test_a_sentence_for_many_claims_is_made_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, made = Loop(tmp_path, hides_names=True), []
-    fitting = findings._fitting
-    monkeypatch.setattr(findings, "_fitting", lambda finding, width: (made.append(finding), fitting(finding, width))[1])
+    fitting = sentences._fitting
+    monkeypatch.setattr(
+        sentences, "_fitting", lambda finding, width: (made.append(finding), fitting(finding, width))[1]
+    )
     fill(loop.store, *(gpu_claim(f"held-{number}", namespace="secret") for number in range(4)))
     loop.settle()
     fill(loop.store, *(gpu_claim(f"w{number}", namespace="a") for number in range(20)))
     made.clear()
-    findings._fitted.cache_clear()
+    sentences._fitted.cache_clear()
     loop.allocator.round()
     assert 1 <= len(made) <= 4, "for an admin and for the tenant"
     assert "secret" not in annotations(loop.store, "w0", "a")["message"]
