@@ -43,26 +43,29 @@ _MIRRORED_TAINTS = frozenset(f"node.kubernetes.io/{name}" for name in ("unschedu
 class UnschedulableReason:
     """Why a whole node gets nothing new."""
 
+    verb: str
+    """In the imperative, with ``remedy``: what makes the node schedulable again."""
     remedy: str
-    """With {node}: what makes the node schedulable again, in the imperative."""
+    """With {node}: its object."""
     advice: str
     """A sentence with {node}: what an admin does."""
     why: str
 
 
-_UNCORDONED = "uncordon node {node}"
+_UNCORDON, _NODE = "uncordon", "node {node}"
 _UNSCHEDULABLE_REASONS = (
-    (f"{FENCED}node, ", "unfence node {node}", "When the node is back, run `devalloc unfence node/{node}`."),
-    (f"{CORDONED}node, ", _UNCORDONED, "Run `devalloc uncordon node/{node}`."),
-    (NODE_CORDONED, _UNCORDONED, "Run `kubectl uncordon {node}`."),
-    (_NOT_READY, "wait until node {node} is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
+    (f"{FENCED}node, ", "unfence", _NODE, "When the node is back, run `devalloc unfence node/{node}`."),
+    (f"{CORDONED}node, ", _UNCORDON, _NODE, "Run `devalloc uncordon node/{node}`."),
+    (NODE_CORDONED, _UNCORDON, _NODE, "Run `kubectl uncordon {node}`."),
+    (_NOT_READY, "wait until", "node {node} is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
     (
         _TAINTED,
-        "remove the taint of node {node}",
+        "remove",
+        "the taint of node {node}",
         f"Remove the taint from node {{node}}; if it is only for pods, set the annotation {meta.TOLERATED_TAINTS}.",
     ),
 )
-"""Prefix of the reason, remedy and advice."""
+"""Prefix of the reason, verb, remedy and advice."""
 _NEXT_REASON = re.compile(
     rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _UNSCHEDULABLE_REASONS)}|{CORDONED}|node, )"
 )
@@ -79,14 +82,14 @@ def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
         if row is None:
             return ()
         reasons.append(
-            UnschedulableReason(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
+            UnschedulableReason(*row[1:], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
         )
     return tuple(reasons)
 
 
 def is_cordoned(reason: UnschedulableReason) -> bool:
     """Whether a node gets nothing new because an admin has cordoned it."""
-    return reason.remedy == _UNCORDONED
+    return reason.verb == _UNCORDON
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.findings.data import Cause, Fact
+from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
 from devalloc.api.findings.style import WHOLE, Style, agree_verb, count_devices, count_parts
 from devalloc.printable import printable
 
@@ -165,7 +165,8 @@ def _node_unknown(cause: Fact, style: Style) -> Words:
 def _members(cause: Fact, style: Style) -> str:
     """The ``members`` of a ``group`` that cannot be satisfied."""
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in cause["members"]]
-    return f"{_group(cause, style)} is all-or-nothing, and {style.listed(names)} cannot be satisfied"
+    who = style.listed(names, more=cause.get("more", 0))
+    return f"{_group(cause, style)} is all-or-nothing, and {who} cannot be satisfied"
 
 
 def _group(cause: Fact, style: Style) -> str:
@@ -199,9 +200,15 @@ def _member_fails(cause: Fact, style: Style) -> Words:
 
 def _members_apart(cause: Fact, style: Style) -> Words:
     """The ``nodes`` that members of a ``group`` are bound to, and the annotation that says so (``see``)."""
-    nodes = [f"{style.name(each['node'])} ({', '.join(map(style.name, each['members']))})" for each in cause["nodes"]]
-    text = f"members of {_group(cause, style)} are bound to different nodes: {', '.join(nodes)}"
+    nodes = [f"{style.name(each['node'])} ({_names_there(each, style)})" for each in cause["nodes"]]
+    more = f" and {cause['more']} more" if cause.get("more") else ""
+    text = f"members of {_group(cause, style)} are bound to different nodes: {', '.join(nodes)}{more}"
     return Words(text, f"see the annotation {cause['see']}")
+
+
+def _names_there(place: Mapping[str, Any], style: Style) -> str:
+    names = ", ".join(map(style.name, place["members"]))
+    return f"{names} and {place['more']} more" if place.get("more") else names
 
 
 def _held_differ(cause: Fact, style: Style) -> Words:
@@ -228,14 +235,13 @@ def _over_committed(cause: Fact, style: Style) -> Words:
 def _over_drawn(cause: Fact, style: Style) -> Words:
     """The same of devices that draw on their pool."""
     hold = "holds" if len(cause["holders"]) == 1 else "hold"
-    more = cause.get("moreDevices", 0)
-    which = style.listed([*cause["devices"], *([f"{more} more"] if more else [])], most=9)
+    which = style.listed(cause["devices"], most=MAX_LISTED, more=cause.get("moreDevices", 0))
     what = f"draw more {style.name(cause['resource'])} than their pool has"
     return Words(f"devices {which} {what}: {_holders(cause, style)} {hold} them", "release some of them")
 
 
 def _holders(cause: Fact, style: Style) -> str:
-    return style.owners(cause["holders"], most=8, more=cause.get("more", 0))
+    return style.owners(cause["holders"], most=MAX_LISTED, more=cause.get("more", 0))
 
 
 def _room(cause: Fact, style: Style) -> str:
@@ -244,7 +250,7 @@ def _room(cause: Fact, style: Style) -> str:
     some node is large enough."""
     nodes = cause["nodes"]
     lines = [_room_of_node(each, style) for each in (nodes if style.is_whole else nodes[:1])]
-    rest = len(nodes) - len(lines)
+    rest = len(nodes) - len(lines) + cause.get("more", 0)
     more = f" (and {rest} more {'node' if rest == 1 else 'nodes'})" if rest else ""
     head = "there is no room for it" if cause.get("large") else "no node is large enough"
     return f"{head}: {'; '.join(lines)}{more}"

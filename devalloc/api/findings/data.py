@@ -11,6 +11,8 @@ MAX_MESSAGE = 120
 """Characters of a sentence: what a terminal and a column show of it."""
 Fact = Mapping[str, Any]
 """A cause: ``code`` (a ``Cause``), and what its words need."""
+MAX_LISTED = 8
+"""Members, nodes, devices and holders that a cause lists; of more it has the number."""
 HOLDERS = frozenset(("claim", "machine"))
 """Kinds of blockers that hold devices."""
 
@@ -73,6 +75,13 @@ def fact(code: Cause, **content: Any) -> Fact:
         "code": code.value,
         **{name: [*value] if isinstance(value, tuple) else value for name, value in given.items()},
     }
+
+
+def first_of(name: str, values: Sequence[Any], more: str = "more") -> dict[str, Any]:
+    """Content of a cause: the first values under ``name``, and how many others there are under ``more``. Many claims
+    and machines may be refused for the same long list."""
+    rest = max(0, len(values) - MAX_LISTED)
+    return {name: [*values[:MAX_LISTED]]} | ({more: rest} if rest else {})
 
 
 def claim_ref(key: tuple[str, str], kind: str = "claim", title: str | None = None) -> dict[str, str]:

@@ -13,13 +13,15 @@ from devalloc.printable import printable
 
 _NAMED = 2
 """Changes, and holders, that a remedy names; of more it gives the number."""
+_Step = tuple[str, str]
+"""A verb in the imperative, and its object."""
 
 
 def remedy_of(finding: Finding, style: Style) -> str:
-    """What to do, such as "drop the pin to node n1, and release default/a"; "" if nothing helps."""
+    """What to do, such as "drop spec.claims[0], and release default/a"; "" if nothing helps."""
     edits = [each for each in finding.blockers if each["kind"] not in HOLDERS]
     holders = [each for each in finding.blockers if each["kind"] in HOLDERS]
-    words = _together_said([edit_words(each, style) for each in edits])
+    words = _by_verb([_step(each, style) for each in edits])
     if len(edits) > _NAMED and not style.is_whole:
         words = [f"make {len(edits)} changes (`devalloc explain` lists them)"]
     steps = [*words, *([release_of(holders, style)] if holders else [])]
@@ -28,11 +30,12 @@ def remedy_of(finding: Finding, style: Style) -> str:
     return " or ".join([text, *others]) if text else joined(others)
 
 
-def _together_said(words: Sequence[str]) -> list[str]:
-    """Edits of one verb said with it once: "drop a and b"."""
-    if len(words) > 1 and all(each.startswith("drop ") for each in words):
-        return [f"drop {' and '.join(each.removeprefix('drop ') for each in words)}"]
-    return [*words]
+def _by_verb(steps: Sequence[_Step]) -> list[str]:
+    """Edits in words; those of one verb have it once: "drop a and b"."""
+    by_verb: dict[str, list[str]] = {}
+    for verb, what in steps:
+        by_verb.setdefault(verb, []).append(what)
+    return [f"{verb} {' and '.join(objects)}" for verb, objects in by_verb.items()]
 
 
 def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
@@ -46,141 +49,159 @@ def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
 
 def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
     """What to change, in the imperative. ``edit``: a blocker that holds nothing."""
-    style = style or Style(WHOLE)
-    text = EDITS.get(edit["kind"], _other_edit)(edit, style)
+    return " ".join(_step(edit, style or Style(WHOLE)))
+
+
+def _step(edit: Mapping[str, Any], style: Style) -> _Step:
+    """The verb and its object, which says whose spec it is."""
+    verb, what = EDITS.get(edit["kind"], _other_edit)(edit, style)
     if "machine" in edit:
-        return f"{text} of machine {style.name(edit['machine'])}"
+        return verb, f"{what} of machine {style.name(edit['machine'])}"
     of = edit.get("claim") if edit["kind"] in _OF_CLAIMS else None
-    return f"{text} of {style.name(of)}" if of and of != style.subject else text
+    return verb, f"{what} of {style.name(of)}" if of and of != style.subject else what
 
 
 _OF_CLAIMS = frozenset(("amount", "limit", "matchAttribute", "constraint", "selector", "capacity", "request", "class"))
 """Kinds of edits of a claim's spec."""
 
 
-def _other_edit(edit: Mapping[str, Any], style: Style) -> str:
-    return f"change {style.path(edit.get('path') or edit['kind'])}"
+def _other_edit(edit: Mapping[str, Any], style: Style) -> _Step:
+    return "change", f"{style.path(edit.get('path') or edit['kind'])}"
 
 
-def _correction(edit: Mapping[str, Any], style: Style) -> str | None:
+def _correction(edit: Mapping[str, Any], style: Style) -> _Step | None:
     """What was most likely meant, where something was mistyped."""
     if "didYouMean" not in edit or "written" not in edit:
         return None
-    return f"write {style.name(edit['didYouMean'])} for {style.name(edit['written'])} in {style.path(edit['path'])}"
+    return "write", f"{style.name(edit['didYouMean'])} for {style.name(edit['written'])} in {style.path(edit['path'])}"
 
 
-def _drop(edit: Mapping[str, Any], style: Style) -> str:
-    return _correction(edit, style) or f"change {style.path(edit['path'])}"
+def _drop(edit: Mapping[str, Any], style: Style) -> _Step:
+    return _correction(edit, style) or ("change", style.path(edit["path"]))
 
 
-def _match_attribute(edit: Mapping[str, Any], style: Style) -> str:
+def _match_attribute(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
     if "attribute" not in edit:
-        return f"drop {style.path(edit['path'])}"
-    return f"drop {style.code(edit['attribute'])} from {style.path(edit['path'])}"
+        return "drop", style.path(edit["path"])
+    return "drop", f"{style.code(edit['attribute'])} from {style.path(edit['path'])}"
 
 
-def _constraint(edit: Mapping[str, Any], style: Style) -> str:
+def _constraint(edit: Mapping[str, Any], style: Style) -> _Step:
     for kind in ("matchAttribute", "distinctAttribute"):
         if kind in edit:
-            return f"drop {style.path(edit['path'])} ({kind} {style.name(edit[kind])})"
+            return "drop", f"{style.path(edit['path'])} ({kind} {style.name(edit[kind])})"
     return _drop(edit, style)
 
 
-def _amount(edit: Mapping[str, Any], style: Style) -> str:
+def _amount(edit: Mapping[str, Any], style: Style) -> _Step:
     resource, most = edit.get("resource"), str(edit["most"])
     if "requested" in edit:
         _, most = readable_texts(Quantity.parse(str(edit["requested"])), Quantity.parse(most))
     what = (
         f"{most} {'device' if most == '1' else 'devices'}" if resource in (None, "count") else f"{most} of {resource}"
     )
-    return f"ask for at most {what} in {style.path(edit['path'])}"
+    return "ask for", f"at most {what} in {style.path(edit['path'])}"
 
 
-def _class(edit: Mapping[str, Any], style: Style) -> str:
+def _class(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
     if "deviceClassName" in edit:
-        return f"use another class than {style.name(edit['deviceClassName'])}"
+        return "use", f"another class than {style.name(edit['deviceClassName'])}"
     what = "type" if "deviceType" in edit else "class"
-    return f"use another {what} than {style.name(edit.get('deviceType') or edit.get('deviceClass'))}"
+    return "use", f"another {what} than {style.name(edit.get('deviceType') or edit.get('deviceClass'))}"
 
 
-def _request(edit: Mapping[str, Any], style: Style) -> str:
+def _request(edit: Mapping[str, Any], style: Style) -> _Step:
     name = str(edit.get("request", ""))
     if not name or name.isdecimal():  # a number that no field has
-        return f"drop {style.path(edit['path'])}" if "path" in edit else _other_edit(edit, style)
-    return f"drop request {style.name(name)}"
+        return ("drop", style.path(edit["path"])) if "path" in edit else _other_edit(edit, style)
+    return "drop", f"request {style.name(name)}"
 
 
-def _node(edit: Mapping[str, Any], style: Style) -> str:
+def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     node = style.name(edit["node"])
     if "pool" in edit:
-        return f"add node {node} to the node selector of pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
+        return (
+            "add",
+            f"node {node} to the node selector of pool {style.name(edit['driver'])}/{style.name(edit['pool'])}",
+        )
     if bound := edit.get("boundBy"):
         names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in bound]
-        return f"release {style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}"
+        return (
+            "release",
+            f"{style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}",
+        )
     if "path" in edit:
-        return f"drop {style.path(edit['path'])}"
+        return "drop", style.path(edit["path"])
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in edit.get("pinned", ())]
-    return f"drop the annotation devalloc.io/node={node}{f' of {style.listed(names)}' if names else ''}"
+    return "drop", f"the annotation devalloc.io/node={node}{f' of {style.listed(names)}' if names else ''}"
 
 
-def _pool_resource(edit: Mapping[str, Any], style: Style) -> str:
+def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "give the pools more resources"
-    return f"give pool {style.name(edit['pool'])} {edit['missing']} more of {style.name(edit['resource'])}"
+        return "give", "the pools more resources"
+    return "give", f"pool {style.name(edit['pool'])} {edit['missing']} more of {style.name(edit['resource'])}"
 
 
-def _counter(edit: Mapping[str, Any], style: Style) -> str:
+def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "raise the counters"
+        return "raise", "the counters"
     which = f"{style.name(edit['counterSet'])}/{style.name(edit['counter'])}"
-    return f"raise counter {which} of pool {style.name(edit['driver'])}/{style.name(edit['pool'])} by {edit['missing']}"
+    return (
+        "raise",
+        f"counter {which} of pool {style.name(edit['driver'])}/{style.name(edit['pool'])} by {edit['missing']}",
+    )
 
 
-def _unavailable(edit: Mapping[str, Any], style: Style) -> str:
+def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
     if "device" in edit:
         why = f" ({printable(edit['why'])})" if edit.get("why") and style.width == WHOLE else ""
-        return f"make {style.name(edit['pool'])}/{style.name(edit['device'])} available{why}"
+        return "make", f"{style.name(edit['pool'])}/{style.name(edit['device'])} available{why}"
     if "node" not in edit:
-        return "make the unavailable devices available"
-    reasons = unschedulable_reasons(edit["why"])
-    remedies = dict.fromkeys(reason.remedy.format(node=style.name(edit["node"])) for reason in reasons)
+        return "make", "the unavailable devices available"
+    reasons, node = unschedulable_reasons(edit["why"]), style.name(edit["node"])
     why = f" ({printable('; '.join(reason.why for reason in reasons))})" if style.width == WHOLE else ""
-    return f"{' and '.join(remedies)}{why}"
+    (verb, what), *others = dict.fromkeys((reason.verb, reason.remedy.format(node=node)) for reason in reasons)
+    return verb, f"{''.join([what, *(f' and {also} {of}' for also, of in others)])}{why}"
 
 
-def _taint(edit: Mapping[str, Any], style: Style) -> str:
+def _taint(edit: Mapping[str, Any], style: Style) -> _Step:
     if "key" not in edit:
-        return "tolerate the taints"
+        return "tolerate", "the taints"
     taint = f"{edit['key']}{'=' + edit['value'] if edit.get('value') else ''}:{edit.get('effect', '')}"
     where = "/".join(style.name(edit[part]) for part in ("driver", "pool", "device") if part in edit)
-    return f"tolerate the taint {style.name(taint)} of {where}"
+    return "tolerate", f"the taint {style.name(taint)} of {where}"
 
 
-def _pool(edit: Mapping[str, Any], style: Style) -> str:
-    return f"complete pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
+def _pool(edit: Mapping[str, Any], style: Style) -> _Step:
+    return "complete", f"pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
 
 
-EDITS: dict[str, Callable[[Mapping[str, Any], Style], str]] = {
+EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "amount": _amount,
-    "capacity": lambda edit, style: f"drop {style.path(edit['path'])}",
+    "capacity": lambda edit, style: ("drop", style.path(edit["path"])),
     "class": _class,
-    "compatibilityGroup": lambda edit, style: f"let pool {style.name(edit['pool'])} mix compatibility groups",
+    "compatibilityGroup": lambda edit, style: ("let", f"pool {style.name(edit['pool'])} mix compatibility groups"),
     "config": lambda edit, style: (
-        f"create {edit['configKind']} {style.name(edit['namespace'])}/{style.name(edit['name'])}"
+        "create",
+        f"{edit['configKind']} {style.name(edit['namespace'])}/{style.name(edit['name'])}",
     ),
     "constraint": _constraint,
     "counter": _counter,
     "device": lambda edit, style: (
-        f"free device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}"
+        "free",
+        f"device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}",
     ),
-    "feature": lambda edit, style: f"switch on feature {style.name(edit['feature'])}",
-    "limit": lambda edit, style: f"drop {style.path(edit['path'])}",
+    "feature": lambda edit, style: ("switch", f"on feature {style.name(edit['feature'])}"),
+    "limit": lambda edit, style: ("drop", style.path(edit["path"])),
     "matchAttribute": _match_attribute,
-    "member": lambda edit, style: f"take {style.name(edit['namespace'])}/{style.name(edit['name'])} out of the group",
+    "member": lambda edit, style: (
+        "take",
+        f"{style.name(edit['namespace'])}/{style.name(edit['name'])} out of the group",
+    ),
     "node": _node,
     "pool": _pool,
     "poolResource": _pool_resource,
@@ -189,6 +210,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], str]] = {
     "taint": _taint,
     "unavailable": _unavailable,
     "undefinedResource": lambda edit, style: (
-        f"define {style.name(edit['resource'])} in pool {style.name(edit['pool'])}"
+        "define",
+        f"{style.name(edit['resource'])} in pool {style.name(edit['pool'])}",
     ),
 }

@@ -20,6 +20,10 @@ _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE
 """Causes that are most likely why there are the others: something was mistyped."""
 
 
+MAX_CACHED = 4096
+"""Characters of a finding whose sentence is cached."""
+
+
 def as_json(finding: Finding, reader: Reader = ADMIN) -> dict[str, Any]:
     """A finding as an answer has it, with its sentence. What there is nothing of is left out, but blockers."""
     parts = {"causes": finding.causes, "alternatives": finding.alternatives, "caveats": finding.caveats}
@@ -32,7 +36,10 @@ def message_of(finding: Finding, reader: Reader = ADMIN) -> str:
     seen = visible(finding, reader)
     parts = [[*each] for each in (seen.causes, seen.blockers, seen.alternatives, seen.caveats)]
     is_of_edits = any("claim" in each for each in (*seen.blockers, *seen.alternatives))
-    return _fitted(json.dumps(parts), seen.subject if is_of_edits else "", reader.width)
+    content = json.dumps(parts)
+    # Long content is of one claim's own expressions: cached, it would let a tenant fill the memory.
+    fitted = _fitted if len(content) <= MAX_CACHED else _fitted.__wrapped__
+    return fitted(content, seen.subject if is_of_edits else "", reader.width)
 
 
 @lru_cache(maxsize=1024)

@@ -44,9 +44,9 @@ class Style:
     def code(self, name: object) -> str:
         return f"`{self.name(name)}`"
 
-    def listed(self, names: Sequence[object], last: str = "and", most: int = 3) -> str:
-        """Such as "a, b and c", or "a, b, c and 2 more"."""
-        return listed([self.name(each) for each in names], last, most)
+    def listed(self, names: Sequence[object], last: str = "and", most: int = 3, more: int = 0) -> str:
+        """Such as "a, b and c", or "a, b, c and 2 more"; ``more``: that are not among the names."""
+        return listed([self.name(each) for each in names], last, most, more)
 
     def owner(self, ref: Mapping[str, Any]) -> str:
         """A claim or machine; one that has no name is of another namespace."""
@@ -63,13 +63,13 @@ class Style:
         if len(foreign) > 1:
             names.append(f"{len(foreign)} {plural_of(foreign)} of other namespaces")
         names += map(self.owner, foreign) if len(foreign) == 1 else ()
-        return listed([*names, f"{more} more"], most=most + 1) if more else listed(names, most=most)
+        return listed(names, most=most, more=more)
 
 
-def listed(texts: Sequence[str], last: str = "and", most: int = 3) -> str:
+def listed(texts: Sequence[str], last: str = "and", most: int = 3, more: int = 0) -> str:
     """Join texts as "a, b and c", or "a, b, c and 2 more"."""
-    if len(texts) > most:
-        return f"{', '.join(texts[:most])} {last} {len(texts) - most} more"
+    if rest := max(0, len(texts) - most) + more:
+        return f"{', '.join(texts[:most])} {last} {rest} more"
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
 

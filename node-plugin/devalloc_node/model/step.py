@@ -125,7 +125,8 @@ class ContestedKind(StepKind, Protocol):
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
         """What others made of it, in words; None if it is as it was before or after the step, or half-way.
 
-        ``finished``: the step is known to have been done, so that half-way is no excuse. Raises errors.NodeError.
+        ``finished``: the step is known to be done, so a state between before and after counts as taken over. Raises
+        errors.NodeError.
         """
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from devalloc.api import findings
 from devalloc.api.cordon import is_cordon_or_unschedulable
-from devalloc.api.findings import Cause, Fact, claim_ref, fact
+from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
@@ -57,7 +57,7 @@ _WHOLE = frozenset(("request", "member", "matchAttribute", "constraint"))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Explanation:
     """What is found out about a unit, or about one of its claims; it holds for their equals."""
 
     reason: Reason
@@ -87,7 +87,7 @@ class Finding:
         return IMPOSSIBLE_NOW_VERDICT if are_about_schedulability(self.edits) else self.reason.verdict
 
 
-SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="reason"),))
+SEARCH_LIMIT_EXPLANATION = Explanation(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="reason"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Explainer(ABC):
     before: tuple[Allocation, ...] = field(init=False)
     in_use: tuple[Allocation, ...] = field(init=False)
     """all that is held now: ``allocations``, then what was given"""
-    by_kind: dict[object, Finding] = field(init=False, default_factory=dict)
+    by_kind: dict[object, Explanation] = field(init=False, default_factory=dict)
     """kind of a unit -> what is found out about it, which holds for all its equals"""
     priorities: Mapping[Key, int] = field(init=False)
     """of the claims that hold anything"""
@@ -171,7 +171,7 @@ class Explainer(ABC):
         findings = self.find_all(unit)
         return [self.answer(unit, demand, findings[demand.key]) for demand in unit.demands]
 
-    def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
+    def answer(self, unit: PlacementUnit, demand: Demand, finding: Explanation) -> ClaimAnswer:
         """Answer a claim of a unit with what is found."""
         funnels = [self.funnels.make(request) for request in demand.requests]
         return ClaimAnswer(
@@ -269,7 +269,7 @@ class Explainer(ABC):
         self.explained = unit
         self.finder.begin()
 
-    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
         """Why a unit is not placed, for each of its claims."""
         missing = {demand.key: self._missing_drivers(demand) for demand in unit.demands}
         if not any(missing.values()):
@@ -288,7 +288,7 @@ class Explainer(ABC):
             for key, finding in findings.items()
         }
 
-    def _with_left_out(self, by_claim: Mapping[Key, Finding]) -> Mapping[Key, Finding]:
+    def _with_left_out(self, by_claim: Mapping[Key, Explanation]) -> Mapping[Key, Explanation]:
         """If there are no devices at all, and some were left out, that alone is the reason."""
         left_out = tuple(self.fleet.invalid_pools[driver] for driver in sorted(self.fleet.invalid_pools))
         if not left_out or self.has_devices():
@@ -323,7 +323,7 @@ class Explainer(ABC):
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
         return fact(Cause.NO_DRIVER, drivers=sorted(drivers), there=present[: SHOWN + 1], near=near)
 
-    def _search_reasons(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+    def _search_reasons(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
         if len(unit.demands) == 1:
             key = unit.demands[0].key
             return {key: self.find_equal(unit, key)}
@@ -331,9 +331,9 @@ class Explainer(ABC):
             self.begin(unit)
             return self._find_members(unit)
         except (Undecided, OutOfTime):
-            return {demand.key: SEARCH_LIMIT_FINDING for demand in unit.demands}
+            return {demand.key: SEARCH_LIMIT_EXPLANATION for demand in unit.demands}
 
-    def find(self, unit: PlacementUnit, key: Key) -> Finding:
+    def find(self, unit: PlacementUnit, key: Key) -> Explanation:
         """Why a unit is not placed; ``key``: of its claim that gets the message."""
         self.begin(unit)
         try:
@@ -342,9 +342,9 @@ class Explainer(ABC):
                 return self._impossible(unit, key)
             return self.find_beside_others(unit)
         except (Undecided, OutOfTime):
-            return SEARCH_LIMIT_FINDING
+            return SEARCH_LIMIT_EXPLANATION
 
-    def find_equal(self, unit: PlacementUnit, key: Key) -> Finding:
+    def find_equal(self, unit: PlacementUnit, key: Key) -> Explanation:
         """The same, once for equal units."""
         kind = unit.kind
         finding = self.by_kind.get(kind) if kind is not None else None
@@ -356,14 +356,14 @@ class Explainer(ABC):
         """Whether the unit fits, for certain. Raises Undecided."""
         return self.finder.fits(question)
 
-    def _impossible(self, unit: PlacementUnit, key: Key) -> Finding:
+    def _impossible(self, unit: PlacementUnit, key: Key) -> Explanation:
         """Why it does not fit even when nothing is in use."""
         try:
             question = self.question(unit, ())
             reason, edits = self.why_impossible(question, self.relaxations(question, key))
         except Undecided:
             reason = self.counted_reason(unit)
-            return Finding(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
+            return Explanation(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
         if reason is Reason.NOT_ENOUGH_DEVICES and self._lacks_amounts(unit):
             reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
@@ -387,7 +387,7 @@ class Explainer(ABC):
 
     def structural(
         self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: tuple[Fact, ...] = ()
-    ) -> Finding:
+    ) -> Explanation:
         """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
         marked = tuple(self.typos.marked(edit, unit) for edit in edits)
         claims: tuple[Key, ...] = ()
@@ -404,7 +404,7 @@ class Explainer(ABC):
             unknown = () if caveat else (fact(Cause.CUT_SHORT, of="edits"),)
         typos = self.typos.of_unit(unit, self.ends)
         caveats = [NOTHING_LEFT] if _leave_no_request(marked, unit) else []
-        return Finding(
+        return Explanation(
             reason,
             (*self.ghosts_of(claims), *lack[:1], *typos, *self.left_out(unit), *lack[1:], *unknown),
             self._with_other_nodes(unit, marked, claims),
@@ -440,17 +440,17 @@ class Explainer(ABC):
             return BlockingClaims((), smallest=True)
         return self.blocking(question)
 
-    def find_beside_others(self, unit: PlacementUnit) -> Finding:
+    def find_beside_others(self, unit: PlacementUnit) -> Explanation:
         """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
-            return Finding(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="place"),))
+            return Explanation(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="place"),))
         in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = filter(None, [self.shortage(unit, is_empty=False) or self.exhausted(unit)])
         try:
             blocking = BlockingClaims((), smallest=True) if self.is_brief else self.blocking_unit(unit)
         except Undecided:
-            return Finding(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
+            return Explanation(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
         holders = blocking.claims if in_batch else ()
         highest = max((self.priorities[key] for key in holders), default=own_priority)
@@ -458,7 +458,7 @@ class Explainer(ABC):
         if highest > own_priority:
             reason = Reason.LOST_TO_HIGHER_PRIORITY
             order.append(fact(Cause.OUTRANKED, priority=own_priority, by=highest))
-        return Finding(
+        return Explanation(
             reason,
             (*self.ghosts_of(blocking.claims), *lack, *self.left_out(unit), *order),
             (),
@@ -508,7 +508,7 @@ class Explainer(ABC):
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
+    def _find_members(self, unit: PlacementUnit) -> dict[Key, Explanation]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {demand.key: replace(unit, demands=(demand,)) for demand in unit.demands}
         fits_together = self._fits_together(unit)
@@ -532,7 +532,7 @@ class Explainer(ABC):
 
     def _hopeless_members(
         self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
-    ) -> dict[Key, Finding]:
+    ) -> dict[Key, Explanation]:
         """Some members fit no node even on their own."""
         reasons: dict[Key, Reason] = {}
         edits: list[Relaxation] = []
@@ -547,14 +547,14 @@ class Explainer(ABC):
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
-        others = fact(Cause.MEMBERS, group=unit.group, members=[claim_ref(key) for key in hopeless])
+        others = fact(Cause.MEMBERS, group=unit.group, **first_of("members", [*map(claim_ref, hopeless)]))
         common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, (others,))
         by_claim = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
             by_claim[key] = replace(common, reason=reason, causes=self.lack(alone[key], reason, edits))
         return by_claim
 
-    def _all_apart(self, unit: PlacementUnit, keys: Sequence[Key]) -> dict[Key, Finding]:
+    def _all_apart(self, unit: PlacementUnit, keys: Sequence[Key]) -> dict[Key, Explanation]:
         """The same for all members: rules that come before leaving out members are the same for each of them. If all
         ask for the same, each is to leave out as many as the first one, at the same places among its others."""
         first, *others = keys
@@ -579,7 +579,7 @@ class Explainer(ABC):
         question = self.question(unit, ())
         return self.why_impossible(question, self.relaxations(question, key))
 
-    def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Finding:
+    def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Explanation:
         """The finding that a member reports of that."""
         causes = (fact(Cause.GROUP, group=unit.group), *self.lack(unit, reason, edits))
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, causes)
@@ -640,7 +640,7 @@ class Explainer(ABC):
             pass
         return NOT_TOGETHER
 
-    def as_data(self, finding: Finding, key: Key) -> dict[str, Any]:
+    def as_data(self, finding: Explanation, key: Key) -> dict[str, Any]:
         """What an answer to a claim says of a finding, as JSON, and the sentence for who may see all of it."""
         alternatives = [dict(edit.entry) for edit in finding.alternatives]
         blockers = self.blockers(finding)
@@ -668,7 +668,7 @@ class Explainer(ABC):
         """Who holds what a claim of the problem holds."""
         return claim_ref(claim)
 
-    def blockers(self, finding: Finding) -> list[dict[str, Any]]:
+    def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""
         claims = (
             {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.claim import DeviceClaimStatus
-from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, message_of, text_fact
+from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of, text_fact
 from devalloc.api.meta import NODE
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance, Bound, OutOfTime, evaluate_in_turns
@@ -169,8 +169,8 @@ def _group_unit(
         if node:
             pins[node].add(key[1])
     if len(pins) > 1:
-        nodes = [{"node": node, "members": sorted(names)} for node, names in sorted(pins.items())]
-        return fact(Cause.MEMBERS_APART, group=name, nodes=nodes, see=NODE)
+        nodes = [{"node": node, **first_of("members", sorted(names))} for node, names in sorted(pins.items())]
+        return fact(Cause.MEMBERS_APART, group=name, **first_of("nodes", nodes), see=NODE)
     pin, names = next(iter(pins.items()), (None, set()))
     agreeing = rules.agreeing(members, allocated)
     if not isinstance(agreeing, list):

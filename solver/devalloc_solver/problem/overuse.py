@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, message_of
+from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of
 from devalloc.api.problems import Problem
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.snapshot import Snapshot
@@ -24,8 +24,6 @@ P = TypeVar("P", bound=Hashable)
 """What names a pool. A counter is a pool and the name of a resource that its devices draw on."""
 Amounts = Mapping[str, int]
 """Nano units of each resource."""
-_NAMED = 8
-"""Claims and devices that a cause names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +115,7 @@ def overuse_cause(
 ) -> Fact:
     """What is held, and by whom."""
     titles = [*dict.fromkeys(map(device, overuse.devices))]  # a device and its ghost have one
-    held: dict[str, Any] = {"devices": titles[:_NAMED], "moreDevices": max(0, len(titles) - _NAMED) or None}
-    held |= {"holders": [*map(holder, overuse.claims[:_NAMED])], "more": max(0, len(overuse.claims) - _NAMED) or None}
+    held = first_of("devices", titles, more="moreDevices") | first_of("holders", [*map(holder, overuse.claims)])
     if overuse.resource is None:
         return fact(Cause.SEVERAL_OWNERS, **held)
     return fact(Cause.OVER_DRAWN if overuse.is_of_pool else Cause.OVER_COMMITTED, **held, resource=overuse.resource)

@@ -17,7 +17,9 @@ from devalloc.api.findings import (
     edits,
     fact,
     finding_of,
+    first_of,
     message_of,
+    sentences,
 )
 from devalloc_solver.answer_types import BlockerKind
 
@@ -53,7 +55,7 @@ def test_more_changes_than_a_sentence_can_name_are_left_to_explain() -> None:
     assert message_of(Finding([SHORT], changes)) == (
         "no node has 9 devices (at most 3); make 3 changes (`devalloc explain` lists them)"
     )
-    assert message_of(Finding([SHORT], changes), AT_LENGTH).count("ask for at most 3 devices") == 3
+    assert message_of(Finding([SHORT], changes), AT_LENGTH).count("at most 3 devices in ") == 3
 
 
 def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
@@ -104,3 +106,32 @@ def test_a_machine_that_is_one_with_its_claims_is_no_group() -> None:
 )
 def test_edits_are_said_in_the_imperative(edit: Mapping[str, Any], words: str) -> None:
     assert edit_words(edit) == words
+
+
+def test_a_cause_lists_the_first_of_many_and_counts_the_others() -> None:
+    """Many machines can be refused on the same thousands of nodes."""
+    lack = {"resource": "CPU", "has": "2", "wanted": "4"}
+    rooms = [{"node": f"n{number}", "lacks": [lack]} for number in range(5000)]
+    cause = fact(Cause.ROOM, **first_of("nodes", rooms))
+    assert (len(cause["nodes"]), cause["more"]) == (8, 4992)
+    assert message_of(Finding([cause])) == "no node is large enough: node n0: 2 CPU, 4 wanted (and 4999 more nodes)"
+
+
+def test_members_of_a_group_on_many_nodes_are_counted() -> None:
+    places = [{"node": f"n{number}", **first_of("members", [f"m{number}"] * 20)} for number in range(12)]
+    apart = fact(Cause.MEMBERS_APART, group="g", **first_of("nodes", places), see="x")
+    assert message_of(Finding([apart]), AT_LENGTH).endswith("m7 and 12 more) and 4 more; see the annotation x")
+
+
+def test_a_sentence_of_long_content_is_not_cached() -> None:
+    """A tenant writes expressions of kilobytes into as many claims as it likes."""
+    before = sentences._fitted.cache_info().currsize
+    for number in range(3):
+        edit = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": f"{number}" * 10_000}
+        assert message_of(Finding([SHORT], [edit])).endswith("; change spec.claims[0].constraints")
+    assert sentences._fitted.cache_info().currsize == before
+
+
+def test_edits_of_one_verb_say_it_once() -> None:
+    edits = [{"kind": "limit", "path": f"spec.claims[{number}].limits.m"} for number in range(2)]
+    assert message_of(Finding([SHORT], [*edits])).endswith("; drop spec.claims[0].limits.m and spec.claims[1].limits.m")

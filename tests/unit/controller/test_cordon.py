@@ -369,4 +369,4 @@ class TestNames:
     ],
 )
 def test_a_node_is_unschedulable_if_no_reason_is_of_the_device_alone(why: str, remedies: list[str]) -> None:
-    assert [reason.remedy for reason in unschedulable_reasons(why)] == remedies
+    assert [f"{reason.verb} {reason.remedy}" for reason in unschedulable_reasons(why)] == remedies

@@ -12,7 +12,7 @@ from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
-from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, with_refs
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of, with_refs
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
@@ -131,11 +131,11 @@ class MachineMessages:
         if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
             blockers = [one for one in blockers if one["kind"] not in HOLDERS and not _is_unschedulable_node(one)]
         blockers = [*map(self._with_idle, blockers)] or self._lacks(target, code)
-        # What is kept for the machine itself is no help, and neither are its own amounts, which the cause names.
+        # Releasing what is kept for the machine itself would not help it, and the cause names its amounts already.
         own = {"kind": "machine", "namespace": key[0], "name": key[1]}
         helps = all(one["kind"] in HOLDERS and not own.items() <= one.items() for one in blockers)
         caveats = [] if helps else ["nothingLeft"]
-        cause = fact(Cause.ROOM, nodes=rooms, large=code != Reason.NODES_TOO_SMALL)
+        cause = fact(Cause.ROOM, **first_of("nodes", rooms), large=code != Reason.NODES_TOO_SMALL)
         return code, Finding([cause], blockers, solved.alternatives, caveats), details
 
     def _reason_of_closed_nodes(self, target: _Target) -> str | None:

@@ -17,7 +17,7 @@ from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.parts import expression_for, is_left_out
 from devalloc_solver.dialects.device_claims.relaxations import DeviceClaimRelaxations, short_reason
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
-from devalloc_solver.explain.explainer import NOTHING_LEFT, Explainer, Finding
+from devalloc_solver.explain.explainer import NOTHING_LEFT, Explainer, Explanation
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.funnel import Funnel, main_step, shortage
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet, unmatched_requests
@@ -36,13 +36,13 @@ class DeviceClaimExplainer(Explainer):
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
 
-    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
         return {key: self._of_empty_fleet(finding) for key, finding in Explainer.find_all(self, unit).items()}
 
-    def find(self, unit: PlacementUnit, key: Key) -> Finding:
+    def find(self, unit: PlacementUnit, key: Key) -> Explanation:
         return self._of_empty_fleet(Explainer.find(self, unit, key))
 
-    def _of_empty_fleet(self, finding: Finding) -> Finding:
+    def _of_empty_fleet(self, finding: Explanation) -> Explanation:
         """Where no host has published anything, other causes would mislead."""
         is_empty = not (self.snapshot.pools or self.fleet.nodes or finding.invalid_pools)
         return replace(finding, causes=(fact(Cause.NO_POOLS),), caveats=(NOTHING_LEFT,)) if is_empty else finding

@@ -40,7 +40,7 @@ from devalloc_solver.dialects.resource_k8s.relaxations import (
     relax_counters,
 )
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
-from devalloc_solver.explain.explainer import Finding
+from devalloc_solver.explain.explainer import Explanation
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
@@ -381,6 +381,6 @@ class CallExplainer(ResourceClaimExplainer):
     def holder(self, claim: Key) -> Mapping[str, Any]:
         return self.holders[int(claim[1])].entry
 
-    def blockers(self, finding: Finding) -> list[dict[str, Any]]:
+    def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
         edits = (*finding.edits, *(self.holders[int(number)] for _, number in finding.claims))
         return [dict(edit.entry) for edit in edits]

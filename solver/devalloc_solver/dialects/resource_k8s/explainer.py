@@ -22,7 +22,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDev
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.explain.blocking_claims import BlockingClaims
-from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
+from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
@@ -57,7 +57,7 @@ class ResourceClaimExplainer(Explainer):
         self.crowded = None
         Explainer.begin(self, unit)
 
-    def answer(self, unit: PlacementUnit, demand: Demand, finding: Finding) -> ClaimAnswer:
+    def answer(self, unit: PlacementUnit, demand: Demand, finding: Explanation) -> ClaimAnswer:
         warnings, answer = self.warnings(demand), Explainer.answer(self, unit, demand, finding)
         is_exhausting = any(request.spec.is_exhausting for request in demand.requests)
         exceeded = Bound.DEVICE if is_exhausting and finding.reason is Reason.NO_MATCHING_DEVICES else None
@@ -78,7 +78,7 @@ class ResourceClaimExplainer(Explainer):
     def warnings(self, demand: Demand) -> tuple[str, ...]:
         return unjudged_devices(demand) if self.fleet.errors is None else tuple(self.fleet.errors)
 
-    def _unreached(self, finding: Finding, answer: ClaimAnswer) -> UnreachedDevices | None:
+    def _unreached(self, finding: Explanation, answer: ClaimAnswer) -> UnreachedDevices | None:
         """Devices that reach no node, if that may be why none matches."""
         if finding.reason is not Reason.NO_MATCHING_DEVICES or not self.unreached.devices:
             return None
