@@ -23,10 +23,6 @@ DEDICATED_SUFFIX = ".devalloc"
 TAINT = {"key": ALLOCATOR_KEY, "value": DEVALLOC, "effect": "NoSchedule"}
 
 
-FOR_LABELLED_CLAIMS = f"are only for claims with the label {ALLOCATOR_KEY}={DEVALLOC}"
-"""Of devices with that taint: why a claim without the label gets none of them."""
-
-
 def dedicated_pool_name(pool: str) -> str:
     """The name of a pool as published by a node that is set aside."""
     return pool + DEDICATED_SUFFIX

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS, is_dedicated
-from devalloc.api.findings import Cause
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, is_dedicated
+from devalloc.api.findings import ARE_EXCLUDED, Cause, RuleCode
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, readable_texts
@@ -93,10 +93,10 @@ def _supply_advice(answer: Answer, publish: str) -> str:
 
 def _advice(answer: Answer) -> str:
     code, funnels, blockers = answer["reason"], answer.get("funnel", []), answer.get("blockers", [])
-    steps = {step["what"]: step for funnel in reversed(funnels) for step in funnel["steps"]}
-    if (labelled := steps.get(FOR_LABELLED_CLAIMS)) is not None:
+    steps = {step["code"]: step for funnel in reversed(funnels) for step in funnel["steps"]}
+    if (labelled := steps.get(RuleCode.LABELLED_CLAIMS)) is not None:
         return " ".join([_label_advice(labelled), *(_advice_of_reason(code, blockers) if blockers else ())])
-    taint = [_taint_advice(steps[_TAINTED])] if _TAINTED in steps and not blockers else []
+    taint = [_taint_advice(steps[RuleCode.TAINT])] if RuleCode.TAINT in steps and not blockers else []
     specific = [*taint, *_corrections(blockers)]
     if whole := _whole_devices_advice(answer):
         return " ".join([*specific, whole])
@@ -177,7 +177,6 @@ _PUBLISH_TO_CLUSTER = (
 )
 _CORRECT_POOL = "Correct that pool, or rename one of two; `devalloc validate -f` shows every error of a file."
 """Where the devices are of pools that are left out."""
-_TAINTED = "have a taint that is not tolerated"
 _TOLERATE = "Tolerate the taint in the request (`tolerations`), or have its driver or DeviceTaintRule remove it."
 """Where devices have taints, and nothing else is in the way."""
 _MAKE_AVAILABLE = (
@@ -290,8 +289,7 @@ def _funnel(funnel: Answer) -> Funnel:
         left = max(0, left - funnel["inUse"])
         layers.append(Layer("held", funnel["inUse"], "of those are in use", _users_text(funnel), left))
     if excluded := funnel.get("excluded"):
-        what = "are excluded, as parts of their card are taken"
-        layers.append(Layer("excluded", excluded, what, start=max(0, left - excluded)))
+        layers.append(Layer("excluded", excluded, ARE_EXCLUDED, start=max(0, left - excluded)))
     layers.append(Layer("free", funnel["free"], "are free"))
     return Funnel(f"{funnel['request']}{_alternative(funnel['request'])}", tuple(layers))
 

@@ -56,6 +56,10 @@ class FunnelStep(TypedDict):
     """A rule, and the devices that it leaves out."""
 
     what: str
+    code: str
+    """Of ``devalloc.api.findings.RuleCode``; ``what`` is its words."""
+    args: NotRequired[dict[str, str]]
+    """What the words need."""
     count: int
     devices: list[str]
     """The first ones, as POOL/DEVICE."""
@@ -180,6 +184,8 @@ class CauseDict(TypedDict):
 
     # what it is about
     request: NotRequired[str]
+    rule: NotRequired[str]
+    args: NotRequired[dict[str, str]]
     attribute: NotRequired[str]
     attributes: NotRequired[list[str]]
     distinct: NotRequired[bool]

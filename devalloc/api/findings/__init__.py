@@ -29,19 +29,24 @@ from devalloc.api.findings.data import (
     with_refs,
 )
 from devalloc.api.findings.edits import edit_words
+from devalloc.api.findings.rules import ARE_EXCLUDED, TELL_EXAMPLE, Rule, RuleCode, rule, rule_words
 from devalloc.api.findings.sentences import as_json, message_of
 from devalloc.api.findings.style import agree_verb, count_devices
 
 __all__ = [
     "ADMIN",
+    "ARE_EXCLUDED",
     "AT_LENGTH",
     "CAVEATS",
     "HOLDERS",
     "MAX_MESSAGE",
+    "TELL_EXAMPLE",
     "Cause",
     "Fact",
     "Finding",
     "Reader",
+    "Rule",
+    "RuleCode",
     "agree_verb",
     "as_json",
     "claim_ref",
@@ -51,6 +56,8 @@ __all__ = [
     "finding_of",
     "first_of",
     "message_of",
+    "rule",
+    "rule_words",
     "text_fact",
     "visible",
     "with_refs",

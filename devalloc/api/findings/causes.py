@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
-from devalloc.api.findings.style import WHOLE, Style, agree_verb, count_devices, count_parts
+from devalloc.api.findings.rules import rule_words
+from devalloc.api.findings.style import WHOLE, Style, count_devices, count_parts
 from devalloc.printable import printable
 
 
@@ -57,10 +58,10 @@ def _no_match(cause: Fact, style: Style) -> str:
 
 
 def _step(cause: Fact, style: Style) -> str:
-    """The rule that leaves out most devices: ``count`` of ``total``, ``what`` they do, and why the first one does
-    (``example``)."""
+    """The ``rule`` that leaves out most devices, with its ``args``: ``count`` of ``total``, and why it leaves out the
+    first one (``example``)."""
     example = f" ({style.text(cause['example'])})" if "example" in cause else ""
-    what = style.text(agree_verb(cause["what"], cause["count"]))
+    what = style.text(rule_words(cause["rule"], cause.get("args"), cause["count"]))
     return f"{cause['count']} of {count_devices(cause['total'])} {what}{example}"
 
 

@@ -8,7 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
-from devalloc.api.findings import Cause, Fact, agree_verb, count_devices, fact
+from devalloc.api.findings import (
+    ARE_EXCLUDED,
+    TELL_EXAMPLE,
+    Cause,
+    Fact,
+    Rule,
+    RuleCode,
+    agree_verb,
+    count_devices,
+    fact,
+    rule,
+    rule_words,
+)
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
 from devalloc_solver.explain.joint_counts import best_on_node
@@ -19,14 +31,12 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step, and claims that are named as users of devices."""
-ARE_EXCLUDED = "are excluded, as parts of their card are taken"
-"""Of devices without owner that cannot be allocated: others have what they need of their card."""
 NO_DEVICES = "there are no devices"
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
 
-Step = tuple[str, int, tuple[str, ...], str | None]
-"""(what, devices, first names, why it rejects the first one)"""
+Step = tuple[Rule, int, tuple[str, ...], str | None]
+"""(rule, devices, first names, why it rejects the first one)"""
 Holders = tuple[tuple[Key, int], ...]
 
 
@@ -50,8 +60,8 @@ class Funnel:
     def to_dict(self, name: str, *, with_users: bool) -> dict[str, Any]:
         """As JSON; ``name``: of the request."""
         steps = []
-        for what, count, names, example in self.steps:
-            step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
+        for by, count, names, example in self.steps:
+            step = {"what": by.words, **by.as_json(), "count": count, "devices": list(names)}
             steps.append(step | ({"example": example} if example else {}))
         users: dict[str, Any] = {}
         if with_users:
@@ -119,12 +129,12 @@ class FunnelCounter:
         accepted = {i for i in request.candidates.accepted if has_room_for(request, snapshot, i, self._nothing_held)}
         without = [i for i in request.candidates.accepted if i not in accepted]
         taken, excluded = count_unavailable(request, snapshot, accepted, self.usage)
-        rejected = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
+        rejected = [(step.rule, step.devices, step.example) for step in request.candidates.funnel]
         if without:
-            rejected.append((f"have no {' or '.join(sorted(request.requests))} to share", tuple(without), None))
+            rejected.append((nothing_to_share(request), tuple(without), None))
         steps = tuple(
-            (what, len(devices), tuple(device_title(snapshot, i) for i in devices[:SHOWN]), example)
-            for what, devices, example in rejected
+            (by, len(devices), tuple(device_title(snapshot, i) for i in devices[:SHOWN]), example)
+            for by, devices, example in rejected
         )
         free = len(accepted) - len(taken) - excluded
         holders = cache(lambda: self._holders_of(taken))
@@ -193,13 +203,17 @@ def has_room_for(request: Request, snapshot: Snapshot, index: int, usage: Usage)
     return any(usage.free_blocks(device, name) > 0 for name in request.requests)
 
 
-_STEPS_WITH_EXAMPLE = ("have a taint", "have too little", "do not offer", "are of a pool")
-"""Steps of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
+def nothing_to_share(request: Request) -> Rule:
+    """By which devices drop out that match, and have none of the amounts that a request wants."""
+    return rule(RuleCode.NOTHING_TO_SHARE, resources=" or ".join(sorted(request.requests)))
 
 
 def describe_funnel(funnel: Mapping[str, Any]) -> str:
     """A row of a table, such as "8 of 12 devices are of another driver, 2 are in use"."""
-    parts = [f"{step['count']} {agree_verb(step['what'], step['count'])}{_example(step)}" for step in funnel["steps"]]
+    parts = [
+        f"{step['count']} {rule_words(step['code'], step.get('args'), step['count'])}{_example(step)}"
+        for step in funnel["steps"]
+    ]
     if funnel["inUse"]:
         parts.append(f"{funnel['inUse']} {'is' if funnel['inUse'] == 1 else 'are'} in use")
     if funnel["excluded"]:
@@ -214,14 +228,16 @@ def describe_funnel(funnel: Mapping[str, Any]) -> str:
 
 
 def _example(step: Mapping[str, Any]) -> str:
-    return f" ({step['example']})" if "example" in step and step["what"].startswith(_STEPS_WITH_EXAMPLE) else ""
+    return f" ({step['example']})" if "example" in step and step["code"] in TELL_EXAMPLE else ""
 
 
-def main_step(funnel: Funnel, counts: Callable[[str], bool] = lambda what: True) -> Fact | None:
+def main_step(funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode)) -> Fact | None:
     """The rule that leaves out most devices, of those that count; None if none does."""
-    steps = (step for step in funnel.steps if counts(step[0]))
-    what, count, _, example = max(steps, key=lambda step: step[1], default=("", 0, (), None))
-    if not count:
+    steps = [step for step in funnel.steps if step[1] and step[0].code in counts]
+    if not steps:
         return None
-    shown = example if what.startswith(_STEPS_WITH_EXAMPLE) else None
-    return fact(Cause.STEP, what=what, count=count, total=funnel.total, example=shown)
+    by, count, _, example = max(steps, key=lambda step: step[1])
+    shown = example if by.code in TELL_EXAMPLE else None
+    return fact(
+        Cause.STEP, rule=by.code.value, args=dict(by.args) or None, count=count, total=funnel.total, example=shown
+    )

@@ -15,7 +15,8 @@ from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from devalloc_solver.explain.funnel import SHOWN, Funnel, Holders, Step
+from devalloc.api.findings import Rule
+from devalloc_solver.explain.funnel import SHOWN, Funnel, Holders, Step, nothing_to_share
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import (
@@ -57,7 +58,7 @@ class RejectedDevices(NamedTuple):
     """Devices that drop out at one step."""
 
     stage: int
-    what: str
+    rule: Rule
     number: int
     firsts: Sequence[DevicePosition]
     example: tuple[DevicePosition, int] | None
@@ -78,7 +79,7 @@ class FleetFunnels(ABC):
         """(the parts that a request may take, how others drop out); of one step, there may be several entries."""
 
     @abstractmethod
-    def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
+    def example(self, request: Request, by: Rule, first: DevicePosition, part: int) -> str | None:
         """What there is to say of a device that drops out, and is of a part that does."""
 
     @abstractmethod
@@ -104,29 +105,26 @@ class FleetFunnels(ABC):
 
     def _judge(self, request: Request) -> tuple[set[int], tuple[Step, ...]]:
         accepted, rejected = self.judge(request)
-        by_step: dict[tuple[int, str], list[RejectedDevices]] = defaultdict(list)
+        by_step: dict[tuple[int, Rule], list[RejectedDevices]] = defaultdict(list)
         for one in rejected:
-            by_step[one.stage, one.what].append(one)
+            by_step[one.stage, one.rule].append(one)
         steps = []
         for step in sorted(map(_joined, by_step.values()), key=self.order):
-            example = None if step.example is None else self.example(request, step.what, *step.example)
-            steps.append((step.what, step.number, tuple(map(self.title, step.firsts)), example))
+            example = None if step.example is None else self.example(request, step.rule, *step.example)
+            steps.append((step.rule, step.number, tuple(map(self.title, step.firsts)), example))
         if request.mode is AllocationMode.SHARE:
             parts = self.parts.parts()
             without = [part for part in accepted if not has_room_left(request, parts[part], {})]
             if without:
-                what = f"have no {' or '.join(sorted(request.requests))} to share"
-                step = _joined([self.step(part, what) for part in without])
-                steps.append((step.what, step.number, tuple(map(self.title, step.firsts)), None))
+                step = _joined([self.step(part, nothing_to_share(request)) for part in without])
+                steps.append((step.rule, step.number, tuple(map(self.title, step.firsts)), None))
                 accepted = accepted.difference(without)
         return accepted, tuple(steps)
 
-    def step(self, part: int, what: str, stage: int = 0, *, has_example: bool = False) -> RejectedDevices:
+    def step(self, part: int, by: Rule, stage: int = 0, *, has_example: bool = False) -> RejectedDevices:
         """All devices of a part drop out."""
         firsts = self.parts.firsts()[part]
-        return RejectedDevices(
-            stage, what, self.parts.sizes()[part], firsts, (firsts[0], part) if has_example else None
-        )
+        return RejectedDevices(stage, by, self.parts.sizes()[part], firsts, (firsts[0], part) if has_example else None)
 
     def title(self, position: DevicePosition) -> str:
         record = self.stats.record(position.rank)
@@ -140,7 +138,7 @@ class FleetFunnels(ABC):
 def _joined(steps: Sequence[RejectedDevices]) -> RejectedDevices:
     firsts = nsmallest(SHOWN, chain.from_iterable(step.firsts for step in steps))
     example = min((step.example for step in steps if step.example is not None), default=None)
-    return RejectedDevices(steps[0].stage, steps[0].what, sum(step.number for step in steps), firsts, example)
+    return RejectedDevices(steps[0].stage, steps[0].rule, sum(step.number for step in steps), firsts, example)
 
 
 # -- devices that a claim tells apart ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from devalloc.api.findings import Rule
 from devalloc_solver.problem.allocations import Key
 
 
@@ -14,14 +15,10 @@ from devalloc_solver.problem.allocations import Key
 class FunnelStep:
     """One stage of the funnel: the devices that fell there."""
 
-    what: str
+    rule: Rule
     devices: tuple[int, ...]
     example: str | None = None
-    """Why the first of them fell, where there is more to say than ``what``."""
-
-
-ARE_UNAVAILABLE = "are unavailable"
-"""The funnel's step of devices that cannot be allocated now."""
+    """Why the first of them fell, where there is more to say than the rule."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from devalloc.api.findings import (
     HOLDERS,
     Cause,
     Finding,
+    Rule,
+    RuleCode,
     causes,
     edit_words,
     edits,
@@ -19,6 +21,9 @@ from devalloc.api.findings import (
     finding_of,
     first_of,
     message_of,
+    rule,
+    rule_words,
+    rules,
     sentences,
 )
 from devalloc_solver.answer_types import BlockerKind
@@ -30,6 +35,23 @@ TAKEN = {"kind": "claim", "namespace": "default", "name": "a", "priority": 0}
 
 def test_each_cause_has_words() -> None:
     assert causes.CAUSES.keys() == {*Cause}
+
+
+def test_each_rule_of_a_funnel_has_words() -> None:
+    assert rules.RULES.keys() == {*RuleCode}
+
+
+@pytest.mark.parametrize(
+    ("by", "count", "words"),
+    [
+        (rule(RuleCode.UNAVAILABLE), 1, "is unavailable"),
+        (rule(RuleCode.UNAVAILABLE), 2, "are unavailable"),
+        (rule(RuleCode.CONSTRAINTS, expression="device.vram == '{80}'"), 1, "fails device.vram == '{80}'"),
+    ],
+)
+def test_a_rule_of_a_funnel_agrees_with_its_count(by: Rule, count: int, words: str) -> None:
+    step = by.as_json()
+    assert rule_words(step["code"], step.get("args"), count) == words
 
 
 def test_each_kind_of_blocker_has_words() -> None:

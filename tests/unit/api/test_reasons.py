@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from devalloc.api.findings import CAVEATS, Cause
+from devalloc.api.findings import CAVEATS, Cause, RuleCode
 from devalloc.api.reasons import Reason, find_reason, is_transient_reason
 from devalloc_solver.answer_types import BlockerKind
 from tests.support.repository import REPO
@@ -102,6 +102,13 @@ def test_each_cause_and_each_caveat_is_in_the_guide() -> None:
     }
     assert listed == {cause.value for cause in Cause}
     assert [caveat for caveat in CAVEATS if f"| `{caveat}` |" not in guide] == []
+
+
+def test_each_rule_of_a_funnel_is_in_the_guide() -> None:
+    guide = (REPO / "docs" / "reasons.md").read_text()
+    funnel = guide[guide.index("## Reading the funnel") : guide.index("## Causes")]
+    rows = [line.split(" | ")[0] for line in funnel.splitlines() if line.startswith("| `")]
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == {code.value for code in RuleCode}
 
 
 def test_each_kind_of_blocker_is_in_the_guide() -> None:

@@ -258,8 +258,8 @@ def test_devices_that_an_expression_tells_apart_fare_as_each_does_alone() -> Non
     candidates = judge.candidates(detail)
     alone = {each.index: judge.mismatch(detail, each) for each in devices}
     assert {*candidates.accepted} == {index for index, why in alone.items() if why is None} != set()
-    assert {i: step.what for step in candidates.funnel for i in step.devices} == {
-        index: why.what for index, why in alone.items() if why is not None
+    assert {i: step.rule for step in candidates.funnel for i in step.devices} == {
+        index: why.rule for index, why in alone.items() if why is not None
     }
     for step in candidates.funnel:
         first = next((i for i in step.devices if (why := alone[i]) is not None and why.example), None)

@@ -6,13 +6,13 @@ Only if every node that it may be on is short of something in all: else the solv
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
-from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of, with_refs
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, RuleCode, fact, finding_of, first_of, rule, with_refs
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
@@ -43,8 +43,6 @@ _RESOURCE_NAMES = {
 _MATCH = meta.GROUP_MATCH
 _MATCH_PATH = f"metadata.annotations[{_MATCH}]"
 _POLICY = "spec.numaPolicy"
-_FAILS = "are not those of a node that may take it"
-"""What is said of devices that an expression of devalloc excludes."""
 Room = dict[str, tuple[int, int]]
 """Nano units that there are of each resource, and that are free."""
 
@@ -118,8 +116,8 @@ class MachineMessages:
                 causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
                 barred = len(blockers) < len(solved.blockers)
                 causes = [fact(Cause.NODE_BARRED)] if barred and not blockers else causes
-                details, own_steps = self._without_expressions(part, details)
-                causes = [each for each in causes if each.get("what") not in own_steps]
+                details, hidden = self._without_expressions(part, details)
+                causes = [each for each in causes if not _is_of_expression(each, hidden)]
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
                 causes = []
                 details.pop("funnel", None)  # it counts devices, and there are enough
@@ -159,11 +157,17 @@ class MachineMessages:
         was said of these."""
         doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
         expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
-        own = {f"fail {expression}" for expression in expressions if expression}
+        own = {expression for expression in expressions if expression}
+        barred = {"what": _BARRED.words, **_BARRED.as_json()}
         funnel = [
             {
                 **one,
-                "steps": [{**step, "what": _FAILS if step["what"] in own else step["what"]} for step in one["steps"]],
+                "steps": [
+                    {name: value for name, value in step.items() if name != "args"} | barred
+                    if _is_of_expression(step, own)
+                    else step
+                    for step in one["steps"]
+                ],
             }
             for one in details.get("funnel", ())
         ]
@@ -327,6 +331,16 @@ _FIELDS = {
     host_pool_names.NETWORK: "spec.nics",
 }
 """The field of a machine that asks for each resource."""
+
+
+_BARRED = rule(RuleCode.NODE_BARRED)
+"""Of devices that an expression of devalloc leaves out."""
+
+
+def _is_of_expression(step: Mapping[str, Any], expressions: Collection[str]) -> bool:
+    """Whether a cause, or a step of a funnel, is of one of these expressions of a claim."""
+    code = step.get("rule", step["code"])
+    return code == RuleCode.CONSTRAINTS and (step.get("args") or {}).get("expression") in expressions
 
 
 def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:

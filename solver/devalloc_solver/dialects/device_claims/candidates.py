@@ -11,6 +11,7 @@ from functools import partial
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.pool import AttributeValue
 from devalloc_solver.cel import device_claims as cel
@@ -27,7 +28,7 @@ from devalloc_solver.cel.budget import (
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.cel.free_evaluations import evaluate_free
 from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
-from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
+from devalloc_solver.problem.demand import Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -36,7 +37,7 @@ class Mismatch:
     """A device is rejected at this stage of the funnel; stages are shown in order."""
 
     stage: int
-    what: str
+    rule: Rule
     example: str | None = None
 
 
@@ -415,14 +416,14 @@ class CandidateFinder:
 
     def _leave_out(self, judged: Candidates, left_out: frozenset[str]) -> Candidates:
         """The candidates without the parts of some drivers."""
-        by_step: dict[str, list[int]] = {}
+        by_step: dict[Rule, list[int]] = {}
         accepted = dict(judged.accepted)
         for index in judged.accepted:
             if (why := self._part_mismatch(self.snapshot.devices[index], left_out)) is not None:
-                by_step.setdefault(why.what, []).append(index)
+                by_step.setdefault(why.rule, []).append(index)
                 del accepted[index]
         steps = sorted(by_step.items(), key=lambda step: (-len(step[1]), step[0]))
-        more = tuple(FunnelStep(what, tuple(sorted(devices))) for what, devices in steps)
+        more = tuple(FunnelStep(by, tuple(sorted(devices))) for by, devices in steps)
         return replace(judged, accepted=accepted, funnel=(*judged.funnel, *more), left_out=left_out)
 
     def _part_mismatch(self, device: Device, left_out: frozenset[str]) -> Mismatch | None:
@@ -455,13 +456,13 @@ class CandidateFinder:
 
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         accepted: list[tuple[int, str | None]] = []
-        rejected: dict[tuple[int, str], list[int]] = {}
-        examples: dict[tuple[int, str], tuple[Device, str]] = {}
+        rejected: dict[tuple[int, Rule], list[int]] = {}
+        examples: dict[tuple[int, Rule], tuple[Device, str]] = {}
         for alike, outcome in self._outcomes(detail, match):
             if not isinstance(outcome, Mismatch):
                 accepted += [(device.index, outcome) for device in alike]
                 continue
-            step, one = (outcome.stage, outcome.what), alike[0]
+            step, one = (outcome.stage, outcome.rule), alike[0]
             rejected.setdefault(step, []).extend([device.index for device in alike])
             if outcome.example and (step not in examples or one.index < examples[step][0].index):
                 examples[step] = one, f"{self._title(one)}: {outcome.example}"
@@ -542,12 +543,14 @@ class CandidateFinder:
         if classes is None:
             return None
         if not classes and detail.device_class:
-            return Mismatch(0, f"belong to no class: class {detail.device_class} is not of type {detail.device_type}")
+            return Mismatch(
+                0, rule(RuleCode.CLASS_OF_OTHER_TYPE, device_class=detail.device_class, type=detail.device_type or "")
+            )
         if not classes:
-            return Mismatch(0, f"belong to no class: none has deviceType {detail.device_type!r}")
+            return Mismatch(0, rule(RuleCode.NO_CLASS_OF_TYPE, type=detail.device_type or ""))
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
-            return Mismatch(1, "are of another driver", f"driver {driver}")
+            return Mismatch(1, rule(RuleCode.OTHER_DRIVER), f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
             verdict = self.verdict(device_class.spec.constraints, device)
@@ -556,8 +559,11 @@ class CandidateFinder:
             error = error or (verdict if isinstance(verdict, str) else None)
         only = of_driver[0]
         if len(of_driver) == 1:
-            return Mismatch(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
-        return Mismatch(2, f"fail the constraints of all classes of type {detail.device_type}", error)
+            by = rule(
+                RuleCode.CLASS_CONSTRAINTS, expression=only.spec.constraints or "", device_class=only.metadata.name
+            )
+            return Mismatch(2, by, error)
+        return Mismatch(2, rule(RuleCode.ALL_CLASSES, type=detail.device_type or ""), error)
 
     def _find_mismatch(
         self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
@@ -565,18 +571,18 @@ class CandidateFinder:
         """What speaks against a device of the right class."""
         verdict = self.verdict(detail.constraints, device)
         if verdict is not True:
-            return Mismatch(3, f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None)
+            by = rule(RuleCode.CONSTRAINTS, expression=detail.constraints or "")
+            return Mismatch(3, by, verdict if isinstance(verdict, str) else None)
         if device.undefined is not None:
-            return Mismatch(
-                4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define"
-            )
+            why = f"requests {device.undefined!r}, which its pool does not define"
+            return Mismatch(4, rule(RuleCode.UNDEFINED_RESOURCE), why)
         if not admin and device.unavailable is not None:
-            return Mismatch(5, ARE_UNAVAILABLE, device.unavailable)
+            return Mismatch(5, rule(RuleCode.UNAVAILABLE), device.unavailable)
         if not admin and device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class:
-            return Mismatch(5, f"are reserved for claims that name class {device.attributes[ONLY_CLASS]}")
+            return Mismatch(5, rule(RuleCode.RESERVED, device_class=str(device.attributes[ONLY_CLASS])))
         missing = [name for name in match if name not in device.attributes]
         if missing and not admin:
-            return Mismatch(6, f"have no attribute {missing[0]}")
+            return Mismatch(6, rule(RuleCode.NO_ATTRIBUTE, attribute=missing[0]))
         return None
 
     def _driver(self, device: int) -> str:

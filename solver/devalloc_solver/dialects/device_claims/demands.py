@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.findings import Cause, Fact, fact, text_fact
+from devalloc.api.findings import Cause, Fact, RuleCode, fact, rule, text_fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
@@ -100,7 +100,7 @@ def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: S
         nodes = {snapshot.pools[snapshot.devices[index].pool].node for index in rejected}
         accepted = {} if None in nodes else accepted
         barred |= {node for node in nodes if node is not None}
-    step = FunnelStep(f"differ in {name} from the devices that members of the group hold", rejected)
+    step = FunnelStep(rule(RuleCode.GROUP_DIFFERS, attribute=name), rejected)
     return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.findings import Cause, Fact, fact
+from devalloc.api.findings import Cause, Fact, RuleCode, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.parts import expression_for, is_left_out
+from devalloc_solver.dialects.device_claims.parts import expression_for
 from devalloc_solver.dialects.device_claims.relaxations import DeviceClaimRelaxations, short_reason
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import NOTHING_LEFT, Explainer, Explanation
@@ -116,8 +116,8 @@ class DeviceClaimExplainer(Explainer):
 
     def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:
         for request in (request for demand in unit.demands for request in demand.requests):
-            step = next((each for each in request.candidates.funnel if is_left_out(each.what)), None)
-            if step is not None and (whole := main_step(self.funnels.make(request), is_left_out)) is not None:
+            step = next((each for each in request.candidates.funnel if each.rule.code is RuleCode.PART), None)
+            if step is not None and (whole := main_step(self.funnels.make(request), {RuleCode.PART})) is not None:
                 say = expression_for(self.snapshot.devices[next(iter(step.devices))])
                 return [fact(Cause.PARTS, count=whole["count"], say=say)]
         return ()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
@@ -23,7 +24,6 @@ PROFILE = "profile"
 _WHOLE, _PARTS = frozenset(("whole", "pf")), frozenset(("vf", "mdev"))
 _ATTRIBUTES_OF_PARTS = frozenset((FUNCTION, PROFILE, "profileID", "vfIndex", "pfPciBusID", "mdevParent"))
 """A claim whose expressions read one of these says whether it wants a part."""
-_START = "go only to claims that say "
 
 Driver = str
 Node = str | None
@@ -54,20 +54,15 @@ def says_which(expressions: Iterable[str | None]) -> bool:
     return any(names is None or not names.isdisjoint(_ATTRIBUTES_OF_PARTS) for names in reads)
 
 
-def why_left_out(part: Device) -> str:
-    """The step of the funnel at which a part drops out."""
-    return f"{_START}{expression_for(part)} while whole ones are offered"
+def why_left_out(part: Device) -> Rule:
+    """The rule by which a part drops out."""
+    return rule(RuleCode.PART, say=expression_for(part))
 
 
 def expression_for(part: Device) -> str:
     """What a claim says that wants such a part."""
     function = part.attributes.get(FUNCTION)
     return f"'{PROFILE}' in device" if function is None else f"device.{FUNCTION} == '{function}'"
-
-
-def is_left_out(step: str) -> bool:
-    """Whether that is the step."""
-    return step.startswith(_START)
 
 
 @dataclass(slots=True, eq=False)

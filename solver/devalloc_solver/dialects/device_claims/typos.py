@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
-from devalloc.api.findings import Cause, Fact, fact
+from devalloc.api.findings import Cause, Fact, RuleCode, fact
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
@@ -18,7 +18,6 @@ from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.reads import Comparison, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Call, Literal, Node, Select
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.parts import is_left_out
 from devalloc_solver.dialects.device_claims.relaxations import path_of
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (
@@ -31,7 +30,7 @@ from devalloc_solver.explain.typos import (
     mistyped_name,
     mistyped_parts,
 )
-from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 MAX_TYPO_SHARE = 0.01
@@ -154,7 +153,7 @@ class TypoFinder(UnitTypos):
             bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
             judged = self.eligibility.candidates(bare)
             # What a device has does not depend on whether it can be allocated now, or to whom.
-            others = (step for step in judged.funnel if step.what == ARE_UNAVAILABLE or is_left_out(step.what))
+            others = (step for step in judged.funnel if step.rule.code in (RuleCode.UNAVAILABLE, RuleCode.PART))
             indexes = sorted({*judged.accepted, *(index for step in others for index in step.devices)})
             self._of_class[key] = [self._there[index] for index in indexes if index in self._there]
         return self._of_class[key]

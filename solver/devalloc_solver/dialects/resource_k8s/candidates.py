@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, FOR_LABELLED_CLAIMS
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.quantity import NANO
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
@@ -164,18 +165,16 @@ def blocking_taint(taints: Iterable[DeviceTaint], tolerations: Iterable[DeviceTo
     )
 
 
-SELECTOR_FAILED = "cannot be judged by a selector"
-"""The step that rejects devices that an expression fails on."""
-
-
-NOT_TOLERATED = "have a taint that is not tolerated"
+SELECTOR_FAILED = rule(RuleCode.SELECTOR_FAILED)
+"""Leaves out devices that an expression fails on."""
+_IN_USE = rule(RuleCode.IN_USE)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMismatch:
-    """Why a device is not for a request: the step in the words of the funnel, and what there is to say of it."""
+    """Why a device is not for a request: the rule of the funnel, and what there is to say of it."""
 
-    what: str
+    rule: Rule
     why: str = ""
     error: str = ""
     """what is wrong with a selector or the device, if it could not be judged"""
@@ -195,8 +194,8 @@ class RequestVerdict:
     """shareable device -> what one share takes of it"""
     amounts: dict[int, dict[str, Amount] | str] = field(default_factory=dict)
     """capacity of devices -> what is taken of it, or why it does not do"""
-    rejected: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """step -> (device, what there is to say)"""
+    rejected: dict[Rule, list[tuple[int, str]]] = field(default_factory=dict)
+    """rule -> (device, what there is to say)"""
     blocked: dict[int, DeviceMismatch] = field(default_factory=dict)
     """devices that ``All`` must take and cannot have"""
     errors: list[str] = field(default_factory=list)
@@ -208,11 +207,11 @@ class RequestVerdict:
     def candidates(self, class_name: str) -> Candidates:
         """The same for the core, one object for all that ask for the same."""
         if self._candidates is None:
-            by_step = {what: [*devices] for what, devices in self.rejected.items()}
+            by_step = {by: [*devices] for by, devices in self.rejected.items()}
             for index, mismatch in self.blocked.items():
-                by_step.setdefault(mismatch.what, []).append((index, mismatch.why))
+                by_step.setdefault(mismatch.rule, []).append((index, mismatch.why))
             rows = by_step.items()
-            steps = [FunnelStep(what, tuple(i for i, _ in devices), devices[0][1] or None) for what, devices in rows]
+            steps = [FunnelStep(by, tuple(i for i, _ in devices), devices[0][1] or None) for by, devices in rows]
             barred = self._barred()
             # A device that a barred node shares with others is to be had on these.
             offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted
@@ -223,7 +222,7 @@ class RequestVerdict:
     @property
     def is_tainted(self) -> bool:
         """Whether taints keep the requests from devices that they choose."""
-        return not self.rejected.keys().isdisjoint((NOT_TOLERATED, FOR_LABELLED_CLAIMS))
+        return any(by.code in (RuleCode.TAINT, RuleCode.LABELLED_CLAIMS) for by in self.rejected)
 
     def _barred(self) -> frozenset[str]:
         """Nodes where ``All`` cannot have all."""
@@ -326,7 +325,7 @@ class RequestJudge:
             if mismatch is not None:
                 if mismatch.error:
                     verdict.errors.append(mismatch.error)
-                verdict.rejected.setdefault(mismatch.what, []).append((offer.index, mismatch.why))
+                verdict.rejected.setdefault(mismatch.rule, []).append((offer.index, mismatch.why))
                 continue
             barred = self._bar(verdict, subrequest, offer)
             if barred is None or subrequest.is_all:
@@ -335,7 +334,7 @@ class RequestJudge:
             if barred is not None and subrequest.is_all:
                 verdict.blocked[offer.index] = barred
             elif barred is not None:
-                verdict.rejected.setdefault(barred.what, []).append((offer.index, barred.why))
+                verdict.rejected.setdefault(barred.rule, []).append((offer.index, barred.why))
         verdict.amounts.clear()
         return verdict
 
@@ -383,13 +382,13 @@ class RequestJudge:
                 mismatches[offer.index] = mismatch
         chosen = self.classes[subrequest.class_name]
         of_class = f"class {chosen.name}"
-        selecting = [("fail a selector of the class", of_class, f"{of_class}, ", chosen.selectors)]
-        selecting.append(("fail a selector of the request", where, "", subrequest.selectors))
-        for what, at, prefix, expressions in selecting:
+        selecting = [(RuleCode.CLASS_SELECTOR, of_class, f"{of_class}, ", chosen.selectors)]
+        selecting.append((RuleCode.REQUEST_SELECTOR, where, "", subrequest.selectors))
+        for code, at, prefix, expressions in selecting:
             for number, expression in enumerate(expressions):
                 with self._bounded(f"{at}: selector #{number}", expression):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
-                failed, passed = DeviceMismatch(what, expression), []
+                failed, passed = DeviceMismatch(rule(code), expression), []
                 for offer, outcome in zip(left, outcomes, strict=True):
                     if outcome is True:
                         passed.append(offer)
@@ -406,10 +405,10 @@ class RequestJudge:
         """Why a device is not a candidate, regardless of selectors."""
         if offer.pool.state is not PoolStatus.COMPLETE:
             return DeviceMismatch(
-                f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}"
+                rule(RuleCode.POOL_STATE, state=offer.pool.state.value), f"{offer.pool.title}: {offer.pool.why}"
             )
         if offer.device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
-            return DeviceMismatch("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
+            return DeviceMismatch(rule(RuleCode.BINDING_CONDITIONS), gate.BINDING_CONDITIONS)
         return None if subrequest.is_all else self._in_use(subrequest, offer)
 
     def _capacity(
@@ -427,7 +426,7 @@ class RequestJudge:
             path = f"{subrequest.path}.capacity.requests"
             raise AllocationError(f"{where}: {path}: checking capacity for device {offer.title}: {error}") from None
         if isinstance(amounts, str):
-            return DeviceMismatch("do not offer the capacity", amounts)
+            return DeviceMismatch(rule(RuleCode.CAPACITY), amounts)
         if offer.is_shareable:
             verdict.takes[offer.index] = amounts
         return None
@@ -438,26 +437,22 @@ class RequestJudge:
         if (used := self._in_use(subrequest, offer)) is not None:
             return used
         if offer.slice.spec.skip_node_operations:
-            return DeviceMismatch(
-                "skip node operations, an alpha feature that is not supported", gate.OPTIONAL_NODE_OPERATIONS
-            )
+            return DeviceMismatch(rule(RuleCode.NODE_OPERATIONS), gate.OPTIONAL_NODE_OPERATIONS)
         if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
-            return DeviceMismatch(
-                "use nodeAllocatableResources, an alpha feature that is not supported", gate.NODE_ALLOCATABLE
-            )
+            return DeviceMismatch(rule(RuleCode.NODE_ALLOCATABLE), gate.NODE_ALLOCATABLE)
         if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
-            return DeviceMismatch("consume counters, which are disabled", gate.PARTITIONABLE_DEVICES)
+            return DeviceMismatch(rule(RuleCode.COUNTERS_OFF), gate.PARTITIONABLE_DEVICES)
         if self._draws(subrequest, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
-            return DeviceMismatch("are of a pool with an overdrawn counter", f"{over} of {offer.pool.title}")
+            return DeviceMismatch(rule(RuleCode.OVERDRAWN), f"{over} of {offer.pool.title}")
         if (
             device.taints
             and gate.DEVICE_TAINTS in self.gates
             and (taint := blocking_taint(device.taints, subrequest.tolerations)) is not None
         ):
             if (taint.key, taint.value) == (ALLOCATOR_KEY, DEVALLOC):
-                return DeviceMismatch(FOR_LABELLED_CLAIMS)
+                return DeviceMismatch(rule(RuleCode.LABELLED_CLAIMS))
             value = f"={taint.value}" if taint.value else ""
-            return DeviceMismatch(NOT_TOLERATED, f"{taint.key}{value}:{taint.effect}")
+            return DeviceMismatch(rule(RuleCode.TAINT), f"{taint.key}{value}:{taint.effect}")
         return self._exhausted(verdict, subrequest, offer)
 
     def _draws(self, subrequest: SubRequest, offer: PublishedDevice) -> bool:
@@ -469,9 +464,9 @@ class RequestJudge:
         if subrequest.admin or not self._is_in_use:
             return None
         if offer.id in self.usage.whole:
-            return DeviceMismatch("are in use")
+            return DeviceMismatch(_IN_USE)
         if offer.id in self.usage.shared and not offer.is_shareable:
-            return DeviceMismatch("are in use", "in shares")
+            return DeviceMismatch(_IN_USE, "in shares")
         return None
 
     def _exhausted(
@@ -485,7 +480,6 @@ class RequestJudge:
             left = capacity.nano - used.get(name, 0)
             if amount.nano > left:
                 shown = Amount(max(0, left), capacity.format)
-                return DeviceMismatch(
-                    "have too little capacity left", f"{shown} of {capacity} {name}, {amount} requested"
-                )
+                why = f"{shown} of {capacity} {name}, {amount} requested"
+                return DeviceMismatch(rule(RuleCode.CAPACITY_LEFT), why)
         return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from devalloc.api.findings import Rule
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
@@ -59,13 +60,13 @@ class DeviceClaimFunnels(FleetFunnels):
                     accepted.add(device.index)
                 else:
                     has_example = bool(mismatch.example)
-                    rejected.append(self.step(device.index, mismatch.what, mismatch.stage, has_example=has_example))
+                    rejected.append(self.step(device.index, mismatch.rule, mismatch.stage, has_example=has_example))
         return accepted, rejected
 
     def order(self, step: RejectedDevices) -> tuple[object, ...]:
-        return step.stage, -step.number, step.what
+        return step.stage, -step.number, step.rule
 
-    def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
+    def example(self, request: Request, by: Rule, first: DevicePosition, part: int) -> str | None:
         sample = self.eligibility.snapshot.devices[part]
         one, left_out = with_index(self.device(first), part, sample.pool), request.candidates.left_out
         mismatch = self.eligibility.mismatch(request.spec, one, left_out)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from devalloc.api.findings import Rule
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
@@ -134,16 +135,16 @@ class ResourceClaimFunnels(FleetFunnels):
     def judge(self, request: Request) -> tuple[set[int], Iterable[RejectedDevices]]:
         choice, sizes = self.choices[request.label], self.parts.sizes()
         rejected = [
-            self.step(part, what, has_example=True)
-            for what, some in choice.verdict.rejected.items()
+            self.step(part, by, has_example=True)
+            for by, some in choice.verdict.rejected.items()
             for part, _ in some
             if sizes.get(part)
         ]
         shared = self.query.rules.judge_shared_devices(self.query.claim, choice.subrequest)
         numbers = {offer.index: number for number, offer in enumerate(self.commons)}
-        for what, some in shared.rejected.items():
+        for by, some in shared.rejected.items():
             firsts = [self._common(numbers[index]) for index, _ in some[:SHOWN]]
-            rejected.append(RejectedDevices(0, what, len(some), firsts, (firsts[0], COMMON)))
+            rejected.append(RejectedDevices(0, by, len(some), firsts, (firsts[0], COMMON)))
         return {part for part in choice.candidates().accepted if sizes.get(part)}, rejected
 
     def _common(self, number: int) -> DevicePosition:
@@ -154,11 +155,11 @@ class ResourceClaimFunnels(FleetFunnels):
         return len(self.commons)
 
     def order(self, step: RejectedDevices) -> tuple[object, ...]:
-        return step.firsts, step.what
+        return step.firsts, step.rule
 
-    def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
+    def example(self, request: Request, by: Rule, first: DevicePosition, part: int) -> str | None:
         offer, subrequest = replace(self._offer(first), index=0), self.choices[request.label].subrequest
-        ((_, why),) = self.query.rules.judge([offer]).choose(self.query.claim, subrequest).verdict.rejected[what]
+        ((_, why),) = self.query.rules.judge([offer]).choose(self.query.claim, subrequest).verdict.rejected[by]
         return why
 
     def title(self, position: DevicePosition) -> str:

@@ -1,0 +1,107 @@
+"""Rules by which devices drop out of a funnel: codes and what they are about, and their words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.findings.style import agree_verb
+
+
+class RuleCode(StrEnum):
+    """By which rule a request does not get a device."""
+
+    __hash__ = str.__hash__  # that of enums takes long
+
+    NO_CLASS_OF_TYPE = "noClassOfType"
+    CLASS_OF_OTHER_TYPE = "classOfOtherType"
+    OTHER_DRIVER = "otherDriver"
+    CLASS_CONSTRAINTS = "classConstraints"
+    ALL_CLASSES = "allClasses"
+    CONSTRAINTS = "constraints"
+    UNDEFINED_RESOURCE = "undefinedResource"
+    UNAVAILABLE = "unavailable"
+    RESERVED = "reserved"
+    NO_ATTRIBUTE = "noAttribute"
+    PART = "part"
+    NOTHING_TO_SHARE = "nothingToShare"
+    POOL_STATE = "poolState"
+    BINDING_CONDITIONS = "bindingConditions"
+    CLASS_SELECTOR = "classSelector"
+    REQUEST_SELECTOR = "requestSelector"
+    SELECTOR_FAILED = "selectorFailed"
+    CAPACITY = "capacity"
+    IN_USE = "inUse"
+    NODE_OPERATIONS = "nodeOperations"
+    NODE_ALLOCATABLE = "nodeAllocatable"
+    COUNTERS_OFF = "countersOff"
+    OVERDRAWN = "overdrawn"
+    LABELLED_CLAIMS = "labelledClaims"
+    TAINT = "taint"
+    CAPACITY_LEFT = "capacityLeft"
+    GROUP_DIFFERS = "groupDiffers"
+    NODE_BARRED = "nodeBarred"
+
+
+class Rule(NamedTuple):
+    """A rule, and what it is about."""
+
+    code: RuleCode
+    args: tuple[tuple[str, str], ...] = ()
+    """names and texts that its words need"""
+
+    @property
+    def words(self) -> str:
+        """What the devices do that it leaves out, such as "are in use"."""
+        return RULES[self.code].format(**dict(self.args))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"code": self.code.value} | ({"args": dict(self.args)} if self.args else {})
+
+
+def rule(code: RuleCode, **args: str) -> Rule:
+    return Rule(code, tuple(args.items()))
+
+
+def rule_words(code: str, args: dict[str, str] | None, count: int) -> str:
+    """What so many devices do that a rule leaves out, such as "is in use"; ``code`` and ``args``: as in JSON."""
+    return agree_verb(RULES[RuleCode(code)].format(**(args or {})), count)
+
+
+ARE_EXCLUDED = "are excluded, as parts of their card are taken"
+"""Of devices without owner that match and cannot be allocated: others have what they need of their card."""
+RULES: dict[RuleCode, str] = {
+    RuleCode.NO_CLASS_OF_TYPE: "belong to no class: none has deviceType {type!r}",
+    RuleCode.CLASS_OF_OTHER_TYPE: "belong to no class: class {device_class} is not of type {type}",
+    RuleCode.OTHER_DRIVER: "are of another driver",
+    RuleCode.CLASS_CONSTRAINTS: "fail {expression} of class {device_class}",
+    RuleCode.ALL_CLASSES: "fail the constraints of all classes of type {type}",
+    RuleCode.CONSTRAINTS: "fail {expression}",
+    RuleCode.UNDEFINED_RESOURCE: "can never be allocated",
+    RuleCode.UNAVAILABLE: "are unavailable",
+    RuleCode.RESERVED: "are reserved for claims that name class {device_class}",
+    RuleCode.NO_ATTRIBUTE: "have no attribute {attribute}",
+    RuleCode.PART: "go only to claims that say {say} while whole ones are offered",
+    RuleCode.NOTHING_TO_SHARE: "have no {resources} to share",
+    RuleCode.POOL_STATE: "are of a pool that is {state}",
+    RuleCode.BINDING_CONDITIONS: "have binding conditions, which are disabled",
+    RuleCode.CLASS_SELECTOR: "fail a selector of the class",
+    RuleCode.REQUEST_SELECTOR: "fail a selector of the request",
+    RuleCode.SELECTOR_FAILED: "cannot be judged by a selector",
+    RuleCode.CAPACITY: "do not offer the capacity",
+    RuleCode.IN_USE: "are in use",
+    RuleCode.NODE_OPERATIONS: "skip node operations, an alpha feature that is not supported",
+    RuleCode.NODE_ALLOCATABLE: "use nodeAllocatableResources, an alpha feature that is not supported",
+    RuleCode.COUNTERS_OFF: "consume counters, which are disabled",
+    RuleCode.OVERDRAWN: "are of a pool with an overdrawn counter",
+    RuleCode.LABELLED_CLAIMS: f"are only for claims with the label {ALLOCATOR_KEY}={DEVALLOC}",
+    RuleCode.TAINT: "have a taint that is not tolerated",
+    RuleCode.CAPACITY_LEFT: "have too little capacity left",
+    RuleCode.GROUP_DIFFERS: "differ in {attribute} from the devices that members of the group hold",
+    RuleCode.NODE_BARRED: "are not those of a node that may take it",
+}
+TELL_EXAMPLE = frozenset(
+    (RuleCode.TAINT, RuleCode.CAPACITY, RuleCode.CAPACITY_LEFT, RuleCode.POOL_STATE, RuleCode.OVERDRAWN)
+)
+"""Rules of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
