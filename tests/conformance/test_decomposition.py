@@ -178,12 +178,12 @@ def in_two_calls(
     assert later.isdisjoint(placed.demand.key for placed in quick.placements)
     placements, allocations = (
         list(quick.placements),
-        [*ready.allocations, *(one.allocation() for one in quick.placements)],
+        [*ready.allocations, *(one.holding() for one in quick.placements)],
     )
     for part in quick.unproven:
         new_placements = search_parts(ready.snapshot, allocations, part.units, policy=PACK, ends=None).placements
         placements += new_placements
-        allocations += [one.allocation() for one in new_placements]
+        allocations += [one.holding() for one in new_placements]
     return SearchOutcome(placements, [])
 
 

@@ -143,7 +143,7 @@ def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more
             for other in others[:1]:
                 outcome = place(prepared.snapshot, usage, other)
                 for placement in outcome.placements if outcome is not None else ():
-                    usage.add(placement.allocation())
+                    usage.add(placement.holding())
             after = place(prepared.snapshot, usage, unit)
         except StepsExhausted:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_form import SearchInstance
@@ -103,7 +103,7 @@ def random_cards(random: Random, layout: Layout, most: int) -> SearchInstance:
     return SearchInstance(snapshot, tuple(_in_use(random, snapshot)), (unit,))
 
 
-def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Allocation]:
+def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
     """Some partitions, as many as fit beside each other."""
     chance = random.choice([0, 0, 0.05, 0.15])
     free = {(pool.index, name): r.blocks for pool in snapshot.pools for name, r in pool.resources.items()}
@@ -112,4 +112,4 @@ def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Allocation]:
         if random.random() < chance and all(free[name] >= blocks for name, blocks in drawn.items()):
             for name, blocks in drawn.items():
                 free[name] -= blocks
-            yield Allocation(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, None),))
+            yield Holding(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, None),))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -28,7 +28,7 @@ class SearchInstance:
     """Units in the order they are decided, and what they may take."""
 
     snapshot: Snapshot
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[Holding, ...]
     units: tuple[PlacementUnit, ...]
 
 

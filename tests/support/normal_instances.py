@@ -9,7 +9,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_form import Place, SearchInstance
@@ -185,8 +185,8 @@ def _slot(
     return Request(index, alternative, None, mode, least, most, requests, {}, match, candidates, portions)
 
 
-def _holdings(random: Random, snapshot: Snapshot) -> Iterator[Allocation]:
+def _holdings(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
     for device in snapshot.devices:
         if random.random() < 0.1:
             amounts = (("m", random.choice([1, 1, 2, 3]) * SCALE),) if device.shareable else None
-            yield Allocation(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, amounts),))
+            yield Holding(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, amounts),))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -30,7 +30,7 @@ MAX_CACHED_STATES = 8
 class CountedUsage:
     """What is held, added up."""
 
-    held: tuple[Allocation, ...]
+    held: tuple[Holding, ...]
     usage: Usage
     free: bytearray
     """device -> whether it is free altogether"""
@@ -53,7 +53,7 @@ class NodeCounts:
         pools = self.snapshot.pools
         self._nodes = [pools[device.pool].node for device in self.snapshot.devices]
 
-    def state(self, held: tuple[Allocation, ...]) -> CountedUsage:
+    def state(self, held: tuple[Holding, ...]) -> CountedUsage:
         """What these allocations add up to; the same object for the same tuple."""
         for state in self._states:
             if state.held is held or not (held or state.held):
@@ -66,7 +66,7 @@ class NodeCounts:
         self._states = [*self._states[1 - MAX_CACHED_STATES :], state]
         return state
 
-    def nodes(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> list[Node]:
+    def nodes(self, unit: PlacementUnit, held: tuple[Holding, ...]) -> list[Node]:
         """Nodes that the unit may go to and where counting rules nothing out; [None] for a fleet without nodes."""
         possible: frozenset[Node] | None = None
         for demand in unit.demands:
@@ -77,7 +77,7 @@ class NodeCounts:
         everywhere: Sequence[Node] = (unit.pin,) if unit.pin is not None else self.snapshot.nodes or (None,)
         return [node for node in everywhere if possible is None or node in possible]
 
-    def _enough_for(self, demand: Demand, detail: tuple[Request, ...], held: tuple[Allocation, ...]) -> frozenset[Node]:
+    def _enough_for(self, demand: Demand, detail: tuple[Request, ...], held: tuple[Holding, ...]) -> frozenset[Node]:
         """Nodes with enough for some request of a detail, which many questions have in common; None: every node."""
         enough = self.state(held).enough
         key = id(detail), demand.match
@@ -87,7 +87,7 @@ class NodeCounts:
             enough[key] = detail, frozenset(node for request in detail for node in self._enough(demand, request, held))
         return enough[key][1]
 
-    def _enough(self, demand: Demand, request: Request, held: tuple[Allocation, ...]) -> set[Node]:
+    def _enough(self, demand: Demand, request: Request, held: tuple[Holding, ...]) -> set[Node]:
         """Nodes with enough for a request; None among them means every node."""
         least = request.min_count if counts_whole_devices(request) else 1
         enough = {node for node, count in self.devices(demand, request, held).items() if count >= least}
@@ -96,7 +96,7 @@ class NodeCounts:
             enough = here if None in enough else enough if None in here else enough & here
         return enough
 
-    def devices(self, demand: Demand, request: Request, held: tuple[Allocation, ...]) -> CountByNode:
+    def devices(self, demand: Demand, request: Request, held: tuple[Holding, ...]) -> CountByNode:
         """The most devices for a request, with equal match values."""
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, bool(request.portions)
@@ -109,7 +109,7 @@ class NodeCounts:
             )
         return state.counted[key][1]
 
-    def amounts(self, demand: Demand, request: Request, name: str, held: tuple[Allocation, ...]) -> CountByNode:
+    def amounts(self, demand: Demand, request: Request, name: str, held: tuple[Holding, ...]) -> CountByNode:
         """The most nano units of a resource for a request, with equal match values, within its limit of devices."""
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, name, request.max_count

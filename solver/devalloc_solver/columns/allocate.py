@@ -16,7 +16,7 @@ from devalloc_solver.columns.priority_levels import TOLERANCE, LevelSolver
 from devalloc_solver.columns.remaining_units import RemainingUnits
 from devalloc_solver.columns.state_space import Cache, StateSpace, build_state_space
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -28,7 +28,7 @@ GRACE_SECONDS = 0.1
 
 def allocate_batch(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy,
@@ -50,7 +50,7 @@ def allocate_batch(
 
 def allocate_quickly(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy,
@@ -64,7 +64,7 @@ def allocate_quickly(
 @dataclass(slots=True, eq=False)
 class _ColumnSolve:
     snapshot: Snapshot
-    allocations: Sequence[Allocation]
+    allocations: Sequence[Holding]
     units: Sequence[PlacementUnit]
     policy: PlacementPolicy
     ends: float | None

@@ -13,7 +13,7 @@ from devalloc_solver.exact.model import build_model
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes
 from devalloc_solver.place.search_context import SearchContext
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -25,14 +25,14 @@ class RemainingUnits:
     """Places units; ``usage`` is what is in use by now."""
 
     snapshot: Snapshot
-    allocations: Sequence[Allocation]
+    allocations: Sequence[Holding]
     """what was in use before the batch"""
     units: Sequence[PlacementUnit]
     """the batch"""
     usage: Usage
     policy: PlacementPolicy
     ends: float | None
-    new: list[Allocation] = field(default_factory=list)
+    new: list[Holding] = field(default_factory=list)
     """what is in use since"""
     satisfied: dict[int, int] = field(default_factory=dict)
     """priority -> claims"""
@@ -51,7 +51,7 @@ class RemainingUnits:
     def hold(self, placements: Sequence[Placement]) -> None:
         """Count these as in use."""
         for placement in placements:
-            allocation = placement.allocation()
+            allocation = placement.holding()
             if self._nodes is not None:
                 self._nodes.use(placement.node)
             self.new.append(allocation)

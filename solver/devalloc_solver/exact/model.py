@@ -17,7 +17,7 @@ from devalloc_solver.exact.supply_constraints import add_supply
 from devalloc_solver.exact.unit_constraints import add_unit
 from devalloc_solver.exact.variables import BatchModel, max_bins, sharing_requests
 from devalloc_solver.place.step_budget import SearchDeadline
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.device_groups import Place, make_device_groups
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
@@ -85,7 +85,7 @@ def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
 
 def build_model(
     snapshot: Snapshot,
-    allocations: Iterable[Allocation],
+    allocations: Iterable[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy = PACK,

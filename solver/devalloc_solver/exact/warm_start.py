@@ -10,7 +10,7 @@ from devalloc_solver.exact.builder import sum_terms
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.variables import ClaimGroupVars, GroupSiteVars, RequestVars
 from devalloc_solver.place.greedy import close_pools, has_later_choice, place_compactly
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import PlacedDevice, Placement
@@ -23,7 +23,7 @@ STEP_LIMIT = 1.0
 """CP-SAT's deterministic time to complete what is placed to values of all variables."""
 
 
-def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, policy: PlacementPolicy) -> None:
+def start_search(search: GoalSearch, allocations: Sequence[Holding], *, policy: PlacementPolicy) -> None:
     """Make the best answer that places unit after unit the incumbent of a search.
 
     ``allocations``: what is in use, as the model was built with.
@@ -51,7 +51,7 @@ def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, polic
 
 
 def _with_fewer_pools(
-    search: GoalSearch, allocations: Sequence[Allocation], answer: list[Placement], policy: PlacementPolicy
+    search: GoalSearch, allocations: Sequence[Holding], answer: list[Placement], policy: PlacementPolicy
 ) -> list[Placement]:
     """The same claims by the same alternatives in fewer pools, if there may be fewer and a first fit finds them."""
     model, best = search.model, answer

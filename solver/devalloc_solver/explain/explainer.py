@@ -23,10 +23,10 @@ from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, FunnelSource, main_step
 from devalloc_solver.explain.joint_counts import amounts_together, competition, excess
+from devalloc_solver.explain.leaving import Leaving, LeavingSearch
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -39,7 +39,7 @@ from devalloc_solver.explain.relaxations import (
 )
 from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
-from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -109,7 +109,7 @@ class Explainer(ABC):
     """Explains the units that a solution left out, each by solving it again under better circumstances."""
 
     snapshot: Snapshot
-    allocations: Sequence[Allocation]
+    allocations: Sequence[Holding]
     """held before this batch"""
     placements: Sequence[Placement]
     """given in this batch"""
@@ -117,8 +117,8 @@ class Explainer(ABC):
     """monotonic time after which nothing is solved any more"""
     fleet: FleetTotals = field(default=FleetTotals(), kw_only=True)
     funnels: FunnelSource = field(init=False)
-    before: tuple[Allocation, ...] = field(init=False)
-    in_use: tuple[Allocation, ...] = field(init=False)
+    before: tuple[Holding, ...] = field(init=False)
+    in_use: tuple[Holding, ...] = field(init=False)
     """all that is held now: ``allocations``, then what was given"""
     by_kind: dict[object, Explanation] = field(init=False, default_factory=dict)
     """kind of a unit -> what is found out about it, which holds for all its equals"""
@@ -131,14 +131,14 @@ class Explainer(ABC):
     is_brief: bool = field(init=False, default=False)
     """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
-    _releases: BlockingClaimFinder | None = field(init=False, default=None)
+    _releases: LeavingSearch | None = field(init=False, default=None)
     _typos: UnitTypos | None = field(init=False, default=None)
     _drivers: frozenset[str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.before = tuple(self.allocations)
-        self.in_use = (*self.allocations, *(placement.allocation() for placement in self.placements))
-        self.priorities = {allocation.claim: allocation.priority for allocation in self.in_use}
+        self.in_use = (*self.allocations, *(placement.holding() for placement in self.placements))
+        self.priorities = {allocation.owner: allocation.priority for allocation in self.in_use}
         self.funnels = self.fleet.funnels or FunnelCounter(self.snapshot, self.in_use)
 
     @property
@@ -148,10 +148,9 @@ class Explainer(ABC):
         return self._finder
 
     @property
-    def releases(self) -> BlockingClaimFinder:
+    def releases(self) -> LeavingSearch:
         if self._releases is None:
-            given = frozenset(placement.demand.key for placement in self.placements)
-            self._releases = BlockingClaimFinder(self.snapshot, self.in_use, given)
+            self._releases = LeavingSearch(self.snapshot, self.in_use)
         return self._releases
 
     @property
@@ -193,7 +192,7 @@ class Explainer(ABC):
         """The attributes that the expressions of a request read; None: any."""
         return None
 
-    def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
+    def question(self, unit: PlacementUnit, held: tuple[Holding, ...]) -> FeasibilityQuestion:
         return FeasibilityQuestion(self.snapshot, unit, held)
 
     @abstractmethod
@@ -394,7 +393,7 @@ class Explainer(ABC):
         lack = lack or self.lack(unit, reason, edits)
         try:
             blocking = self._blocking_edited(unit, edits)
-            claims, caveat = blocking.claims, "" if blocking.smallest else NOT_SMALLEST
+            claims, caveat = blocking.owners, "" if blocking.is_least else NOT_SMALLEST
         except Undecided:
             caveat = OTHERS_UNKNOWN
         is_smallest = len(marked) == 1 and marked[0].kind in _WHOLE and not claims
@@ -432,12 +431,12 @@ class Explainer(ABC):
             return edits
         return (replace(edit, entry={**edit.entry, "otherNodes": working}),) if working else edits
 
-    def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> BlockingClaims:
+    def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> Leaving:
         """Claims in the way of the edited unit."""
         self.finder.refill()
         question = apply_relaxations(self.question(unit, self.in_use), edits)
         if not edits or not self.in_use or self.finder.works(question):
-            return BlockingClaims((), smallest=True)
+            return Leaving((), is_least=True)
         return self.blocking(question)
 
     def find_beside_others(self, unit: PlacementUnit) -> Explanation:
@@ -448,11 +447,11 @@ class Explainer(ABC):
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = filter(None, [self.shortage(unit, is_empty=False) or self.exhausted(unit)])
         try:
-            blocking = BlockingClaims((), smallest=True) if self.is_brief else self.blocking_unit(unit)
+            blocking = Leaving((), is_least=True) if self.is_brief else self.blocking_unit(unit)
         except Undecided:
             return Explanation(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
-        holders = blocking.claims if in_batch else ()
+        holders = blocking.owners if in_batch else ()
         highest = max((self.priorities[key] for key in holders), default=own_priority)
         order: list[Fact] = []
         if highest > own_priority:
@@ -460,11 +459,11 @@ class Explainer(ABC):
             order.append(fact(Cause.OUTRANKED, priority=own_priority, by=highest))
         return Explanation(
             reason,
-            (*self.ghosts_of(blocking.claims), *lack, *self.left_out(unit), *order),
+            (*self.ghosts_of(blocking.owners), *lack, *self.left_out(unit), *order),
             (),
-            blocking.claims,
+            blocking.owners,
             alternatives=() if self.is_brief else self._other_node(unit),
-            caveats=() if blocking.smallest else (NOT_SMALLEST,),
+            caveats=() if blocking.is_least else (NOT_SMALLEST,),
         )
 
     def _other_node(self, unit: PlacementUnit) -> tuple[Relaxation, ...]:
@@ -479,30 +478,29 @@ class Explainer(ABC):
             pass
         return ()
 
-    def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
+    def blocking_unit(self, unit: PlacementUnit) -> Leaving:
         """Who must go so that the unit fits. It does not fit beside them."""
         here = self.blocking(self.question(unit, self.in_use))
         binding = unit.bound_by
         if not binding or len(unit.pinned_by) > len(binding) or not self.priorities.keys() >= {*binding}:
             return here
-        if here.claims and len(binding) >= len(here.claims):
+        if here.owners and len(binding) >= len(here.owners):
             return here
         # The members of its group that hold devices bind it to their node for as long as they do.
-        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
+        stays = tuple(allocation for allocation in self.in_use if allocation.owner not in binding)
         unbound = replace(unit, pin=None)
-        anywhere = BlockingClaims((), smallest=True)
+        anywhere = Leaving((), is_least=True)
         self.finder.refill()
         if not self.finder.works(self.question(unbound, stays)):
-            finder = BlockingClaimFinder(self.snapshot, stays, self.releases.new)
-            anywhere = finder.find(self.question(unbound, ()), self.finder)
-            if not anywhere.claims:
+            anywhere = LeavingSearch(self.snapshot, stays).find(self.question(unbound, ()), self.finder)
+            if not anywhere.owners:
                 return here
-        claims = tuple(sorted({*binding, *anywhere.claims}))
-        if here.claims and len(claims) >= len(here.claims):
+        claims = tuple(sorted({*binding, *anywhere.owners}))
+        if here.owners and len(claims) >= len(here.owners):
             return here
-        return BlockingClaims(claims, here.smallest and anywhere.smallest)
+        return Leaving(claims, here.is_least and anywhere.is_least)
 
-    def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
+    def blocking(self, question: FeasibilityQuestion) -> Leaving:
         """The same for a question about all that is in use."""
         return self.releases.find(question, self.finder)
 
@@ -651,9 +649,9 @@ class Explainer(ABC):
         """A device that one of the claims has and that is not published as it was: why they hold more than is seen."""
         devices, pools = self.snapshot.devices, self.snapshot.pools
         held = [
-            (allocation.claim, device, pools[device.pool])
+            (allocation.owner, device, pools[device.pool])
             for allocation in self.in_use
-            if allocation.claim in claims
+            if allocation.owner in claims
             for device in (devices[item.device] for item in allocation.items)
             if device.ghost is not None
         ]

@@ -23,7 +23,7 @@ from devalloc_solver.place import (
     fits,
     place_on,
 )
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.allocations import Holding, Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
@@ -112,7 +112,7 @@ class FeasibilityQuestion:
 
     snapshot: Snapshot
     unit: PlacementUnit
-    held: tuple[Allocation, ...] = ()
+    held: tuple[Holding, ...] = ()
     touched: frozenset[str | None] = frozenset()
     """nodes with a pool that was edited on its own; edits of all pools alike leave alike what was"""
     source: ProblemSource | None = None
@@ -183,7 +183,7 @@ class FeasibilityQuestion:
 
     def without(self, claims: frozenset[Key]) -> FeasibilityQuestion:
         """The same once these claims are released."""
-        return replace(self, held=tuple(allocation for allocation in self.held if allocation.claim not in claims))
+        return replace(self, held=tuple(allocation for allocation in self.held if allocation.owner not in claims))
 
 
 class ProblemSource(Protocol):

@@ -24,7 +24,7 @@ from devalloc.api.findings import (
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
 from devalloc_solver.explain.joint_counts import best_on_node
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.allocations import Holding, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.overuse import device_title
 from devalloc_solver.problem.snapshot import Snapshot
@@ -91,7 +91,7 @@ class FunnelCounter:
     """Makes the funnels of a fleet; what requests that ask for the same have in common is counted once."""
 
     snapshot: Snapshot
-    allocations: Sequence[Allocation]
+    allocations: Sequence[Holding]
     """all that is held now"""
     usage: Usage = field(init=False)
     total: int = field(init=False)
@@ -109,8 +109,8 @@ class FunnelCounter:
             for item in allocation.items:
                 holders = self._holders[item.device]
                 # A claim that has several portions of a device has one device.
-                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [allocation.claim]):
-                    holders.append(allocation.claim)
+                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [allocation.owner]):
+                    holders.append(allocation.owner)
 
     def make(self, request: Request) -> Funnel:
         """The funnel of one request."""
@@ -171,7 +171,7 @@ def count_unavailable(
 
 
 def shortage(
-    counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, pin: str | None
+    counting: NodeCounts, demand: Demand, request: Request, held: tuple[Holding, ...], *, pin: str | None
 ) -> Fact | None:
     """What the best node lacks, of devices or of an amount; None if counting alone does not show it."""
     match = (*match_attributes(demand, request),)

@@ -14,7 +14,7 @@ from devalloc.api.quantity import sum_text
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import Relaxation, RelaxedQuestion, drop_unneeded
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
@@ -82,7 +82,7 @@ def minimal_overcommit(
     for placement in placements:
         for entry in placement.entries:
             taken[placement.demand.key, entry.request.detail].append(entry.device.index)
-    light = _least_excess(question, [placement.allocation() for placement in placements], parts, counts)
+    light = _least_excess(question, [placement.holding() for placement in placements], parts, counts)
     for chosen in (light, {}):
         requests = {
             part.where: [*part.split(counts[part.where], taken[part.where], chosen.get(part.where))] for part in parts
@@ -155,7 +155,7 @@ def _with_parts(question: FeasibilityQuestion, requests: Mapping[DetailKey, Sequ
 
 def _least_excess(
     question: FeasibilityQuestion,
-    placed: Sequence[Allocation],
+    placed: Sequence[Holding],
     parts: Sequence[_DetailPart],
     counts: Mapping[DetailKey, int],
 ) -> dict[DetailKey, list[int]]:
@@ -195,7 +195,7 @@ def _least_excess(
             there[:] = filter(None, there)
             chosen.append(index)
             short.update(missing(device))
-            usage.add(Allocation(part.where[0], 0, (AllocatedDevice(index, None),)))
+            usage.add(Holding(part.where[0], 0, (AllocatedDevice(index, None),)))
             del best[device.pool]
             if there:
                 best[device.pool] = min(price(devices[-1]) for devices in there)

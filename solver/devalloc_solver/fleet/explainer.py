@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from devalloc_solver.fleet.fleet_stats import FleetStats, PoolOrder
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key
 from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber, with_index
 
 MAX_ANSWERS = 1_000
@@ -128,7 +128,7 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
 
     def _allocations(
         self, subset: FleetSubset[JudgeT], others: Iterable[tuple[Key, Sequence[AllocatedDevice]]] = ()
-    ) -> list[Allocation]:
+    ) -> list[Holding]:
         """What claims hold of a subset, by name of the claim; ``others``: what they hold that is not in the index."""
         places = subset.places
         held = {key: [*items] for key, items in others}
@@ -139,6 +139,6 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
             )
         by_claim = self.holders.by_claim
         return [
-            Allocation(key, by_claim[key].priority, tuple(sorted(items, key=lambda one: one.device)))
+            Holding(key, by_claim[key].priority, tuple(sorted(items, key=lambda one: one.device)))
             for key, items in sorted(held.items())
         ]

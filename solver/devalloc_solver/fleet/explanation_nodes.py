@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from devalloc_solver.bounds.node_counts import match_attributes
-from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
+from devalloc_solver.explain.leaving import IMPOSSIBLE, min_parts
 from devalloc_solver.fleet.equal_devices import UNSHARED
 from devalloc_solver.fleet.explainer import MAX_KINDS
 from devalloc_solver.fleet.fleet_stats import FleetStats, HeldKinds, UsageClass
@@ -90,7 +90,7 @@ class NodeSelection:
     def nearest(self, most: int) -> tuple[list[int], int]:
         """(ranks of the ``most`` nodes with the fewest claims in the way, the fewest on all others)
 
-        The order is that in which ``blocking_claims`` asks nodes.
+        The order is that in which ``leaving`` asks nodes.
         """
         ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in self._bounded() for rank in sort.ranks))
         return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE

@@ -11,7 +11,7 @@ from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place_on
 from devalloc_solver.place.search_context import SearchContext, score_of
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -111,10 +111,10 @@ def place_exactly(
     return score._replace(order=()), taken  # the first of equal nodes is found before the others
 
 
-def _as_allocation(usage: Usage) -> Allocation:
+def _as_allocation(usage: Usage) -> Holding:
     items = [AllocatedDevice(index, None) for index in sorted(usage.whole)]
     items += [AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(usage.shared.items())]
-    return Allocation(("", ""), 0, tuple(items))
+    return Holding(("", ""), 0, tuple(items))
 
 
 @dataclass(frozen=True, slots=True)

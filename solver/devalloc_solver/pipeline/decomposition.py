@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -58,7 +58,7 @@ class SubproblemSummary:
 
 
 def summarize_subproblems(
-    snapshot: Snapshot, allocations: Sequence[Allocation], units: Sequence[PlacementUnit]
+    snapshot: Snapshot, allocations: Sequence[Holding], units: Sequence[PlacementUnit]
 ) -> list[SubproblemSummary]:
     """The parts of a batch by device."""
     fingerprints = _Fingerprints(snapshot, allocations)
@@ -66,7 +66,7 @@ def summarize_subproblems(
 
 
 def summarize_units(
-    snapshot: Snapshot, allocations: Sequence[Allocation], units: Sequence[PlacementUnit]
+    snapshot: Snapshot, allocations: Sequence[Holding], units: Sequence[PlacementUnit]
 ) -> list[SubproblemSummary]:
     """Each unit as the part that it is in a batch without the others."""
     fingerprints, contested = _Fingerprints(snapshot, allocations), _ContestedThings(snapshot)
@@ -255,7 +255,7 @@ class _Fingerprints:
     answer or a reason is made of; nothing does that claims only carry along.
     """
 
-    def __init__(self, snapshot: Snapshot, allocations: Sequence[Allocation]) -> None:
+    def __init__(self, snapshot: Snapshot, allocations: Sequence[Holding]) -> None:
         self._snapshot = snapshot
         self._allocations = allocations
         self._by_pool: dict[int, list[int]] = defaultdict(list)
@@ -279,7 +279,7 @@ class _Fingerprints:
             allocation = self._allocations[number]
             if items := [item for item in allocation.items if self._matters(part, item.device)]:
                 named = [(_device_name(self._snapshot, item.device), item.amounts) for item in items]
-                digest.update(repr((allocation.claim, allocation.priority, named)).encode())
+                digest.update(repr((allocation.owner, allocation.priority, named)).encode())
         return digest.hexdigest()
 
     def holders(self, pools: Iterable[int]) -> list[int]:

@@ -14,7 +14,7 @@ from devalloc_solver.explain.explainer import Explainer
 from devalloc_solver.pipeline.decomposition import unproven_names
 from devalloc_solver.pipeline.strategy import GRACE_SECONDS, SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
@@ -48,7 +48,7 @@ class UnsolvedProblem(Generic[DialectT]):
     """Everything known before the search begins."""
 
     snapshot: Snapshot
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[Holding, ...]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
     priorities: tuple[int, ...]

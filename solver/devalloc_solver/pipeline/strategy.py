@@ -16,7 +16,7 @@ from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement, growth_of
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
@@ -71,7 +71,7 @@ class SearchOutcome:
 
 def search_parts(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy,
@@ -201,7 +201,7 @@ def _with_shared_pools(outcome: SearchOutcome, outcomes: Sequence[SearchOutcome]
 
 def _most_even(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     placements: list[Placement],
     ends: float | None,
@@ -228,7 +228,7 @@ def _goal_values(placements: Sequence[Placement]) -> object:
 
 
 def _search_part(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome:
     alone = _place_single_unit(snapshot, allocations, part, policy, ends) if len(part.units) == 1 else None
     if alone is not None:
@@ -237,7 +237,7 @@ def _search_part(
 
 
 def _search_jointly(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome:
     units = part.units
     placements, levels = _place_jointly(snapshot, allocations, units, policy, ends)
@@ -281,24 +281,24 @@ def _priority(level: GoalLevel) -> int:
 class _UsageByNode:
     """What is in use, by node: a part need not look at what is held elsewhere."""
 
-    def __init__(self, snapshot: Snapshot, allocations: Iterable[Allocation]) -> None:
+    def __init__(self, snapshot: Snapshot, allocations: Iterable[Holding]) -> None:
         self._snapshot = snapshot
-        self._all: list[Allocation] = []
-        self._by_node: dict[str | None, list[Allocation]] = defaultdict(list)
+        self._all: list[Holding] = []
+        self._by_node: dict[str | None, list[Holding]] = defaultdict(list)
         for allocation in allocations:
             self._add(allocation)
 
     def add(self, placements: Iterable[Placement]) -> None:
         for placed in placements:
-            self._add(placed.allocation())
+            self._add(placed.holding())
 
-    def _add(self, allocation: Allocation) -> None:
+    def _add(self, allocation: Holding) -> None:
         self._all.append(allocation)
         pools, devices = self._snapshot.pools, self._snapshot.devices
         for node in {pools[devices[item.device].pool].node for item in allocation.items}:
             self._by_node[node].append(allocation)
 
-    def of(self, part: Subproblem) -> Sequence[Allocation]:
+    def of(self, part: Subproblem) -> Sequence[Holding]:
         """Of all nodes where a unit of the part may be: anywhere, where the network has devices for it."""
         nodes = {self._snapshot.pools[pool].node for pool in part.pools}
         if None in nodes or not nodes:
@@ -310,7 +310,7 @@ class _UsageByNode:
 
 def _at_least_first_fit(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     policy: PlacementPolicy,
     placements: list[Placement],
@@ -319,7 +319,7 @@ def _at_least_first_fit(
     """What a search that was cut short came to, and what has room besides; or a first fit, where that is better."""
     placed = {placed.demand.key for placed in placements}
     left = [unit for unit in units if unit.demands[0].key not in placed]
-    held = [*allocations, *(placed.allocation() for placed in placements)]
+    held = [*allocations, *(placed.holding() for placed in placements)]
     ends = time.monotonic() + GRACE_SECONDS
     more = place_greedily(snapshot, held, left, policy=policy, ends=ends)
     best = [*placements, *more]
@@ -331,7 +331,7 @@ def _at_least_first_fit(
 
 def _place_jointly(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     policy: PlacementPolicy,
     ends: float | None,
@@ -359,7 +359,7 @@ def _is_proven_best(levels: Sequence[GoalLevel]) -> bool:
 
 def _place_by_columns(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     policy: PlacementPolicy,
     ends: float | None,
@@ -371,7 +371,7 @@ def _place_by_columns(
 
 def _place_quickly_by_columns(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     policy: PlacementPolicy,
     ends: float | None,
@@ -426,7 +426,7 @@ def _levels_of(
 
 
 def _place_single_unit(
-    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, policy: PlacementPolicy, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome | None:
     """A single unit needs no general solver, and is proven in all goals; None if the question is too hard.
 
@@ -458,7 +458,7 @@ def _place_single_unit(
 
 def solve_unit(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     unit: PlacementUnit,
     policy: PlacementPolicy,
     ends: float | None,
@@ -482,7 +482,7 @@ def solve_unit(
 
 def place_unit(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     unit: PlacementUnit,
     *,
     usage: Usage | None = None,

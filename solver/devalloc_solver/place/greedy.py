@@ -21,7 +21,7 @@ from devalloc_solver.place import (
 )
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
 from devalloc_solver.place.search_context import SearchContext
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, SPREAD, PlacementPolicy
@@ -41,7 +41,7 @@ STEPS_PER_DETAIL = 60
 
 def place_greedily(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy,
@@ -82,7 +82,7 @@ def place_greedily(
             )
             if placed:
                 for one in placed:
-                    usage.add(one.allocation())
+                    usage.add(one.holding())
                     rooms.take(one)
                 placements += placed
                 latest = (latest + position) % len(nodes) if unit.pin is None else latest
@@ -99,7 +99,7 @@ def place_greedily(
 
 def place_compactly(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     policy: PlacementPolicy,
@@ -150,7 +150,7 @@ def place_compactly(
             denied.add(kind)
         for one in placed:
             batch.use(one.node)
-            usage.add(one.allocation())
+            usage.add(one.holding())
             rooms.take(one)
             pools.update(entry.device.pool for entry in one.entries)
             if one.node not in opened:
@@ -174,7 +174,7 @@ def _roomiest_nodes(snapshot: Snapshot, usage: Usage) -> list[str]:
 
 def close_pools(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     placements: Sequence[Placement],
     *,
@@ -194,7 +194,7 @@ def close_pools(
             inside = [one for one in best if any(entry.device.pool == pool for entry in one.entries)]
             moved = {id(groups[one.demand.key]): groups[one.demand.key] for one in inside}
             stay = [one for one in best if id(groups[one.demand.key]) not in moved]
-            usage = Usage.of(snapshot, [*allocations, *(one.allocation() for one in stay)])
+            usage = Usage.of(snapshot, [*allocations, *(one.holding() for one in stay)])
             pools = {*given} - {pool}
             nodes = [*dict.fromkeys(one.node for one in stay)]
             for unit in sorted(moved.values(), key=min_whole_devices, reverse=True):
@@ -212,7 +212,7 @@ def close_pools(
                 if not placed:
                     break
                 for one in placed:
-                    usage.add(one.allocation())
+                    usage.add(one.holding())
                 stay += placed
             else:
                 best, closed = stay, True
@@ -246,7 +246,7 @@ def _best_node(
 
 def place_evenly(
     snapshot: Snapshot,
-    allocations: Sequence[Allocation],
+    allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
     ends: float | None,
@@ -283,7 +283,7 @@ def place_evenly(
             full[kind] = start
         placed = placed or _most_even(snapshot, usage, unit, deadline, exactly=is_exact)
         for one in placed:
-            usage.add(one.allocation())
+            usage.add(one.holding())
             new = {entry.device.pool for entry in one.entries} - pools
             pools |= new
             opened += [one.node] if new else []

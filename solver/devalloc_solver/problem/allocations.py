@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from devalloc_solver.problem.loads import Loads
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -37,13 +38,42 @@ class AllocatedDevice:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The devices one claim holds; devices of admin details are not among them."""
+class LeaveMode(Enum):
+    """How an owner parts with its devices."""
 
-    claim: Key
+    LEAVING = "leaving"
+    """it is on its way: they come free, and nothing is to be done"""
+    RELEASE = "release"
+    """it gives them back, and may wait for others"""
+    RESTART = "restart"
+    """it ends, and begins again elsewhere"""
+    LIVE = "live"
+    """it goes on while it moves, and has devices in both places until it is there"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """How an owner may part with its devices, and how much is lost with that."""
+
+    mode: LeaveMode
+    cost: tuple[int, ...]
+    """none negative; of all that leave together these are added up, place by place, and the first places count most"""
+
+
+HELD_BEFORE = Leave(LeaveMode.RELEASE, (1, 1))
+GIVEN_NOW = Leave(LeaveMode.RELEASE, (1, 0))
+"""As few owners as possible leave; of as many, most are to be those that got their devices in this batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The devices that one owner holds, and parts with all at once; those of admin details are not among them."""
+
+    owner: Key
     priority: int
     items: tuple[AllocatedDevice, ...]
+    leave: Leave | None = HELD_BEFORE
+    """None: the owner stays"""
 
 
 @dataclass(slots=True)
@@ -61,14 +91,14 @@ class Usage:
     _loads: Loads | None = None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, allocations: Iterable[Allocation]) -> Usage:
+    def of(cls, snapshot: Snapshot, allocations: Iterable[Holding]) -> Usage:
         usage = cls(snapshot)
-        for allocation in allocations:
-            usage.add(allocation)
+        for holding in allocations:
+            usage.add(holding)
         return usage
 
-    def add(self, allocation: Allocation) -> None:
-        for item in allocation.items:
+    def add(self, holding: Holding) -> None:
+        for item in holding.items:
             device = self.snapshot.devices[item.device]
             before = self.load_of(device) if self._loads is not None else 0
             if not self.in_use(device):

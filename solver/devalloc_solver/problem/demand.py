@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from devalloc.api.findings import Rule
-from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.allocations import Holding, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ class PlacementUnit:
     """the only node allowed, whether pools have it or not"""
     pinned_by: frozenset[Key] = frozenset()
     """members of a group, those that hold devices included, of which each binds it to that node"""
+    takes: frozenset[Key] | None = None
+    """owners that may leave for it; None: any that may leave"""
 
     @property
     def bound_by(self) -> tuple[Key, ...]:
@@ -148,7 +150,11 @@ class PlacementUnit:
         """The group once a member has left it, and its pin with it where no other member has one."""
         pinned_by = self.pinned_by - {key}
         pin = self.pin if pinned_by or not self.pinned_by else None
-        return PlacementUnit(tuple(d for d in self.demands if d.key != key), self.group, pin, pinned_by)
+        return replace(self, demands=tuple(d for d in self.demands if d.key != key), pin=pin, pinned_by=pinned_by)
+
+    def may_take(self, holding: Holding) -> bool:
+        """Whether the owner of a holding may leave for it."""
+        return holding.leave is not None and (self.takes is None or holding.owner in self.takes)
 
     @property
     def kind(self) -> object | None:
@@ -156,7 +162,7 @@ class PlacementUnit:
         if self.group is not None:
             return None
         demand = self.demands[0]
-        return None if demand.shape is None else (demand.claim.priority, self.pin, demand.shape)
+        return None if demand.shape is None else (demand.claim.priority, self.pin, self.takes, demand.shape)
 
     @property
     def is_free(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of
 from devalloc.api.problems import Problem
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.snapshot import Snapshot
 
 Claim = tuple[str, ...]
@@ -135,13 +135,13 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
 # -- of a snapshot -----------------------------------------------------------------------------------------------------
 
 
-def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Allocation]) -> list[Overuse[int]]:
+def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Holding]) -> list[Overuse[int]]:
     """The same of allocations; devices are their numbers. What a claim may hold, but need not, raises no alarm.
 
     Devices are named in the order of the claims that hold them, not in that of the documents.
     """
     devices, pools = snapshot.devices, snapshot.pools
-    ordered = sorted(allocations, key=lambda allocation: allocation.claim)
+    ordered = sorted(allocations, key=lambda allocation: allocation.owner)
 
     def draws(index: int) -> Iterator[tuple[tuple[int, str], int]]:
         return (((devices[index].pool, name), blocks) for name, blocks in devices[index].draws)
@@ -151,7 +151,7 @@ def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Allocation]
         return None if resource is None else resource.blocks
 
     return find_overuse(
-        (DeviceHold(one.claim, i.device, i.sums) for one in ordered for i in one.items if i.is_certain),
+        (DeviceHold(one.owner, i.device, i.sums) for one in ordered for i in one.items if i.is_certain),
         lambda index: {name: resource.nano for name, resource in devices[index].resources.items()},
         draws,
         total,

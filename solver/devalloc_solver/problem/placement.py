@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
+from devalloc_solver.problem.allocations import GIVEN_NOW, AllocatedDevice, Holding, Usage
 from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.snapshot import Device
 
@@ -32,14 +32,14 @@ class Placement:
     node: str | None
     entries: tuple[PlacedDevice, ...]
 
-    def allocation(self) -> Allocation:
+    def holding(self) -> Holding:
         """What the claim holds from now on."""
         items = tuple(
             AllocatedDevice(e.device.index, e.amounts if e.amounts or e.device.shareable else None)
             for e in self.entries
             if not e.request.mode.is_admin
         )
-        return Allocation(self.demand.key, self.demand.claim.priority, items)
+        return Holding(self.demand.key, self.demand.claim.priority, items, GIVEN_NOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from devalloc_solver import solve_manifests, testing
-from devalloc_solver.explain import blocking_claims
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
+from devalloc_solver.explain import leaving
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.explain.leaving import LeavingSearch
+from devalloc_solver.problem.allocations import Holding
 from tests.support.manifests import Manifest, allocated, claim, config_reference, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -402,19 +402,19 @@ def test_releases_that_leave_too_few_devices_for_all_requests_together_are_not_p
 ) -> None:
     """For each request alone the release of any claim would do; for both only that of the large one."""
     probed: list[str] = []
-    fits = BlockingClaimFinder._fits
+    fits = LeavingSearch._fits
 
     def noted(
-        self: BlockingClaimFinder,
+        self: LeavingSearch,
         question: FeasibilityQuestion,
         finder: FeasibilityChecker,
         node: str | None,
-        gone: Sequence[Allocation],
+        gone: Sequence[Holding],
     ) -> bool:
-        probed.extend(allocation.claim[1] for allocation in gone)
+        probed.extend(holding.owner[1] for holding in gone)
         return fits(self, question, finder, node, gone)
 
-    monkeypatch.setattr(BlockingClaimFinder, "_fits", noted)
+    monkeypatch.setattr(LeavingSearch, "_fits", noted)
     held = [
         allocated(
             claim(name, {"deviceClass": "gpu", "requests": {"count": len(numbers)}}),
@@ -505,14 +505,14 @@ def network_claims(nodes: int, claims: int) -> list[dict[str, Any]]:
 
 def test_holders_that_count_on_every_node_do_not_multiply_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
-    may_be_met = blocking_claims._WholeNeeds.may_be_met
+    may_be_met = leaving._WholeNeeds.may_be_met
 
-    def count(self: blocking_claims._WholeNeeds, node: str | None, gone: Allocation) -> bool:
+    def count(self: leaving._WholeNeeds, node: str | None, gone: Holding) -> bool:
         looked.append(gone)
         return may_be_met(self, node, gone)
 
-    monkeypatch.setattr(blocking_claims._WholeNeeds, "may_be_met", count)
-    monkeypatch.setattr(blocking_claims, "MAX_HOLDERS", 500)
+    monkeypatch.setattr(leaving._WholeNeeds, "may_be_met", count)
+    monkeypatch.setattr(leaving, "MAX_HOLDERS", 500)
     answer = solve_manifests(network_claims(50, 60))
     y = next(claim for claim in answer["claims"] if claim["name"] == "y")
     assert len(looked) <= 500

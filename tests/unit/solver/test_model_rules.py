@@ -12,7 +12,7 @@ import pytest
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.placement_policy import PACK
@@ -54,7 +54,7 @@ def claim(name: str, *requests: Request, **fields: Any) -> PlacementUnit:
 
 
 def solved(
-    snapshot: Snapshot, *units: PlacementUnit, held: Sequence[Allocation] = ()
+    snapshot: Snapshot, *units: PlacementUnit, held: Sequence[Holding] = ()
 ) -> tuple[dict[str, Placement], dict[str, GoalLevel]]:
     search, levels = optimize_goals(build_model(snapshot, held, units), policy=PACK, ends=None)
     assert all(level.is_proven for level in levels)
@@ -105,7 +105,7 @@ def test_a_device_draws_on_its_pool_once_however_many_portions_it_has() -> None:
 
 def test_a_device_in_use_draws_nothing_more() -> None:
     gpus = fleet({}, {}, shareable=4, counter=1)
-    held = [Allocation(("", "other"), 0, (AllocatedDevice(1, (("m", 1),)),))]
+    held = [Holding(("", "other"), 0, (AllocatedDevice(1, (("m", 1),)),))]
     answers, _ = solved(gpus, claim("c", want(gpus, portion=3)), claim("d", want(gpus, portion=3)), held=held)
     assert [devices(placement) for placement in answers.values()] == [[1]]
 
@@ -121,8 +121,8 @@ def test_a_portion_without_amounts_holds_the_device_as_shared() -> None:
     gpu = fleet({}, shareable=1)
     request = replace(want(gpu), portions={0: ()})
     answers, _ = solved(gpu, claim("c", request))
-    assert answers["c"].allocation().items == (AllocatedDevice(0, ()),)
-    assert sorted(solved(gpu, claim("d", request), held=[answers["c"].allocation()])[0]) == ["d"]
+    assert answers["c"].holding().items == (AllocatedDevice(0, ()),)
+    assert sorted(solved(gpu, claim("d", request), held=[answers["c"].holding()])[0]) == ["d"]
 
 
 # -- all devices -----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_all_draws_for_each_device(counter: int, fits: bool) -> None:
 
 def test_all_is_impossible_while_one_of_them_is_in_use() -> None:
     gpus = fleet({}, {})
-    held = [Allocation(("", "other"), 0, (AllocatedDevice(1, None),))]
+    held = [Holding(("", "other"), 0, (AllocatedDevice(1, None),))]
     every = claim("all", want(gpus, mode=AllocationMode.EVERY))
     assert solved(gpus, every, held=held)[0] == {}
     assert sorted(solved(gpus, claim("admin", want(gpus, mode=AllocationMode.ADMIN_ALL)), held=held)[0]) == ["admin"]

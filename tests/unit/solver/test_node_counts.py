@@ -8,7 +8,7 @@ import pytest
 
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.explain.funnel import has_room_for
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_instances import a_claim, a_slot, candidates
@@ -27,11 +27,11 @@ def snapshot(*, shareable: bool = False) -> Snapshot:
     return Snapshot(pools, devices, ("n1", "n2"), by_node, {pool.name: (pool,) for pool in pools})
 
 
-def holding(index: int, amounts: tuple[tuple[str, int], ...] | None = None) -> Allocation:
-    return Allocation(("default", "old"), 0, (AllocatedDevice(index, amounts),))
+def holding(index: int, amounts: tuple[tuple[str, int], ...] | None = None) -> Holding:
+    return Holding(("default", "old"), 0, (AllocatedDevice(index, amounts),))
 
 
-def nodes(of: Snapshot, request: Request, *held: Allocation, match: tuple[str, ...] = ()) -> list[str | None]:
+def nodes(of: Snapshot, request: Request, *held: Holding, match: tuple[str, ...] = ()) -> list[str | None]:
     demand = Demand(a_claim("c"), ((request,),), match)
     return NodeCounts(of).nodes(PlacementUnit((demand,), None, None), held)
 

@@ -39,7 +39,7 @@ def assert_nodes_suffice(ready: DeviceClaimProblem, policy: PlacementPolicy) -> 
         assert among.score.one_of == everywhere.score.one_of
         assert (among.score.pools, among.score.devices) == (everywhere.score.pools, everywhere.score.devices)
         for one in among.placements:
-            usage.add(one.allocation())
+            usage.add(one.holding())
             batch.use(one.node)
 
 

@@ -137,7 +137,7 @@ def prepare(
     all_problems = (*problem_input.problems, *problems, *unclear, *broken, *gone, *orphans, *overused)
     return UnsolvedProblem(
         snapshot,
-        tuple(sorted(allocations, key=lambda h: h.claim)),
+        tuple(sorted(allocations, key=lambda h: h.owner)),
         tuple(units),
         (*problem_input.refused, *refused),
         priorities_of(problem_input),

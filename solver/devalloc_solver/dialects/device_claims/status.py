@@ -11,7 +11,7 @@ from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, LostDevice
+from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key, LostDevice
 from devalloc_solver.problem.ghosts import HeldRecords
 from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
@@ -45,9 +45,9 @@ class Holder:
 
 def read_allocations(
     snapshot: Snapshot, holders: Iterable[Holder]
-) -> tuple[list[Allocation], dict[Key, list[LostDevice]], list[Problem]]:
+) -> tuple[list[Holding], dict[Key, list[LostDevice]], list[Problem]]:
     """Read what claims hold, the devices of theirs that are gone, and what could not be resolved."""
-    allocations: list[Allocation] = []
+    allocations: list[Holding] = []
     lost: dict[Key, list[LostDevice]] = {}
     problems: list[Problem] = []
     look_up = DevicesByName(snapshot)
@@ -63,7 +63,7 @@ def read_allocations(
                 problems.append(_ambiguous_device(holder.key, entry, len(published)))
             if not admin:
                 held += _held_devices(devices, allocated_amounts(entry))
-        allocations.append(Allocation(holder.key, holder.priority, tuple(held)))
+        allocations.append(Holding(holder.key, holder.priority, tuple(held)))
     return allocations, lost, problems
 
 

@@ -52,7 +52,7 @@ from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.pipeline.strategy import place_unit
-from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device
@@ -130,7 +130,7 @@ class NodeCall:
         return UnsolvedProblem(
             snapshot=devices.snapshot(constrained_attributes(read)),
             allocations=tuple(
-                Allocation(holder_key(number), 0, devices.used.items(one))
+                Holding(holder_key(number), 0, devices.used.items(one))
                 for number, one in enumerate([usage] if holders is None else holders)
             ),
             units=(make_unit([*map(make_demand, pending, choices)], target.name),),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar, cast
@@ -20,7 +19,7 @@ from devalloc_solver.answer_types import ExplanationDict
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.call import Manifest, NodeCall, holder_key, place_call
+from devalloc_solver.dialects.resource_k8s.call import Manifest, NodeCall, place_call
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
@@ -39,19 +38,18 @@ from devalloc_solver.dialects.resource_k8s.relaxations import (
     SourceRelaxations,
     relax_counters,
 )
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Explanation
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.explain.leaving import Leaving, LeavingSearch
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
     RelaxationSet,
     apply_relaxations,
-    fewest_relaxations,
     relaxation_sets,
 )
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.allocations import Holding, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 
 ManifestContent = dict[str, Any]
@@ -168,8 +166,8 @@ class ChangedCall(NodeCall):
             decoded = self.question()
         except AllocationError:
             return replace(question, is_decoded=False)
-        held = {allocation.claim for allocation in question.held}
-        return replace(decoded, held=tuple(allocation for allocation in decoded.held if allocation.claim in held))
+        held = {allocation.owner for allocation in question.held}
+        return replace(decoded, held=tuple(allocation for allocation in decoded.held if allocation.owner in held))
 
     def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
         """Nothing that draws counters is to be had of a pool of which a counter is overdrawn."""
@@ -283,8 +281,8 @@ def switch_on_features(source: ChangedCall) -> list[Relaxation]:
 
 def list_holders(
     claims: Iterable[ResourceClaim], allocated: Mapping[str, Sequence[Manifest]]
-) -> list[tuple[Relaxation, DeviceUsage]]:
-    """List claims that hold something, and devices that are in use without a claim that is known to hold them."""
+) -> list[tuple[Mapping[str, Any], DeviceUsage]]:
+    """List who holds something, as JSON, and what: claims, and devices of which no claim is known to hold them."""
     listed: list[tuple[Mapping[str, Any], DeviceUsage]] = []
     named = ((claim.key[0] or "default", claim.key[1], claim) for claim in claims if claim.allocation is not None)
     for namespace, name, claim in sorted(named, key=lambda one: "/".join(one[:2])):
@@ -297,10 +295,7 @@ def list_holders(
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
         same = {part: [i for i in items or () if _device_of(i) == where] for part, items in allocated.items()}
         listed.append((entry, read_usage(same, ())))
-    return [
-        (Relaxation(entry, partial(FeasibilityQuestion.without, claims=frozenset([holder_key(number)]))), usage)
-        for number, (entry, usage) in enumerate(listed)
-    ]
+    return listed
 
 
 def _device_of(item: Mapping[str, Any]) -> DeviceId:
@@ -318,8 +313,8 @@ class CallExplainer(ResourceClaimExplainer):
     source: ChangedCall
     dialect: ResourceClaimDialect
     """of the problem that the call is"""
-    holders: Sequence[Relaxation] = field(init=False, default=())
-    """their claims are ``holder_key`` of their number"""
+    holders: Sequence[Mapping[str, Any]] = field(init=False, default=())
+    """as JSON; they own their holdings as ``holder_key`` of their number"""
     _call_question: FeasibilityQuestion | None = field(init=False, default=None)
 
     @property
@@ -327,7 +322,7 @@ class CallExplainer(ResourceClaimExplainer):
         """Whether the claims fit beside all holders, each of which may be released."""
         if self._call_question is None:
             listed = list_holders(self.dialect.problem_input.claims, self.source.allocated)
-            self.holders = [relaxation for relaxation, _ in listed]
+            self.holders = [entry for entry, _ in listed]
             self.source = replace(self.source, holders=tuple(usage for _, usage in listed))
             self._call_question = self.source.question()
         return self._call_question
@@ -335,7 +330,7 @@ class CallExplainer(ResourceClaimExplainer):
     def make_finder(self) -> FeasibilityChecker:
         return FeasibilityChecker(self.call_question.snapshot, self.reads, self.ends, is_bounded=False)
 
-    def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
+    def question(self, unit: PlacementUnit, held: tuple[Holding, ...]) -> FeasibilityQuestion:
         return self.call_question if held else replace(self.call_question, held=())
 
     def fits(self, question: FeasibilityQuestion) -> bool:
@@ -362,14 +357,12 @@ class CallExplainer(ResourceClaimExplainer):
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         return Reason.SEARCH_LIMIT
 
-    def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
+    def blocking(self, question: FeasibilityQuestion) -> Leaving:
         """Found as in a cluster; without its bounds if these rule out too much."""
         checker = FeasibilityChecker(question.snapshot, self.reads, self.ends, is_bounded=False)
-        blocking = BlockingClaimFinder(question.snapshot, question.held, frozenset()).find(question, checker)
-        if blocking.claims:
-            return blocking
-        edits = fewest_relaxations(question, self.holders, self.finder) or ()
-        return BlockingClaims(tuple(holder_key(self.holders.index(edit)) for edit in edits), smallest=True)
+        search = LeavingSearch(question.snapshot, question.held)
+        blocking = search.find(question, checker)
+        return blocking if blocking.owners else search.find_uncounted(question, self.finder)
 
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
@@ -379,8 +372,8 @@ class CallExplainer(ResourceClaimExplainer):
         return None if in_use else ResourceClaimExplainer.disagreement(self, unit)
 
     def holder(self, claim: Key) -> Mapping[str, Any]:
-        return self.holders[int(claim[1])].entry
+        return self.holders[int(claim[1])]
 
     def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
-        edits = (*finding.edits, *(self.holders[int(number)] for _, number in finding.claims))
-        return [dict(edit.entry) for edit in edits]
+        entries = (edit.entry for edit in finding.edits)
+        return [*map(dict, entries), *(dict(self.holders[int(number)]) for _, number in finding.claims)]

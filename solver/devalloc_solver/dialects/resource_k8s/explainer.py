@@ -21,10 +21,10 @@ from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDev
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
+from devalloc_solver.explain.leaving import Leaving
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
@@ -134,10 +134,10 @@ class ResourceClaimExplainer(Explainer):
             self._counters = [relax_counters()] if has_counters else []
         return self._counters
 
-    def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
+    def blocking(self, question: FeasibilityQuestion) -> Leaving:
         self.crowded = question.unit
         blocking = Explainer.blocking(self, question)
-        if not blocking.claims:
+        if not blocking.owners:
             raise Undecided
         return blocking
 

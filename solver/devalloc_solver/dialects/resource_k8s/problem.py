@@ -38,7 +38,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.problem import overuse
-from devalloc_solver.problem.allocations import Allocation, LostDevice
+from devalloc_solver.problem.allocations import Holding, LostDevice
 from devalloc_solver.problem.answer import ClaimAnswer, held_answer, loss_problems
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.placement import Placement
@@ -118,7 +118,7 @@ def prepare(
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in ignored]
     return UnsolvedProblem(
         snapshot=devices.snapshot(constrained_attributes(problem_input.claims)),
-        allocations=tuple(Allocation(*one) for one in sorted(allocations, key=lambda h: h[0])),
+        allocations=tuple(Holding(*one) for one in sorted(allocations, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*problem_input.refused, *refused),
         priorities=tuple(priority_of(claim) for claim in problem_input.claims if claim.allocation is None),

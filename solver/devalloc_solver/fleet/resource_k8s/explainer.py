@@ -17,8 +17,8 @@ from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pen
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, make_snapshot
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.explainer import FleetTotals
+from devalloc_solver.explain.leaving import MAX_TRIES
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer, FleetSubset
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterCounts,

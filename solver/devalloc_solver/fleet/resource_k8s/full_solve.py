@@ -20,7 +20,7 @@ from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
@@ -43,7 +43,7 @@ class FullCluster:
     """see ``ClusterInput``"""
     is_stale: bool = False
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
-    allocations: dict[Key, Allocation] = field(default_factory=dict)
+    allocations: dict[Key, Holding] = field(default_factory=dict)
     snapshot: Snapshot = field(init=False)
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
@@ -85,7 +85,7 @@ class FullCluster:
         self._add(key, tenant.priority, usage)
 
     def _add(self, key: Key, priority: int, usage: DeviceUsage) -> None:
-        self.allocations[key] = Allocation(key, priority, self.devices.used.items(usage))
+        self.allocations[key] = Holding(key, priority, self.devices.used.items(usage))
         if self._usage is not None:
             self._usage.add(self.allocations[key])
 

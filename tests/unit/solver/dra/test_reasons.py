@@ -548,5 +548,5 @@ def test_what_is_proposed_comes_in_one_order() -> None:
     source = call_explainer.ChangedCall("n1", (), (), (), {"devices": items}, frozenset())
     features = [one.entry["feature"] for one in call_explainer.switch_on_features(source)]
     assert features == sorted(DEFAULT_GATES)
-    holders = [one.entry["device"] for one, _ in call_explainer.list_holders((), {"devices": items})]
+    holders = [entry["device"] for entry, _ in call_explainer.list_holders((), {"devices": items})]
     assert holders == sorted(item["device"] for item in items)

@@ -1,18 +1,21 @@
-"""The smallest set of claims whose release makes room."""
+"""Who must leave so that a unit fits: of the owners that may leave for it, those that cost least."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
+from heapq import heappop, heappush
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
 
 from devalloc_solver.bounds.node_counts import CountByNode, Node, NodeCounts
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
+from devalloc_solver.problem.allocations import Holding, Key, Usage
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_TRIES = 60
@@ -29,29 +32,59 @@ IMPOSSIBLE = 1 << 30
 """More claims than there can be: their release would not do."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockingClaims:
-    """Claims whose release makes room."""
+Cost = tuple[int, ...]
 
-    claims: tuple[Key, ...]
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Owners that make room when they leave."""
+
+    owners: tuple[Key, ...]
     """none of them can be left out; empty when none were found"""
-    smallest: bool
-    """no smaller set does, for certain"""
+    is_least: bool
+    """no others cost less, for certain"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Who may leave a node, those that cost least first, then by name."""
+
+    holdings: Sequence[Holding]
+    costs: Sequence[Cost]
+    least: Sequence[Cost]
+    """the least that 1, 2, 3, ... of them cost"""
+
+    @classmethod
+    def of(cls, holdings: Iterable[Holding]) -> _Ranked:
+        listed = sorted(holdings, key=lambda holding: (_cost([holding]), holding.owner))
+        costs = [_cost([holding]) for holding in listed]
+        return cls(listed, costs, [*accumulate(costs, lambda one, other: _sum([one, other]))])
+
+
+class _NodeHolders(NamedTuple):
+    """Who may leave a node for a unit."""
+
+    node: Node
+    fewest: int
+    """so many must leave at the least, by counting"""
+    ranked: _Ranked
+
+    @property
+    def least(self) -> Cost:
+        """What it costs at the least."""
+        return self.ranked.least[self.fewest - 1]
 
 
 @dataclass(slots=True)
-class BlockingClaimFinder:
-    """Finds who is in the way of units on one fleet."""
+class LeavingSearch:
+    """Searches for those who must leave so that a unit fits, and who cost least, on one fleet."""
 
     snapshot: Snapshot
-    held: tuple[Allocation, ...]
-    new: frozenset[Key]
-    """claims given their devices in this batch: of equal sets, the one with most of them is reported"""
-    _by_node: dict[Node, list[Allocation]] = field(init=False)
+    held: tuple[Holding, ...]
+    _by_node: dict[Node, list[Holding]] = field(init=False)
     """what is held on each node; None: of the network"""
-    _near: dict[Node, Sequence[Allocation]] = field(default_factory=dict, init=False)
-    _with_new: set[Node] = field(init=False)
-    """nodes where a new claim holds anything"""
+    _near: dict[Node, Sequence[Holding]] = field(default_factory=dict, init=False)
+    _ranked: dict[Node, _Ranked] = field(default_factory=dict, init=False)
     _freed: dict[int, _FreedDevices] = field(default_factory=dict, init=False)
     """id of candidates -> what comes free of them: requests of many units have the same ones"""
     _pools: dict[int, tuple[Candidates, frozenset[int]]] = field(default_factory=dict, init=False)
@@ -59,126 +92,135 @@ class BlockingClaimFinder:
 
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
-        self._with_new = set()
-        for allocation in self.held:
-            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in allocation.items}:
-                self._by_node[node].append(allocation)
-                if allocation.claim in self.new:
-                    self._with_new.add(node)
+        for holding in self.held:
+            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in holding.items}:
+                self._by_node[node].append(holding)
 
-    def find(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> BlockingClaims:
-        """Who must go so that the unit fits. It does not fit beside them. Raises Undecided.
+    def find(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> Leaving:
+        """Who must leave so that the unit fits. It does not fit beside them. Raises Undecided.
 
         ``question.held`` does not count: all that is held here does.
         """
-        bounds = self._bounds(question, finder)
-        new = {node: not self._with_new.isdisjoint((node, None)) for node in bounds}
-        nodes = sorted(bounds, key=lambda n: (bounds[n], not new[n]))
-        best: tuple[tuple[int, int], tuple[Key, ...]] = ((IMPOSSIBLE, 0), ())
-        single, proven = self._single(question, finder, [node for node in nodes if bounds[node] <= 1])
-        if single is not None:
-            return BlockingClaims((single,), smallest=True)
+        nodes = self._holders(question.unit, self._bounds(question, finder))
+        single, proven = self._single(question, finder, nodes)
+        best = None if single is None else (_cost([single]), (single.owner,))
+        if best is not None and all(best[0] <= two for each in nodes for two in each.ranked.least[1:2]):
+            return Leaving(best[1], is_least=True)
         smallest_set = 2 if proven and not finder.is_cut_short else 1
         finder.refill()
+        return self._cheapest(question, finder, nodes, (smallest_set, best, proven))
+
+    def find_uncounted(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> Leaving:
+        """The same on the node that the unit is bound to, where counting may rule out too much."""
+        return self._cheapest(question, finder, self._holders(question.unit, {question.unit.pin: 1}), (1, None, True))
+
+    def _holders(self, unit: PlacementUnit, bounds: Mapping[Node, int]) -> list[_NodeHolders]:
+        """Who may leave for a unit, on each node where so many can; nodes of the least cost first."""
+        holders = [_NodeHolders(node, fewest, self._who_may_leave(node, unit)) for node, fewest in bounds.items()]
+        return sorted((each for each in holders if len(each.ranked.costs) >= each.fewest), key=lambda one: one.least)
+
+    def _who_may_leave(self, node: Node, unit: PlacementUnit) -> _Ranked:
+        if node not in self._ranked:
+            self._ranked[node] = _Ranked.of(holding for holding in self._around(node) if holding.leave is not None)
+        ranked = self._ranked[node]
+        return ranked if unit.takes is None else _Ranked.of(filter(unit.may_take, ranked.holdings))
+
+    def _cheapest(
+        self,
+        question: FeasibilityQuestion,
+        finder: FeasibilityChecker,
+        nodes: Sequence[_NodeHolders],
+        so_far: tuple[int, tuple[Cost, tuple[Key, ...]] | None, bool],
+    ) -> Leaving:
+        """The set of the least cost. ``so_far``: sets smaller than this need not be asked for; the best that was found;
+        and whether nothing has been left out so far."""
+        smallest_set, best, proven = so_far
         last = finder.searched + MAX_TRIES
-        for node in nodes:
-            if (bounds[node], not new[node]) >= best[0]:
+        for there in nodes:
+            if best is not None and there.least >= best[0]:
                 continue
-            for chosen in self._sets(node, max(smallest_set, bounds[node])):
-                cost = (len(chosen), sum(allocation.claim not in self.new for allocation in chosen))
-                if cost >= best[0]:
+            for cost, numbers in cheapest_sets(there.ranked.costs, max(smallest_set, there.fewest)):
+                if best is not None and cost >= best[0]:
                     break
                 if finder.searched >= last:
                     proven = False
                     break
-                if self._fits(question, finder, node, chosen):
-                    best = cost, tuple(allocation.claim for allocation in chosen)
+                chosen = [there.ranked.holdings[number] for number in numbers]
+                if self._fits(question, finder, there.node, chosen):
+                    best = cost, tuple(holding.owner for holding in chosen)
                     break
             if not proven:
                 break
-        if not best[1]:
-            claims = self._thinned_out(question, finder, nodes)
-            return BlockingClaims(tuple(sorted(claims)), proven and not claims)
-        smallest = (not finder.is_cut_short and proven) or all(bounds[node] >= best[0][0] for node in nodes)
-        return BlockingClaims(tuple(sorted(best[1])), smallest)
+        if best is None:
+            owners = self._thinned_out(question, finder, nodes)
+            return Leaving(tuple(sorted(owners)), proven and not owners)
+        is_least = (proven and not finder.is_cut_short) or all(each.least >= best[0] for each in nodes)
+        return Leaving(tuple(sorted(best[1])), is_least)
 
     def _single(
-        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[Node]
-    ) -> tuple[Key | None, bool]:
-        """A claim whose release alone does, one of this batch if there is one; and whether every claim was tried."""
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[_NodeHolders]
+    ) -> tuple[Holding | None, bool]:
+        """Whose leaving alone does, of those the one that costs least; and whether all of them were tried."""
         devices = self.snapshot.devices
         requests = [request for demand in question.unit.demands for request in demand.requests]
         pools = frozenset[int]().union(*(self._pools_of(request.candidates) for request in requests))
-
-        def is_useful(allocation: Allocation) -> bool:
-            return any(devices[item.device].pool in pools for item in allocation.items)
-
+        singles: list[tuple[Cost, Node, Holding]] = []
+        considered = 0
+        for node, fewest, ranked in nodes:
+            if fewest > 1:
+                continue
+            considered += len(self._around(node))
+            if considered > MAX_HOLDERS:
+                break
+            singles += [
+                (cost, node, holding)
+                for cost, holding in zip(ranked.costs, ranked.holdings, strict=True)
+                if any(devices[item.device].pool in pools for item in holding.items)
+            ]
         needs = _WholeNeeds.of(question, finder.counting, self.held, self._freed_of)
         finder.refill(SINGLE_STEPS)
         last = finder.searched + MAX_SINGLES
-        considered = 0
-        for is_new in (True, False):
-            for node in nodes:
-                considered += len(self._around(node))
-                if considered > MAX_HOLDERS or (finder.ends is not None and time.monotonic() > finder.ends):
-                    return None, False
-                for allocation in self._holders(node):
-                    if (allocation.claim in self.new) != is_new or not is_useful(allocation):
-                        continue
-                    if not needs.may_be_met(node, allocation):
-                        continue
-                    if finder.searched >= last or not finder.has_steps:
-                        return None, False
-                    if self._fits(question, finder, node, (allocation,)):
-                        return allocation.claim, True
-        return None, True
+        for _, node, holding in sorted(singles, key=itemgetter(0)):
+            if finder.ends is not None and time.monotonic() > finder.ends:
+                return None, False
+            if not needs.may_be_met(node, holding):
+                continue
+            if finder.searched >= last or not finder.has_steps:
+                return None, False
+            if self._fits(question, finder, node, [holding]):
+                return holding, True
+        return None, considered <= MAX_HOLDERS
 
     def _thinned_out(
-        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[Node]
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[_NodeHolders]
     ) -> tuple[Key, ...]:
-        """On the first node where it helps, all claims but those that can stay."""
-        for node in nodes[:MAX_TRIES]:
-            leaving = self._holders(node)
+        """On the first node where it helps, all but those that can stay, which cost most."""
+        for node, _, ranked in nodes[:MAX_TRIES]:
+            leaving = ranked.holdings
             if not self._fits(question, finder, node, leaving):
                 continue
-            for allocation in sorted(leaving, key=lambda h: (h.claim in self.new, h.claim)):
-                rest = [other for other in leaving if other is not allocation]
+            by_name = sorted(leaving, key=lambda holding: holding.owner)
+            for holding in sorted(by_name, key=lambda holding: _cost([holding]), reverse=True):
+                rest = [other for other in leaving if other is not holding]
                 if self._fits(question, finder, node, rest):
                     leaving = rest
-            return tuple(allocation.claim for allocation in leaving)
+            return tuple(holding.owner for holding in leaving)
         return ()
 
     def _fits(
-        self, question: FeasibilityQuestion, finder: FeasibilityChecker, node: Node, gone: Sequence[Allocation]
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, node: Node, gone: Sequence[Holding]
     ) -> bool:
-        leaving = {allocation.claim for allocation in gone}
-        held = tuple(h for h in self._around(node) if h.claim not in leaving)
+        leaving = {holding.owner for holding in gone}
+        held = tuple(holding for holding in self._around(node) if holding.owner not in leaving)
         without_gone = replace(question, held=held)
         return finder.works(without_gone if node is None else without_gone.pinned(node))
 
-    def _around(self, node: Node) -> Sequence[Allocation]:
-        """Who holds anything that matters on a node, each once."""
+    def _around(self, node: Node) -> Sequence[Holding]:
+        """What is held that matters on a node, each once."""
         if node not in self._near:
             own, network = self._by_node.get(node, []), self._by_node.get(None, []) if node is not None else []
-            self._near[node] = (
-                [*{id(allocation): allocation for allocation in (*own, *network)}.values()] if network else own
-            )
+            self._near[node] = [*{id(holding): holding for holding in (*own, *network)}.values()] if network else own
         return self._near[node]
-
-    def _holders(self, node: Node) -> list[Allocation]:
-        """The same in the order in which their release is thought of."""
-        return sorted(self._around(node), key=lambda h: (h.claim not in self.new, h.claim))
-
-    def _sets(self, node: Node, least: int) -> Iterator[tuple[Allocation, ...]]:
-        """Sets of claims on a node, smaller ones first, then those with more of this batch."""
-        holders = self._holders(node)
-        new = [allocation for allocation in holders if allocation.claim in self.new]
-        old = [allocation for allocation in holders if allocation.claim not in self.new]
-        for size in range(max(1, least), len(holders) + 1):
-            for count in range(size + 1):
-                for some in combinations(old, count):
-                    for others in combinations(new, size - count):
-                        yield (*others, *some)
 
     # -- the bound -----------------------------------------------------------------------------------------------------
 
@@ -213,7 +255,7 @@ class BlockingClaimFinder:
             self._add_bounds(bounds, free, amount, nodes, partial(self._parts_on, part))
         return bounds
 
-    def _parts_on(self, part: Callable[[Allocation], int], node: Node) -> Sequence[int]:
+    def _parts_on(self, part: Callable[[Holding], int], node: Node) -> Sequence[int]:
         return [*map(part, self._around(node))]
 
     def _freed_of(self, candidates: Candidates) -> _FreedDevices:
@@ -246,21 +288,21 @@ class BlockingClaimFinder:
 
 @dataclass(slots=True, eq=False)
 class _FreedDevices:
-    """How many devices of some candidates come free with each allocation, at the most."""
+    """How many devices of some candidates come free with each holding, at the most."""
 
     candidates: Candidates
-    _by_allocation: dict[int, int] = field(default_factory=dict)
+    _by_holding: dict[int, int] = field(default_factory=dict)
     _by_node: dict[Node, list[int]] = field(default_factory=dict)
 
-    def by(self, allocation: Allocation) -> int:
-        """``allocation``: one that is held as long as this lives."""
-        freed = self._by_allocation.get(id(allocation))
+    def by(self, holding: Holding) -> int:
+        """``holding``: one that is held as long as this lives."""
+        freed = self._by_holding.get(id(holding))
         if freed is None:
             accepted = self.candidates.accepted
-            freed = self._by_allocation[id(allocation)] = sum(item.device in accepted for item in allocation.items)
+            freed = self._by_holding[id(holding)] = sum(item.device in accepted for item in holding.items)
         return freed
 
-    def on(self, node: Node, holders: Sequence[Allocation]) -> Sequence[int]:
+    def on(self, node: Node, holders: Sequence[Holding]) -> Sequence[int]:
         """Of the holders on a node, those that free most first."""
         if node not in self._by_node:
             self._by_node[node] = sorted(map(self.by, holders), reverse=True)
@@ -280,14 +322,14 @@ class _WholeNeeds:
     freed_of: Callable[[Candidates], _FreedDevices]
     _free: dict[Node, int] = field(default_factory=dict)
     _freed: dict[int, tuple[list[list[int]], int]] = field(default_factory=dict)
-    """id of an allocation -> devices that come free for each alternative, and for any"""
+    """id of an holding -> devices that come free for each alternative, and for any"""
 
     @classmethod
     def of(
         cls,
         question: FeasibilityQuestion,
         counting: NodeCounts,
-        held: tuple[Allocation, ...],
+        held: tuple[Holding, ...],
         freed_of: Callable[[Candidates], _FreedDevices],
     ) -> _WholeNeeds:
         """Of details that need whole devices by every alternative."""
@@ -300,8 +342,8 @@ class _WholeNeeds:
         wanted = frozenset().union(*(request.candidates.accepted for detail in details for request, _ in detail))
         return cls(counting.snapshot, counting.state(held).usage, details, wanted, freed_of)
 
-    def may_be_met(self, node: Node, gone: Allocation) -> bool:
-        """Whether there are enough devices on a node without an allocation: for each detail, and for all together."""
+    def may_be_met(self, node: Node, gone: Holding) -> bool:
+        """Whether there are enough devices on a node without an holding: for each detail, and for all together."""
         by_detail, in_all = self._freed_by(gone)
         total = 0
         for detail, freed in zip(self.details, by_detail, strict=True):
@@ -316,7 +358,7 @@ class _WholeNeeds:
         free = self._free_on(node) + (self._free_on(None) if node is not None else 0)
         return total <= free + in_all
 
-    def _freed_by(self, gone: Allocation) -> tuple[list[list[int]], int]:
+    def _freed_by(self, gone: Holding) -> tuple[list[list[int]], int]:
         freed = self._freed.get(id(gone))
         if freed is None:
             by_detail = [
@@ -337,10 +379,10 @@ class _WholeNeeds:
         return self._free[node]
 
 
-def _freed_amount(allocation: Allocation, name: str, request: Request, snapshot: Snapshot) -> int:
+def _freed_amount(holding: Holding, name: str, request: Request, snapshot: Snapshot) -> int:
     """At most so much of a resource comes free for the request."""
     total = 0
-    for item in allocation.items:
+    for item in holding.items:
         resource = snapshot.devices[item.device].resources.get(name)
         if item.device in request.candidates.accepted and resource is not None:
             if item.amounts is None or request.mode is AllocationMode.WHOLE:
@@ -360,3 +402,37 @@ def min_parts(missing: int, parts: Sequence[int]) -> int:
         missing -= part
         count += 1
     return count if missing <= 0 else IMPOSSIBLE
+
+
+def cheapest_sets(costs: Sequence[Cost], smallest: int) -> Iterator[tuple[Cost, tuple[int, ...]]]:
+    """All sets of at least so many numbers, those of the least cost first, then smaller ones, then by number.
+
+    ``costs``: of the numbers from 0 on, ascending. A set follows from the one in which its first number that is not as
+    low as can be is lower by one: so each comes once, after all that cost less.
+    """
+    waiting: list[tuple[Cost, int, tuple[int, ...]]] = []
+
+    def add(numbers: tuple[int, ...]) -> None:
+        heappush(waiting, (_sum([costs[number] for number in numbers]), len(numbers), numbers))
+
+    if smallest <= len(costs):
+        add((*range(smallest),))
+    while waiting:
+        cost, size, numbers = heappop(waiting)
+        yield cost, numbers
+        first = next((place for place, number in enumerate(numbers) if number != place), size)
+        if first == size < len(costs):
+            add((*range(size + 1),))  # costs no less than the cheapest set that is smaller
+        for place in {max(0, first - 1), min(first, size - 1)}:
+            after = numbers[place] + 1
+            if after < (numbers[place + 1] if place + 1 < size else len(costs)):
+                add((*numbers[:place], after, *numbers[place + 1 :]))
+
+
+def _cost(holdings: Iterable[Holding]) -> Cost:
+    """What it costs that these leave together."""
+    return _sum([holding.leave.cost for holding in holdings if holding.leave is not None])
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    return tuple(map(sum, zip(*costs, strict=True)))
