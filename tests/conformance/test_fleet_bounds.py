@@ -14,7 +14,8 @@ from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
 from devalloc_solver.dialects.device_claims import typos
-from devalloc_solver.dialects.resource_k8s import cluster_devices, selectors
+from devalloc_solver.dialects.resource_k8s import cluster_devices
+from devalloc_solver.eligibility import judge
 from devalloc_solver.fleet import (
     claim_reader,
     explanation_nodes,
@@ -223,7 +224,7 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (full_solve, "MAX_VERDICTS", 4),
         (cluster_devices, "MAX_VERDICTS", 4),
         (cluster_devices, "MAX_SNAPSHOTS", 2),
-        (selectors, "MAX_EXPRESSIONS", 8),
+        (judge, "MAX_EXPRESSIONS", 8),
         (full_solve, "MAX_EXPLANATIONS", 8),
         (resource_results, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_VERDICTS", 20),

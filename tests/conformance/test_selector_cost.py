@@ -21,7 +21,8 @@ from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterDevices
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
+from devalloc_solver.eligibility.judge import Judge
 from tests.support import dra_builders
 from tests.support.call_count import calls
 from tests.support.manifests import claim, device, device_class, pool
@@ -223,15 +224,14 @@ def test_devices_of_slices_judged_together_fare_as_they_do_one_by_one(name: str)
     book = SliceBook(varied_slices()[1:], gates)
     devices = ClusterDevices.of(book, view_cluster(book, {}), DeviceUsage(), gates)
     faults = {offer.index: "fault" for offer in devices.offers if offer.device.has_fault}
-    together, apart = SelectorJudge(gates), SelectorJudge(gates)
-    for judge in (together, apart):
-        judge.check(expression, "here")
+    together, apart = Judge(selector_language(gates)), Judge(selector_language(gates))
     one_by_one = ["fault" if offer.index in faults else apart.verdict(expression, offer) for offer in devices.offers]
     assert together.verdicts(expression, devices.offers, faults) == one_by_one
     assert len(faults) == 22
     assert len({*one_by_one} - {"fault"}) > 1 or "for all" in name or "for some" in name
-    together.charge(expression)
-    apart.charge(expression)
+    for judge in (together, apart):
+        with judge.charged(expression):
+            pass
     assert together.allowance.room == apart.allowance.room, "it costs the same"
 
 

@@ -29,6 +29,7 @@ GONE = {
     "answers": ("rejected_answer", "MissingDevice"),
     "what claims hold": ("recover_allocation",),
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
+    "the judge of expressions": ("SelectorJudge",),
 }
 """idea -> files and folders of the solver, and names in it and in the controller"""
 

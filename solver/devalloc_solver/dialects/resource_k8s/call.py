@@ -46,9 +46,10 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceUsage,
     read_usage,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.pipeline.strategy import place_unit
@@ -72,7 +73,7 @@ class NodeCall:
     features: frozenset[str]
     allowance: Allowance = field(default_factory=Allowance)
     """of all that is asked about the call"""
-    _selectors: dict[frozenset[str], SelectorJudge] = field(default_factory=dict)
+    _selectors: dict[frozenset[str], Judge] = field(default_factory=dict)
     """feature gates -> what expressions said of devices, in whatever question"""
 
     @classmethod
@@ -118,7 +119,7 @@ class NodeCall:
         views = tuple(PoolView(pool, (target,)) for pool in pools)
         seen = ClusterView({target.name: target}, views, {}, UnreachedDevices())
         devices = ClusterDevices.of(book, seen, usage, gates)
-        selectors = self._selectors.setdefault(gates, SelectorJudge(gates, self.allowance))
+        selectors = self._selectors.setdefault(gates, Judge(selector_language(gates), self.allowance))
         judge = devices.judge(selectors, named, usage if holders is None else None)
         choices = [
             [[judge.choose(one.claim, subrequest) for subrequest in r.subrequests] for r in one.claim.requests]

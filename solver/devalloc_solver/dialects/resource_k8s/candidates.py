@@ -17,14 +17,7 @@ from dataclasses import dataclass, field, replace
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.quantity import NANO
-from devalloc_solver.cel.budget import (
-    COMMON_SPENT,
-    OUT_OF_TIME,
-    Bound,
-    BudgetExceeded,
-    CommonBudgetExceeded,
-    OutOfTime,
-)
+from devalloc_solver.cel.budget import OUT_OF_TIME, OutOfTime
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceToleration,
@@ -39,7 +32,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     overdrawn_counters,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge, cel_device
+from devalloc_solver.dialects.resource_k8s.selectors import cel_device
 from devalloc_solver.dialects.resource_k8s.slices import (
     CapacityRange,
     CapacityRequestPolicy,
@@ -47,6 +40,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     DeviceTaint,
     SliceDevice,
 )
+from devalloc_solver.eligibility.judge import ExpressionError, Judge
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 
 
@@ -260,7 +254,7 @@ class RequestJudge:
     gates: frozenset[str]
     offers: Sequence[PublishedDevice]
     usage: DeviceUsage
-    selectors: SelectorJudge
+    selectors: Judge
     classes: Mapping[str, ResourceDeviceClass]
     broken: frozenset[str] = frozenset()
     """nodes with a pool that is incomplete or invalid"""
@@ -339,34 +333,20 @@ class RequestJudge:
         return verdict
 
     def _check(self, subrequest: SubRequest, where: str) -> None:
+        """Compile all expressions, and charge the claim for its own as far as they were evaluated before."""
         chosen = self.classes[subrequest.class_name]
-        for number, expression in enumerate(chosen.selectors):
-            title = f"class {chosen.name}: selector #{number}"
-            with self._bounded(title, expression):
-                self.selectors.check(expression, title, is_of_class=True)
-                self.selectors.charge(expression)
-        for number, expression in enumerate(subrequest.selectors):
-            title = f"{where}: selector #{number}"
-            with self._bounded(title, expression):
-                self.selectors.check(expression, title)
-                self.selectors.charge(expression)
-
-    @contextmanager
-    def _bounded(self, where: str, expression: str) -> Iterator[None]:
-        """Says which selector was too expensive, or there was no time for."""
-        try:
-            yield
-        except OutOfTime:
-            raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
-        except CommonBudgetExceeded:
-            allowance = self.selectors.allowance
-            if allowance.is_turn:
-                raise
-            allowance.exhaust()
-            raise AllocationError(f"{where}: {COMMON_SPENT}", exceeded=Bound.COMMON) from None
-        except BudgetExceeded:
-            message = self.selectors.too_expensive(expression)
-            raise AllocationError(f"{where}: {message}", exceeded=Bound.EXPRESSION) from None
+        for at, expressions, is_of_class in (
+            (f"class {chosen.name}", chosen.selectors, True),
+            (where, subrequest.selectors, False),
+        ):
+            for number, expression in enumerate(expressions):
+                with _located(f"{at}: selector #{number}"):
+                    try:
+                        self.selectors.predicate(expression, is_of_class=is_of_class)
+                    except ExpressionError as error:
+                        raise ExpressionError(f"CEL compile error: {error}; correct the expression") from None
+                    with self.selectors.charged(expression):
+                        pass
 
     def _unselected(
         self, verdict: RequestVerdict, subrequest: SubRequest, offers: Iterable[PublishedDevice], where: str
@@ -386,7 +366,7 @@ class RequestJudge:
         selecting.append((RuleCode.REQUEST_SELECTOR, where, "", subrequest.selectors))
         for code, at, prefix, expressions in selecting:
             for number, expression in enumerate(expressions):
-                with self._bounded(f"{at}: selector #{number}", expression):
+                with _located(f"{at}: selector #{number}"), self.selectors.charged(expression):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
                 failed, passed = DeviceMismatch(rule(code), expression), []
                 for offer, outcome in zip(left, outcomes, strict=True):
@@ -483,3 +463,14 @@ class RequestJudge:
                 why = f"{shown} of {capacity} {name}, {amount} requested"
                 return DeviceMismatch(rule(RuleCode.CAPACITY_LEFT), why)
         return None
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Say which selector was wrong or too expensive, or there was no time for."""
+    try:
+        yield
+    except OutOfTime:
+        raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
+    except ExpressionError as error:
+        raise AllocationError(f"{where}: {error}", exceeded=error.exceeded) from None

@@ -21,8 +21,9 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     make_snapshot,
     recorded_use,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SNAPSHOTS = 4
@@ -70,7 +71,7 @@ class ClusterDevices:
 
     def judge(
         self,
-        selectors: SelectorJudge,
+        selectors: Judge,
         classes: Mapping[str, ResourceDeviceClass],
         usage: DeviceUsage | None = None,
     ) -> RequestJudge:
@@ -117,7 +118,7 @@ class ClusterCache:
             book = SliceBook(problem_input.slices, gates, problem_input.read)
             devices = self._devices = ClusterDevices.of(book, view_cluster(book, problem_input.nodes), usage, gates)
             self._slices, self._nodes = slices, problem_input.nodes
-        selectors = SelectorJudge(gates) if judge is None else judge.selectors.renewed()
+        selectors = Judge(selector_language(gates)) if judge is None else judge.selectors.renewed()
         if judge is not None and judge.offers is not devices.offers:
             selectors.forget_cuts()
         if (

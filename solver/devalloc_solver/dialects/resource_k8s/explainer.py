@@ -93,7 +93,7 @@ class ResourceClaimExplainer(Explainer):
     def drivers_of_class(self, request: Request) -> frozenset[str] | None:
         judge = request.spec.judge
         selectors = judge.classes[request.spec.subrequest.class_name].selectors
-        named = (judge.selectors.program(expression).drivers for expression in selectors)
+        named = (judge.selectors.predicate(expression).drivers for expression in selectors)
         return next((drivers for drivers in named if drivers is not None), None)
 
     def list_drivers(self) -> frozenset[str]:

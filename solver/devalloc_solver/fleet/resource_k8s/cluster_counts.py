@@ -26,7 +26,7 @@ from devalloc_solver.fleet.fleet_stats import DevicePosition, FleetStats
 from devalloc_solver.fleet.funnels import FleetFunnels, RefinedKinds, RejectedDevices
 from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, attribute_names
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 
 
@@ -79,7 +79,7 @@ class NamedDevices:
                 expressions.add(program.text)
                 labels.add(request.label)
                 nodes.update(places)
-                read |= index.kinds.varied & attribute_names(program)
+                read |= index.kinds.varied & (program.reads or frozenset())
         if len(nodes) > MAX_NODES:
             return None
         records = tuple(index.records[node] for node in nodes if node is not None)

@@ -9,8 +9,6 @@ from operator import itemgetter
 from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
-from devalloc.api.semver import SemVer
-from devalloc_solver.cel.kubernetes import Scalar
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NOTHING_RECORDED,
@@ -27,7 +25,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import cel_device
+from devalloc_solver.dialects.resource_k8s.selectors import cel_device, order_attribute
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, UnusualAttribute
 from devalloc_solver.problem import snapshot as core
 
@@ -47,21 +45,10 @@ MetProperties = dict[Hashable, DeviceProperties]
 """DeviceProperties by their content."""
 
 
-def order_attribute(name: str) -> str:
-    """The attribute under which the members of a list attribute stand in their order."""
-    return f"order of {name}"
-
-
 def published_device(device: core.Device) -> PublishedDevice:
     """The device itself; its index is that in the snapshot of its node."""
     assert isinstance(device.source, PublishedDevice)
     return device.source
-
-
-def cel_value(value: Any) -> Scalar:
-    """A single value of an attribute of the index as selectors see it."""
-    kind, plain = value
-    return SemVer(plain) if kind == "version" else plain
 
 
 def local_snapshot(

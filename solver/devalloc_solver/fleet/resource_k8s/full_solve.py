@@ -13,8 +13,9 @@ from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplain
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.pools import view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
@@ -38,7 +39,7 @@ class FullCluster:
     problem_input: ClusterInput
     devices: ClusterDevices
     policy: PlacementPolicy
-    selectors: SelectorJudge
+    selectors: Judge
     left_out: Mapping[str, str] = field(default_factory=dict)
     """see ``ClusterInput``"""
     is_stale: bool = False
@@ -52,12 +53,14 @@ class FullCluster:
     """claim and what it asks for -> why it gets nothing, as long as no claim gets or gives back anything"""
 
     @classmethod
-    def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
+    def of(cls, state: ClusterState, selectors: Judge | None) -> FullCluster:
         """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
         usage = usage_of(*state.allocations.values())
         slices = state.all_slices()
         devices = ClusterDevices.of(slices, view_cluster(slices, state.nodes), usage, state.gates)
-        shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
+        shared_selectors = (
+            Judge(selector_language(state.gates), state.index.allowance) if selectors is None else selectors
+        )
         full_cluster = cls(state.classes, devices, state.policy, shared_selectors, state.left_out)
         for key, tenant in state.allocations.items():
             full_cluster._add(key, tenant.priority, usage_of(tenant))

@@ -10,9 +10,6 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from devalloc_solver.cel.budget import BudgetExceeded
-from devalloc_solver.cel.kubernetes import CelDevice, Program
-from devalloc_solver.cel.kubernetes import DeviceField as CelRead
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
@@ -20,15 +17,15 @@ from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.selectors import order_attribute, selector_language
+from devalloc_solver.eligibility.judge import ExpressionError, Judge
+from devalloc_solver.eligibility.predicate import Predicate
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.device_properties import (
     RESERVED,
     DeviceProperties,
-    cel_value,
-    order_attribute,
     published_device,
 )
 from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
@@ -74,7 +71,7 @@ class ResourceClaimRules:
     problem_input: ClusterInput
     """only its classes count"""
     shared_devices: SharedDevices = field(default_factory=SharedDevices)
-    _selectors: SelectorJudge = field(init=False)
+    _selectors: Judge = field(init=False)
     _shape_facts: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
     _failed: dict[tuple[_ShapeFacts, int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
     """(shape, number of a request, node) -> devices of the node, as it was then, that could not be judged"""
@@ -87,7 +84,7 @@ class ResourceClaimRules:
         self._forget()
 
     def _forget(self) -> None:
-        self._selectors = SelectorJudge(self.gates, self.index.allowance)
+        self._selectors = Judge(selector_language(self.gates), self.index.allowance)
         self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
         self._of_kinds = self.judge_kinds(self.index.kinds.kinds)
         self._forget_shape_facts()
@@ -132,11 +129,10 @@ class ResourceClaimRules:
         """Whether any expression is too expensive on some device."""
         return self._selectors.is_spent
 
-    def is_strange(self, programs: Iterable[Program]) -> bool:
+    def is_strange(self, programs: Iterable[Predicate]) -> bool:
         """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
         return any(
-            self._selectors.is_exhausting(program.text)
-            or any(f"{read.domain}/{read.id}" in RESERVED for read in program.reads or ())
+            self._selectors.is_exhausting(program.text) or not RESERVED.isdisjoint(program.reads or ())
             for program in programs
         )
 
@@ -170,10 +166,10 @@ class ResourceClaimRules:
             return False
         return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
 
-    def programs(self, subrequest: SubRequest) -> list[Program]:
+    def programs(self, subrequest: SubRequest) -> list[Predicate]:
         """The expressions that a device must pass, in order."""
         texts = (*self.problem_input.classes[subrequest.class_name].selectors, *subrequest.selectors)
-        return [self._selectors.program(text) for text in texts]
+        return [self._selectors.predicate(text) for text in texts]
 
     # -- judges --------------------------------------------------------------------------------------------------------
 
@@ -231,45 +227,39 @@ class ResourceClaimRules:
 
     def passing(self, subrequest: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
         """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
-        domain, _, identifier = name.partition("/")
-        only = frozenset((CelRead("attribute", domain, identifier),))
-        programs = [program for program in self.programs(subrequest) if program.reads == only]
+        programs = [program for program in self.programs(subrequest) if program.only == name]
         if not programs or any(order_attribute(name) in kind.one.attributes for kind in self.index.kinds.kinds):
             return None
-
-        def passes(value: object) -> bool:
-            device = CelDevice("", {domain: {identifier: cel_value(value)}}, {}, False)
-            return all(self._selectors.matches(program.text, device) for program in programs)
-
+        left: Sequence[object] = [*values]
         try:
-            return [each for each in values if passes(each)]
-        except BudgetExceeded:
+            for program in programs:
+                left = self._selectors.passing(program.text, left)
+        except ExpressionError:
             return None
+        return left
 
     def drivers(self, subrequest: SubRequest) -> frozenset[str]:
         """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
         drivers = set()
         for kind in self.index.kinds.kinds:
             offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
-            applicable = [
-                p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(attribute_names(p))
-            ]
+            applicable = [p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(p.reads)]
             if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
                 drivers.add(kind.driver)
         return frozenset(drivers)
 
-    def is_of_kinds(self, program: Program) -> bool:
+    def is_of_kinds(self, program: Predicate) -> bool:
         """Whether an expression reads nothing that varies within kinds."""
-        return program.reads is not None and self.index.kinds.varied.isdisjoint(attribute_names(program))
+        return program.reads is not None and self.index.kinds.varied.isdisjoint(program.reads)
 
-    def places(self, program: Program) -> Collection[str | None] | None:
+    def places(self, program: Predicate) -> Collection[str | None] | None:
         """The only nodes that may have devices of which an expression is true, as it compares what varies within kinds
         with literals; None where it does not, or may fail on other devices of a kind rather than be false."""
         kinds, fewest = self.index.kinds, None
         if program.reads is None:
             return None
-        read = kinds.varied & attribute_names(program)
-        for name, values in _equalities(program):
+        read = kinds.varied & program.reads
+        for name, values in program.find_literals():
             if name not in read:
                 continue
             for kind in kinds.kinds:
@@ -340,19 +330,19 @@ class ResourceClaimRules:
                 kinds.add(kind.index)
         return kinds, nodes
 
-    def _may_fail(self, programs: Iterable[Program], kind: EqualDevices, nodes: set[str]) -> bool:
+    def _may_fail(self, programs: Iterable[Predicate], kind: EqualDevices, nodes: set[str]) -> bool:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
         for program in programs:
             open_operands = []
-            for number, operand in enumerate(program.operands or (program,)):
-                if operand.reads is None or not varied.isdisjoint(attribute_names(operand)):
+            for operand in program.operands:
+                if operand.reads is None or not varied.isdisjoint(operand.reads):
                     open_operands.append(operand)
                     continue
-                verdict = self._selectors.operand_verdict(program.text, number, offer)
+                verdict = self._selectors.operand_verdict(program.text, operand, offer)
                 if verdict is not True:
                     return verdict is not False
-            for name, values in _equalities(program) if open_operands else ():
+            for name, values in program.find_literals() if open_operands else ():
                 places = self.index.kinds.find(name, values) if name in varied else None
                 if places is not None and _has_type(kind, name, values):
                     # A device with another value is not selected, whatever the rest of the expression would say.
@@ -362,11 +352,11 @@ class ResourceClaimRules:
                 return True
         return False
 
-    def _are_texts(self, kind: EqualDevices, reads: Iterable[CelRead]) -> bool:
+    def _are_texts(self, kind: EqualDevices, names: Iterable[str]) -> bool:
         """Whether each device of a kind has these attributes, as one short string each, and all others are readable."""
         if _has_unreadable_attribute(kind):
             return False
-        for name in (f"{read.domain}/{read.id}" for read in reads):
+        for name in names:
             value = kind.one.attributes.get(name)
             if not isinstance(value, tuple) or value[0] != "string":
                 return False
@@ -396,12 +386,12 @@ class ResourceClaimQuery:
         for program in self.rules.programs(request.spec.subrequest):
             if program.reads is None:
                 return None
-            names |= attribute_names(program)
+            names |= program.reads
         return frozenset(names)
 
     def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
         for program in self.rules.programs(request.spec.subrequest):
-            yield from _equalities(program)
+            yield from program.find_literals()
 
     def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
         return self.rules.passing(request.spec.subrequest, name, values)
@@ -430,20 +420,6 @@ def _labels(requests: Iterable[Request]) -> set[str]:
 
 def is_broken(traits: Hashable) -> bool:
     return isinstance(traits, DeviceProperties) and traits.is_broken
-
-
-def attribute_names(program: Program) -> set[str]:
-    """The attributes that an expression reads; those of its lists also in their order."""
-    names = [f"{read.domain}/{read.id}" for read in program.reads or () if read.kind == "attribute"]
-    return {*names, *map(order_attribute, names)}
-
-
-_TYPES = {str: "string", int: "int", bool: "bool"}
-
-
-def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
-    for one in program.equalities:
-        yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
 
 
 def _has_unreadable_attribute(kind: EqualDevices) -> bool:

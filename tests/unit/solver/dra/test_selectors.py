@@ -11,9 +11,10 @@ from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.dialects.resource_k8s.selectors import MAX_EXHAUSTED, SelectorJudge
-from devalloc_solver.dra import AllocationError
-from tests.support.dra_builders import device, slice_
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
+from devalloc_solver.dra import AllocationError, allocate
+from devalloc_solver.eligibility.judge import MAX_EXHAUSTED, Judge
+from tests.support.dra_builders import claim, device, device_class, request, slice_
 
 
 def offers(*content: dict[str, Any]) -> list[PublishedDevice]:
@@ -26,9 +27,8 @@ def offers(*content: dict[str, Any]) -> list[PublishedDevice]:
 
 
 def verdicts(expression: str, *content: dict[str, Any]) -> list[bool | str]:
-    selectors = SelectorJudge(DEFAULT_GATES)
-    selectors.check(expression, "here")
-    return [selectors.verdict(expression, offer) for offer in offers(*content)]
+    judge = Judge(selector_language(DEFAULT_GATES))
+    return [judge.verdict(expression, offer) for offer in offers(*content)]
 
 
 VALUES: list[object] = [
@@ -96,7 +96,7 @@ def test_an_expression_that_is_too_expensive_is_given_up_after_a_few_devices() -
 
 def test_what_does_not_compile_says_where_it_stands() -> None:
     with pytest.raises(AllocationError, match=r"class x: selector #0: CEL compile error: .*; correct the expression"):
-        SelectorJudge(DEFAULT_GATES).check("1 +", "class x: selector #0")
+        allocate("n", [claim(request("r", class_name="x"))], [device_class("x", "1 +")], [slice_("s", [device("d")])])
 
 
 def test_names_with_and_without_domain_are_one_attribute_and_the_full_name_counts() -> None:
