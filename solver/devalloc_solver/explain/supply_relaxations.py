@@ -216,8 +216,8 @@ def _equal_candidates(question: FeasibilityQuestion, request: Request, usage: Us
 MAX_NODES = 8
 """Nodes that are tried besides the best answer, for one where less is to be taken away."""
 
-AcceptsDevice = Callable[[PlacementUnit], Callable[[Demand, Request, Device], bool]]
-"""Whether a request of a unit may take a device, given what both would be like; leaving aside what is in use."""
+AcceptsDevice = Callable[[Demand, Request, Device], bool]
+"""Whether a request takes a device, given what both would be like; leaving aside what is in use."""
 
 
 # -- pool resources and compatibility groups ---------------------------------------------------------------------------
@@ -381,11 +381,19 @@ def withheld_devices(snapshot: Snapshot) -> list[Device]:
     return [d for d in snapshot.devices if UNAVAILABLE in d.attributes or d.undefined is not None]
 
 
-def release_withheld(devices: Sequence[Device], accepts: AcceptsDevice) -> Relaxation | None:
-    """All of ``withheld_devices``, made available at once; narrowed to those that are needed. None: there are none."""
+def release_withheld(
+    devices: Sequence[Device], meant: Callable[[PlacementUnit], AcceptsDevice], accepts: AcceptsDevice
+) -> Relaxation | None:
+    """All of ``withheld_devices``, made available at once; narrowed to those that are needed. None: there are none.
+
+    ``meant``: which of them requests of a unit are to get. Those that are needed go to any request that ``accepts``
+    them: else another edit would seem to be needed, too.
+    """
     if not devices:
         return None
-    offered = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_usable_device)
+
+    def offered(question: FeasibilityQuestion) -> FeasibilityQuestion:
+        return _with_devices_offered(question, devices, meant(question.unit), _usable_device)
 
     def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         question = relaxed([])
@@ -408,11 +416,9 @@ def _with_devices_offered(
     """The question with these devices changed, and on offer to requests that would take them then."""
     free = {d.index: change(question.snapshot.devices[d.index]) for d in devices}
 
-    would_take = accepts(question.unit)
-
     def offer(demand: Demand, request: Request) -> Request:
         others = ((i, d) for i, d in free.items() if i not in request.candidates.accepted)
-        added = {i: None for i, d in others if would_take(demand, request, d)}
+        added = {i: None for i, d in others if accepts(demand, request, d)}
         if not added:
             return request
         return replace(

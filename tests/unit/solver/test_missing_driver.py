@@ -79,6 +79,17 @@ def test_nor_is_it_in_a_claim_whose_classes_are_of_both_drivers(gpus: int) -> No
         assert not any(str(blocker.get("device")).startswith("nic") for blocker in answer["blockers"])
 
 
+def test_a_class_stays_whose_withheld_device_would_do_beside_another_change() -> None:
+    """The one of the first request is to change, and then the second one needs nothing but its device."""
+    cards = [device("x", attributes={**RESERVED, "model": "x"}), device("y", attributes={"model": "y"})]
+    only_x = device_class("nic", driver="nic.devalloc.io", constraints="device.model == 'x'")
+    documents = [GPU, only_x, pool("nics", node="vm", driver="nic.devalloc.io", devices=cards)]
+
+    for answer in answers(*documents, claim("c", wants("gpu", 1), wants("nic", 1))):
+        named = [blocker.get("deviceClass", blocker.get("device")) for blocker in answer["blockers"]]
+        assert named == ["gpu", "x"]
+
+
 def test_a_pool_of_the_driver_that_is_left_out_is_named_with_its_error() -> None:
     twice = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0"), device("gpu-0")])
     why = "DevicePool gpus is left out (spec.devices[1].name: is not unique: entry [0] already has 'gpu-0')"

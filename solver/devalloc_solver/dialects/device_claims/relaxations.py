@@ -188,15 +188,18 @@ class DeviceClaimRelaxations(UnitRelaxations):
 
     def withheld(self) -> list[Relaxation]:
         """Devices that are withheld and would do (S6a, S12)."""
-        edit = supply_relaxations.release_withheld(self.held_back, self._accepts)
+        edit = supply_relaxations.release_withheld(self.held_back, self._meant, self._accepts)
         return [] if edit is None else [edit]
 
     def schedulability_edits(self, snapshot: Snapshot) -> Mapping[str, Relaxation]:
         """Nodes that get nothing new, and what makes each schedulable."""
         return supply_relaxations.make_schedulable(snapshot, self.held_back, self._accepts)
 
-    def _accepts(self, unit: PlacementUnit) -> Callable[[Demand, Request, Device], bool]:
-        """Whether a request of the unit, as it is changed by now, would take a device that is withheld.
+    def _accepts(self, demand: Demand, request: Request, device: Device) -> bool:
+        return self.eligibility.accepts(request.spec, device, request.candidates.left_out)
+
+    def _meant(self, unit: PlacementUnit) -> Callable[[Demand, Request, Device], bool]:
+        """Whether a request of the unit, as it is changed by now, is to get a device that is withheld.
 
         None takes one of another driver than its classes name; and where a request is to have devices of another class,
         none takes one of other drivers than that request named: it would only fill the place of what that one takes.
@@ -212,13 +215,13 @@ class DeviceClaimRelaxations(UnitRelaxations):
         ]
         meant = frozenset[str]().union(*changed) if changed else None
 
-        def accepts(demand: Demand, request: Request, device: Device) -> bool:
+        def is_meant(demand: Demand, request: Request, device: Device) -> bool:
             driver, named = pools[device.pool].driver, self.drivers.get((demand.key, request.label))
             if (named is not None and driver not in named) or (meant is not None and driver not in meant):
                 return False
-            return self.eligibility.accepts(request.spec, device, request.candidates.left_out)
+            return self._accepts(demand, request, device)
 
-        return accepts
+        return is_meant
 
     def shared(self) -> list[Relaxation]:
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
