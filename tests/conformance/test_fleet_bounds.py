@@ -27,7 +27,6 @@ from devalloc_solver.fleet import (
 from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, rules
 from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
-from devalloc_solver.fleet.resource_k8s import full_solve
 from devalloc_solver.fleet.resource_k8s import rules as resource_rules
 from tests.support import dra_builders as dra
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -221,11 +220,9 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (resource_rules, "MAX_FAILURES", 20),
         (resource_explainer, "MAX_VERDICTS", 4),
         (resource_explainer, "MAX_COUNTS", 4),
-        (full_solve, "MAX_VERDICTS", 4),
         (cluster_devices, "MAX_VERDICTS", 4),
         (cluster_devices, "MAX_SNAPSHOTS", 2),
         (judge, "MAX_EXPRESSIONS", 8),
-        (full_solve, "MAX_EXPLANATIONS", 8),
         (resource_results, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_VERDICTS", 20),
         (resource_results, "MAX_DEVICES", 20),

@@ -19,8 +19,9 @@ from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
+from devalloc_solver.fleet.subset import WholeFleet
 from devalloc_solver.problem.placement_policy import policy_named
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
 from tests.support.dra_random_pools import Manifest
@@ -165,10 +166,11 @@ def is_right(state: list[Manifest], answer: dict[str, Any]) -> bool:
 
 def comparable_state(state: ClusterState) -> dict[str, object]:
     """What is kept of a state, in a form that does not depend on how it came about."""
-    index = state.index
+    index, broken = state.index, state.rules.broken
+    network = () if index.network is None else index.network.snapshot.devices
     uses = {
-        (record.name, pool.name, pool.devices[position].name): use.sharing or "whole"
-        for record in index.records.values()
+        (record.name, pool.name, pool.devices[position].name, pool.devices[position].reach): use.sharing or "whole"
+        for record in (*index.records.values(), *([index.network] if index.network else []))
         for pool, in_use in zip(record.snapshot.pools, record.uses, strict=True)
         for position, use in in_use.items()
     }
@@ -184,8 +186,8 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
         },
         "holders": {key: (t.priority, usage_of(t).whole, usage_of(t).shared) for key, t in state.allocations.items()},
         "shares": state.share_ids,
-        "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
-        "broken": state.rules.shared_devices.broken,
+        "network": [(published_device(one).id, one.reach, one.draws, one.attributes) for one in network],
+        "broken": broken,
         "checked": (
             state.checker._held.whole,
             state.checker._held.shared,
@@ -201,20 +203,20 @@ def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatc
         monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 3)
         monkeypatch.setattr(equal_devices, "NODE_KINDS", 2)
     missed: list[bool] = []
-    by_index, by_world = PlaceFinder.find, FullCluster.find
+    by_index, by_whole = PlaceFinder.find, WholeFleet.place
 
     def find(self: PlaceFinder, *args: Any) -> object:
         placing = by_index(self, *args)
         missed.append(placing is None)
         return placing
 
-    def find_anywhere(self: FullCluster, *args: Any) -> object:
-        placing = by_world(self, *args)
+    def find_anywhere(self: WholeFleet[Any], *args: Any) -> object:
+        placing = by_whole(self, *args)
         assert placing is None or missed != [True], "the index finds no place, and there is one"
         return placing
 
     monkeypatch.setattr(PlaceFinder, "find", find)
-    monkeypatch.setattr(FullCluster, "find", find_anywhere)
+    monkeypatch.setattr(WholeFleet, "place", find_anywhere)
     machine = Machine(seed)
     for _ in range(STEPS):
         missed.clear()

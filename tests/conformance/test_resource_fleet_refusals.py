@@ -12,7 +12,8 @@ from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.resource_k8s import explainer
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
+from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.dra_builders import claim, counter_slice, device, device_class, first_of, request, slice_
 from tests.support.examples import IS_FUZZ
@@ -177,13 +178,13 @@ NAMED = [
 def whole_cluster_asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementUnit]:
     """Filled in with what the whole cluster is asked."""
     asked_of_all: list[PlacementUnit] = []
-    explain = FullCluster.explain
+    explain = ClusterExplainer.explain_on_whole
 
-    def explain_all(world: FullCluster, unit: PlacementUnit) -> dict[str, Any]:
+    def explain_all(explainer: ClusterExplainer, unit: PlacementUnit) -> ClaimAnswer:
         asked_of_all.append(unit)
-        return explain(world, unit)
+        return explain(explainer, unit)
 
-    monkeypatch.setattr(FullCluster, "explain", explain_all)
+    monkeypatch.setattr(ClusterExplainer, "explain_on_whole", explain_all)
     return asked_of_all
 
 

@@ -11,6 +11,7 @@
 - ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; the best node of each class, caught up
   from what changed
 - ``fleet_stats``, ``funnels``: the numbers of the whole fleet, and what they say of a request
+- ``subset``: some nodes, or all of them, as a problem of its own
 - ``explanation_nodes``: the few nodes that explain a refusal
 - ``unique_attribute_search``: claims that read attributes unique to a device
 """

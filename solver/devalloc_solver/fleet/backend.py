@@ -121,10 +121,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     def gains(self) -> Gains:
         """What has become free or new since this was last asked."""
-        index = self._state.index
+        index, (edition, names) = self._state.index, self._edition()
         kinds, index.gained = frozenset(index.gained), set()
         lost, index.lost = frozenset(index.lost), set()
-        edition, names = self._edition()
         return Gains((index.kinds, *edition), names, kinds, lost, [kind.driver for kind in index.kinds.kinds])
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from devalloc_solver.fleet.fleet_stats import FleetStats, PoolOrder
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key
-from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber, with_index
+from devalloc_solver.fleet.subset import FleetSubset, JudgeT, make_subset
+from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_ANSWERS = 1_000
 """Answers remembered; when there are more, all is forgotten that was found out for them."""
@@ -22,19 +21,6 @@ MAX_KINDS = 64
 
 RulesT = TypeVar("RulesT")
 AnswerT = TypeVar("AnswerT")
-JudgeT = TypeVar("JudgeT")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetSubset(Generic[JudgeT]):
-    """Some nodes as a problem of its own."""
-
-    snapshot: Snapshot
-    places: Mapping[str | None, Sequence[int]]
-    """node (None: the network) -> the index here of each device of its own snapshot"""
-    kinds: Sequence[int]
-    """the kind of each device, but of the last ones, which are of no node of the index"""
-    judge: JudgeT
 
 
 class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
@@ -92,31 +78,9 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
         if subset is None or self._is_spent(subset.judge):
             if len(self._subsets) >= MAX_SUBSETS:
                 del self._subsets[next(iter(self._subsets))]
-            subset = self._make_subset(records)
+            subset = make_subset(self.stats, records, self._judge)
         self._subsets[records] = subset
         return subset
-
-    def _make_subset(self, records: tuple[NodeRecord, ...]) -> FleetSubset[JudgeT]:
-        pools = [
-            (record, number) for record, number in self.stats.pools(records) if record.snapshot.pools[number].devices
-        ]
-        renumbered = renumber(record.snapshot.pools[number] for record, number in pools)
-        places = {record.name: [0] * len(record.snapshot.devices) for record in records}
-        kinds: list[int] = []
-        for record, number in pools:
-            own_places = places[record.name]
-            for device in record.snapshot.pools[number].devices:
-                own_places[device.index] = len(kinds)
-                kinds.append(record.kinds[device.index].index)
-        for pool in self._others():
-            devices = [with_index(device, len(kinds) + device.index, len(renumbered)) for device in pool.devices]
-            renumbered.append(replace(pool, index=len(renumbered), devices=tuple(devices)))
-        snapshot = join_pools(renumbered, [record.name for record in records if record.name is not None])
-        return FleetSubset(snapshot, places, kinds, self._judge(snapshot))
-
-    def _others(self) -> Sequence[Pool]:
-        """Pools that are of no node of the index; their devices are numbered from 0."""
-        return ()
 
     def _is_spent(self, judge: JudgeT) -> bool:
         """Whether a judge remembers too much, and another is to be made."""
@@ -125,20 +89,3 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
     @abstractmethod
     def _judge(self, snapshot: Snapshot) -> JudgeT:
         """Who judges the devices of some nodes."""
-
-    def _allocations(
-        self, subset: FleetSubset[JudgeT], others: Iterable[tuple[Key, Sequence[AllocatedDevice]]] = ()
-    ) -> list[Holding]:
-        """What claims hold of a subset, by name of the claim; ``others``: what they hold that is not in the index."""
-        places = subset.places
-        held = {key: [*items] for key, items in others}
-        for key in self.holders.on_nodes(places):
-            items = self.index.held[key]
-            held.setdefault(key, []).extend(
-                AllocatedDevice(places[n][d], amounts) for n, d, amounts in items if n in places
-            )
-        by_claim = self.holders.by_claim
-        return [
-            Holding(key, by_claim[key].priority, tuple(sorted(items, key=lambda one: one.device)))
-            for key, items in sorted(held.items())
-        ]

@@ -359,12 +359,13 @@ class FleetStats:
         return ranked_users(users)
 
     def sizes(self) -> Mapping[int, int]:
-        """kind -> devices; ghosts are none"""
+        """kind -> devices, of those that some node reaches; ghosts are none"""
         if self._sizes[0] != self.layout:
             sizes: dict[int, int] = defaultdict(int)
             for state, count in self.states():
                 for kind, size in zip(state.kind.kinds, state.kind.sizes, strict=True):
-                    sizes[kind.index] += size * count if kind.one.ghost is None else 0
+                    is_there = kind.one.ghost is None and kind.one.reach != _NOWHERE
+                    sizes[kind.index] += size * count if is_there else 0
             self._sizes = self.layout, dict(sizes)
         return self._sizes[1]
 
@@ -507,6 +508,7 @@ def ranked_users(users: Mapping[Key, int]) -> tuple[tuple[Key, int], ...]:
 
 
 _UNNAMED: tuple[Key, int] = (("", ""), 0)
+_NOWHERE: frozenset[str] = frozenset()
 
 
 def _devices_with_room(request: Request, state: PoolState, kinds: Collection[int]) -> int:

@@ -86,10 +86,6 @@ class FleetFunnels(ABC):
     def order(self, step: RejectedDevices) -> tuple[object, ...]:
         """Steps are in the order of these."""
 
-    def others(self) -> int:
-        """Devices that are of no part, which drop out too."""
-        return 0
-
     def make(self, request: Request) -> Funnel:
         if request.label not in self._judged:
             self._judged[request.label] = self._judge(request)
@@ -100,7 +96,7 @@ class FleetFunnels(ABC):
         taken = 0 if is_admin else self.parts.taken(request, accepted)
         holders = cache(lambda: self.parts.holders_for(request, accepted) if taken else ())
         excluded = 0 if is_admin else self.parts.excluded(accepted)
-        total, free = sum(sizes.values()) + self.others(), matching - taken - excluded
+        total, free = sum(sizes.values()), matching - taken - excluded
         return Funnel(request, total, steps, matching, holders, taken, excluded, free)
 
     def _judge(self, request: Request) -> tuple[set[int], tuple[Step, ...]]:

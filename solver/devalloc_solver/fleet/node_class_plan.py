@@ -26,6 +26,10 @@ class ClaimQuery(Protocol):
     def shape(self) -> Hashable:
         """Equal for equal requests: equal shapes share what the search learned about nodes."""
 
+    @property
+    def takes_network(self) -> bool:
+        """Whether devices of the network may be among its candidates."""
+
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """The unit, without pin, in terms of a snapshot. This is called often, so implementations cache verdicts."""
 

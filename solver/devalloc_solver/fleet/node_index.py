@@ -438,12 +438,12 @@ class Holders:
     """The claims that hold anything. Of nodes and pools that no claim holds anything of, nothing is kept."""
 
     def __init__(self, index: NodeIndex) -> None:
-        self._index = index
+        self.index = index
         self.by_claim: dict[Key, HeldDevices] = {}
         self.on_node: dict[str | None, set[Key]] = {}
         """node (None: the network) -> claims that hold any of its own devices"""
         self.scattered: set[Key] = set()
-        """claims that hold devices of several nodes"""
+        """claims that hold devices of several nodes; the network is none"""
         self._by_pool: dict[Hashable, set[Key]] = {}
         """pool -> claims that hold any of it, but for those that have had all they hold in the index since ``grant``"""
 
@@ -469,10 +469,10 @@ class Holders:
     @contextmanager
     def no_gain_if_unchanged(self, key: Key) -> Iterator[None]:
         """Read a claim anew: if it holds the same then, nothing has become free."""
-        held, gained = self.by_claim.get(key), {*self._index.gained}
+        held, gained = self.by_claim.get(key), {*self.index.gained}
         yield
         if self.by_claim.get(key) == held:
-            self._index.gained = gained
+            self.index.gained = gained
 
     def put(self, key: Key, items: Sequence[HeldItem]) -> None:
         """These are devices of the index that a claim holds; there are none of it yet."""
@@ -481,14 +481,14 @@ class Holders:
         self._hold(key, items)
 
     def _hold(self, key: Key, items: Sequence[HeldItem]) -> None:
-        self._index.hold(key, items)
+        self.index.hold(key, items)
         if len(items) == 1:
             _add(self.on_node, items[0][0], key)
             return
         nodes = {item[0] for item in items}
         for node in nodes:
             _add(self.on_node, node, key)
-        if len(nodes) > 1:
+        if len(nodes - {None}) > 1:
             self.scattered.add(key)
 
     def lift(self, key: Key) -> None:
@@ -496,14 +496,14 @@ class Holders:
         self._lift(key, for_good=False)
 
     def _lift(self, key: Key, *, for_good: bool) -> None:
-        items = self._index.free(key, for_good=for_good)
+        items = self.index.free(key, for_good=for_good)
         if len(items) == 1:
             _discard(self.on_node, items[0][0], key)
             return
         nodes = {item[0] for item in items}
         for node in nodes:
             _discard(self.on_node, node, key)
-        if len(nodes) > 1:
+        if len(nodes - {None}) > 1:
             self.scattered.discard(key)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:

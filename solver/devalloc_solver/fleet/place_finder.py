@@ -60,7 +60,7 @@ class PlaceFinder:
             self._sample = index.kinds.sample()
         unit = query.unit_on(self._sample)
         (demand,) = unit.demands
-        network = index.network.kinds if index.network is not None else ()
+        network = index.network.kinds if index.network is not None and query.takes_network else ()
         reaching = any(kind.one.reach is not None for kind in network)
         values = {
             *demand.match,

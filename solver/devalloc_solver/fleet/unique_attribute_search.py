@@ -88,6 +88,15 @@ class UniqueAttributeSearch:
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
 
+    @property
+    def network(self) -> NodeRecord | None:
+        """The network, if the claim may take devices of it."""
+        return self.index.network if self.query.takes_network else None
+
+    @property
+    def _network_version(self) -> int:
+        return self.index.network_version if self.query.takes_network else 0
+
     def best(self) -> tuple[NodeRecord, BestOnNode] | None:
         """The first node in natural order among those with the best score, and what to take there."""
         self._catch_up()
@@ -112,8 +121,8 @@ class UniqueAttributeSearch:
     def on(self, record: NodeRecord) -> BestOnNode | None:
         """What to take on one node."""
         cached = self._best_on.get(record.name)
-        if cached is None or cached[:2] != (record.version, self.index.network_version):
-            cached = record.version, self.index.network_version, self._solve(record)
+        if cached is None or cached[:2] != (record.version, self._network_version):
+            cached = record.version, self._network_version, self._solve(record)
             self._best_on[record.name] = cached
         return cached[2]
 
@@ -121,7 +130,7 @@ class UniqueAttributeSearch:
 
     def _catch_up(self) -> None:
         index = self.index
-        edition = index.kinds.edition, index.network_version
+        edition = index.kinds.edition, self._network_version
         if edition != self.edition or self.seen < index.touched.start:
             self._look()
         else:
@@ -166,7 +175,7 @@ class UniqueAttributeSearch:
         for detail in self._sides:
             named: set[str | None] = set()
             for side in detail:
-                if side.nodes is None or None in side.nodes:
+                if side.nodes is None or (None in side.nodes and self.network is not None):
                     break  # the network's devices are reached from every node
                 named.update(side.nodes)
             else:
@@ -208,7 +217,7 @@ class UniqueAttributeSearch:
         pools = self._find_fewest(node.kind, sides)
         shares = sum(request.mode is AllocationMode.SHARE for request in requests)
         score = PlacementScore(alternatives_of(requests), pools, devices, shares)
-        if self.index.network is not None:
+        if self.network is not None:
             return score
         policy = self.index.policy
         if policy.weighs_loads:
@@ -241,7 +250,7 @@ class UniqueAttributeSearch:
 
     def _has_devices(self, side: _RequestNodes, node: NodeClass) -> bool:
         """Whether enough devices of its drivers are there, and free where that matters."""
-        if self.index.network is not None:
+        if self.network is not None:
             return True
         left = side.least
         for state in node.states:
@@ -252,7 +261,7 @@ class UniqueAttributeSearch:
         return False
 
     def _find_fewest(self, kind: NodeKind, sides: Sequence[_RequestNodes]) -> int:
-        if self.index.network is not None:
+        if self.network is not None:
             return 1
         needs = []
         for side in sides:
@@ -289,7 +298,7 @@ class UniqueAttributeSearch:
             passing = self.query.passing(request, name, [value for value in met if not isinstance(value, type)])
             if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 node_counts.append(kinds.find(name, passing))
-        if least > 1 and self.index.network is None:
+        if least > 1 and self.network is None:
             node_counts += [kinds.repeats(name) for name in dict.fromkeys((*self.demand.match, *request.match))]
         nodes: NodeBounds | None = None
         for each in node_counts:
@@ -302,7 +311,7 @@ class UniqueAttributeSearch:
 
     def _solve(self, record: NodeRecord) -> BestOnNode | None:
         index = self.index
-        best = place_exactly(record, index.network, self._unit_on, index.policy, index.search_deadline)
+        best = place_exactly(record, self.network, self._unit_on, index.policy, index.search_deadline)
         if best is None:
             return None
         score, taken = best
@@ -316,7 +325,7 @@ class UniqueAttributeSearch:
             )
             for owner, device, entry in taken
         ]
-        return BestOnNode(score, tuple(given), local=any(owner is not index.network for owner, _, _ in taken))
+        return BestOnNode(score, tuple(given), local=any(owner is not self.network for owner, _, _ in taken))
 
     def _unit_on(self, snapshot: Snapshot) -> PlacementUnit | None:
         unit = self.query.unit_on(snapshot)

@@ -16,7 +16,7 @@ from devalloc_solver.explain.funnel import FunnelCounter
 from devalloc_solver.fleet.funnels import RefinedKinds
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterFunnels
-from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from tests.support import dra_builders
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -225,7 +225,7 @@ def test_what_is_excluded_is_the_same_warm_as_cold(
     selector: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = _calls(monkeypatch, ClusterFunnels, "make")
-    asked_of_all = _calls(monkeypatch, FullCluster, "explain")
+    asked_of_all = _calls(monkeypatch, ClusterExplainer, "explain_on_whole")
     documents, wanted = _slices(), _asks("x", count, selector)
     fleet = ResourceClaimFleet.from_manifests(documents)
 

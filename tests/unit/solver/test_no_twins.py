@@ -30,6 +30,7 @@ GONE = {
     "what claims hold": ("recover_allocation",),
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
     "the judge of expressions": ("SelectorJudge",),
+    "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
 }
 """idea -> files and folders of the solver, and names in it and in the controller"""
 

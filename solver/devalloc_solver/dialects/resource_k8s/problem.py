@@ -64,7 +64,7 @@ class ResourceClaimDialect:
         offers, gates = self.devices.offers, self.devices.gates
         for placement in sorted(placements, key=lambda p: p.demand.key):
             given = devices_of_placement(placement.entries, offers)
-            node = node_of_placement(placement, self.devices)
+            node = node_of_placement(placement, offers, self.devices.seen.nodes)
             result = make_result(placement.demand.claim.claim, given, classes, node, gates, shares)
             yield placed_answer(placement, result, offers, gates)
 
@@ -75,7 +75,8 @@ class ResourceClaimDialect:
         for placement in placements:
             key = placement.demand.key
             checker.hold(key, results[key], NO_RECORDS)
-            by_node[node_of_placement(placement, self.devices)].append(key)
+            node = node_of_placement(placement, self.devices.offers, self.devices.seen.nodes)
+            by_node[node].append(key)
         violations = [
             violation
             for node, keys in sorted(by_node.items())
@@ -211,14 +212,13 @@ def _pool_problems(seen: ClusterView) -> Iterator[Problem]:
         yield Problem(message, kind="ResourceSlice", severity="warning")
 
 
-def node_of_placement(placement: Placement, devices: ClusterDevices) -> str:
-    """The node of a placement, or one that reaches all of its devices."""
+def node_of_placement(placement: Placement, offers: Sequence[PublishedDevice], nodes: Iterable[str]) -> str:
+    """The node of a placement, or one that reaches all of its devices; of no devices, the first of all nodes."""
     if placement.node is not None:
         return placement.node
-    offers = devices.offers
     reached = [offers[entry.device.index].nodes for entry in placement.entries]
     if not reached:
-        return next(iter(devices.seen.nodes), "")
+        return next(iter(nodes), "")
     names = sorted(frozenset.intersection(*reached))
     return next((name for name in names if _has_all_devices(placement, offers, name)), names[0])
 

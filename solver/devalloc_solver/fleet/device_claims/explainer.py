@@ -30,6 +30,7 @@ from devalloc_solver.fleet.node_index import Holders
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.subset import allocations_on
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.problem.answer import ClaimAnswer
@@ -218,7 +219,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         if fleet is not None and self.index.network is not None:
             records = [self.stats.record(NETWORK), *records]
         subset = self._subset(tuple(records))
-        allocations, ends = self._allocations(subset), self.index.allowance.until
+        allocations, ends = allocations_on(self.holders, subset.places), self.index.allowance.until
         totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
         unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)

@@ -45,9 +45,10 @@ def part_for(state: DeviceFleetState, claims: Sequence[ClaimRecord]) -> ProblemI
     if nodes is None or len(nodes) > MAX_NODES:
         return None
     names = {record.name for record in nodes}
+    on_network = state.holders.on_nodes([None])
     held: list[DeviceClaim] = []
     for key in sorted(state.holders.on_nodes(names)):
-        if key in state.holders.scattered or (holder := state.holder(key)) is None:
+        if key in state.holders.scattered or key in on_network or (holder := state.holder(key)) is None:
             return None
         held.append(holder)
     pools: list[DevicePool] = []

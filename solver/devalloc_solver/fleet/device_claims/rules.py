@@ -119,6 +119,10 @@ class DeviceClaimQuery(NamedTuple):
     shape: object
     rules: DeviceClaimRules
 
+    @property
+    def takes_network(self) -> bool:
+        return True
+
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         return PlacementUnit((self.demand(self.rules.on(snapshot)),), None, None)
 

@@ -15,7 +15,7 @@ from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
-from devalloc_solver.deadline import CHECK_SECONDS, Call
+from devalloc_solver.deadline import CHECK_SECONDS, Call, seconds_left
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
@@ -58,9 +58,8 @@ from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
-from devalloc_solver.fleet.resource_k8s.device_properties import published_device
+from devalloc_solver.fleet.resource_k8s.device_properties import RESERVED, published_device
 from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
-from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
 from devalloc_solver.fleet.waiting import Prospects
@@ -85,8 +84,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
         self._cache = ClusterCache()
-        self._full_cluster: FullCluster | None = None
-        """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
     def from_manifests(cls, documents: Iterable[Manifest], *, policy: PlacementPolicy = PACK) -> ResourceClaimFleet:
@@ -134,7 +131,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                     return deepcopy(answer_dict(refused))
         except (AllocationError, BudgetExceeded):
             pass  # of one device or the other: the whole cluster is asked, and says of which
-        return self._ask_world(read, claim)
+        return self._place_on_whole(read, claim)
 
     # -- claims that wait ----------------------------------------------------------------------------------------------
 
@@ -208,8 +205,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         full = ("ResourceClaim", *key)
         held = [one for one in self._state.objects[full] if is_allocated(one)]
         self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
-        if self._full_cluster is not None:
-            self._full_cluster.free(key)
 
     def _metadata_of(self, name: Name) -> Mapping[str, Any]:
         metadata = next((one.get("metadata") for one in self._state.objects.get(name, ())), None)
@@ -223,7 +218,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
         document, state = as_v1(document), self._state
-        self._change(name, [document])
+        state.replace(name, [document])
         resource_slice = None if name in state.tainted else state.slices.get(name)
         read = {} if resource_slice is None else {id(document): resource_slice}
         problem_input = read_documents([document], self._gates, read, state.checked)
@@ -232,19 +227,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     def _remove(self, name: Name) -> bool:
         is_there = name in self._state.objects
         if is_there:
-            self._change(name, [])
+            self._state.replace(name, [])
         return is_there
-
-    def _change(self, name: Name, documents: list[Manifest]) -> None:
-        state, key = self._state, (name[1], name[2])
-        is_more, full_cluster = state.replace(name, documents), self._full_cluster
-        if full_cluster is None:
-            return
-        full_cluster.is_stale = full_cluster.is_stale or is_more
-        if name[0] == "ResourceClaim":
-            full_cluster.free(key)
-            if key in state.allocations:
-                full_cluster.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, MAPPINGS) or claim.get("kind") != "ResourceClaim":
@@ -338,34 +322,30 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             state.hold(key, priority_of(claim), result, records)
         else:
             state.grant(key, *granted, result, records)
-        if self._full_cluster is not None:
-            self._full_cluster.hold(key, state.allocations[key])
 
     # -- one claim by the whole cluster --------------------------------------------------------------------------------
 
-    def _get_full_cluster(self) -> FullCluster:
-        if self._full_cluster is None or self._full_cluster.is_stale:
-            selectors = None if self._full_cluster is None else self._full_cluster.selectors
-            self._full_cluster = None  # there is no room for two
-            self._full_cluster = FullCluster.of(self._state, selectors)
-        return self._full_cluster
-
     @gc_paused()
-    def _ask_world(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
-        full_cluster, state = self._get_full_cluster(), self._state
+    def _place_on_whole(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
+        """The answer for a claim that the index has no words for, or cannot explain."""
+        if any(one.attribute in RESERVED for one in claim.constraints):  # which mean something to the index
+            answers = self.allocate_all([read.manifest], seconds_left(self._state.index.allowance.until))["claims"]
+            return next(one for one in answers if (one["namespace"], one["name"]) == claim.key)
+        state, explainer = self._state, self._refusals
         state.index.allowance.begin_again()
-        unit = full_cluster.unit(claim)
+        unit = explainer.whole_unit(claim)
         if isinstance(unit, RejectedClaim):
             return answer_dict(unit.answer())
-        placement = full_cluster.find(unit)
+        whole = explainer.whole()
+        placement = whole.place(unit, state.policy, state.index.allowance.until)
         if placement is None:
-            return deepcopy(answer_dict(full_cluster.explain(unit)))
-        devices = full_cluster.devices
-        given = devices_of_placement(placement.entries, devices.offers)
-        node = node_of_placement(placement, devices)
+            return deepcopy(answer_dict(explainer.explain_on_whole(unit)))
+        offers = whole.subset.judge.offers
+        given = devices_of_placement(placement.entries, offers)
+        node = node_of_placement(placement, offers, state.all_nodes())
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        answer = placed_answer(placement, _deep_copy(result), devices.offers, self._gates)
+        answer = placed_answer(placement, _deep_copy(result), offers, self._gates)
         self._keep(read, claim, result, None, answer.annotations, records_of_claim(answer.annotations))
         return answer.to_dict()
 

@@ -15,10 +15,8 @@ from devalloc.api.findings import Rule
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
-    find_attribute,
 )
-from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
-from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter
+from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
@@ -102,22 +100,11 @@ class NamedDevices:
         return None if any(map(any, present)) else False
 
 
-def all_texts(
-    kinds: EqualDevicesIndex, shared_devices: Sequence[PublishedDevice], name: str, _: object
-) -> Collection[object] | None:
+def all_texts(kinds: EqualDevicesIndex, name: str, _: object) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
     own = (str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
     texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # all texts differ: a fleet has one for each device
-    for attribute in (find_attribute(offer, name) for offer in shared_devices):
-        if isinstance(attribute, UnusualAttribute):
-            texts |= dict.fromkeys(map(str, attribute.values if attribute.kind == "string" else ()))
-        elif attribute is not None and attribute[0] == "string":
-            texts[attribute[1]] = None
     return texts if len(texts) <= MAX_VALUES else None
-
-
-COMMON = -1
-"""Stands for the index of a device that is one of the commons; its rank is its number among them."""
 
 
 @dataclass(slots=True)
@@ -128,10 +115,6 @@ class ResourceClaimFunnels(FleetFunnels):
     choices: Mapping[str, RequestCandidates]
     """label of a request -> what it may take of one device of each part"""
 
-    @property
-    def commons(self) -> Sequence[PublishedDevice]:
-        return self.query.rules.shared_devices.offers
-
     def judge(self, request: Request) -> tuple[set[int], Iterable[RejectedDevices]]:
         choice, sizes = self.choices[request.label], self.parts.sizes()
         rejected = [
@@ -140,19 +123,7 @@ class ResourceClaimFunnels(FleetFunnels):
             for part, _ in some
             if sizes.get(part)
         ]
-        shared = self.query.rules.judge_shared_devices(self.query.claim, choice.subrequest)
-        numbers = {offer.index: number for number, offer in enumerate(self.commons)}
-        for by, some in shared.rejected.items():
-            firsts = [self._common(numbers[index]) for index, _ in some[:SHOWN]]
-            rejected.append(RejectedDevices(0, by, len(some), firsts, (firsts[0], COMMON)))
         return {part for part in choice.candidates().accepted if sizes.get(part)}, rejected
-
-    def _common(self, number: int) -> DevicePosition:
-        pool = self.commons[number].pool
-        return DevicePosition((pool.has_binding_conditions, pool.driver, pool.title), number, COMMON)
-
-    def others(self) -> int:
-        return len(self.commons)
 
     def order(self, step: RejectedDevices) -> tuple[object, ...]:
         return step.firsts, step.rule
@@ -166,7 +137,7 @@ class ResourceClaimFunnels(FleetFunnels):
         return self._offer(position).title
 
     def _offer(self, position: DevicePosition) -> PublishedDevice:
-        return self.commons[position.rank] if position.device == COMMON else published_device(self.device(position))
+        return published_device(self.device(position))
 
 
 @dataclass(slots=True, eq=False)
@@ -249,7 +220,7 @@ class ClusterCounts:
     def selection(self, unit: PlacementUnit, kinds: Sequence[int]) -> NodeSelection | None:
         """Selects nodes for what a unit may take of the whole cluster; None if it takes any in shares.
 
-        ``kinds``: of the devices that the unit's requests may take, but of the commons, which are the last ones.
+        ``kinds``: of the devices that the unit's requests may take.
         """
         (demand,) = unit.demands
         if any(request.portions for request in demand.requests):
@@ -260,7 +231,7 @@ class ClusterCounts:
 
 def _on_kinds(request: Request, kinds: Sequence[int]) -> Request:
     """The request in terms of the kinds of its candidates."""
-    accepted = dict.fromkeys((kinds[index] for index in request.candidates.accepted if index < len(kinds)), None)
+    accepted = dict.fromkeys((kinds[index] for index in request.candidates.accepted), None)
     return replace(request, candidates=Candidates(accepted, ()))
 
 

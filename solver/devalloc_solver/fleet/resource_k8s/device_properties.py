@@ -1,9 +1,9 @@
-"""The devices of one node for the index: attributes by their full names, and all other properties."""
+"""The devices of a node, or of several, for the index: attributes by their full names, and all other properties."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -21,6 +21,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     full_names,
     ghost_of,
     list_published_devices,
+    make_snapshot,
     overdrawn_counters,
     qualified_attributes,
     resources_of,
@@ -61,41 +62,76 @@ def local_snapshot(
     """What a node has in pools of its own, in the order of the dialect, and what claims recorded of it."""
     seen = tuple(pools)
     offers = list_published_devices([PoolView(pool, (ClusterNode(node),)) for pool in seen], None, gates, recorded)
-    over = overdrawn_counters(offers, DeviceUsage())
-    is_broken = any(pool.state is not PoolStatus.COMPLETE for pool in seen)
+    reader = _DeviceReader(gates, met, offers, any(pool.state is not PoolStatus.COMPLETE for pool in seen))
     by_pool: dict[int, list[PublishedDevice]] = {}
     for offer in offers:
         by_pool.setdefault(id(offer.pool), []).append(offer)
-    capacities: dict[int, Hashable] = {}
     local_pools: list[core.Pool] = []
     for pool in seen:
-        of_pool = pool.state.value, is_broken, over.get(id(pool))
-        devices = []
-        for offer in by_pool.get(id(pool), ()):
-            attributes, types = _read_attributes(offer, gates)
-            key = (of_pool, types, _read_properties(offer, capacities))
-            traits = met.get(key)
-            if traits is None:
-                traits = met[key] = DeviceProperties(is_broken)
-            devices.append(
-                core.Device(
-                    offer.index,
-                    len(local_pools),
-                    offer.device.name,
-                    attributes,
-                    resources_of(offer),
-                    draws_of(offer, gates),
-                    None,
-                    offer.is_shareable,
-                    frozenset() if offer.is_ghost else None,
-                    traits,
-                    offer,
-                    ghost_of(offer, gates) if offer.is_ghost else None,
-                )
-            )
-        counters = counters_with_lost(pool, by_pool.get(id(pool), ()))
-        local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
+        own, number = by_pool.get(id(pool), ()), len(local_pools)
+        devices = [
+            reader.device(offer, number, draws_of(offer, gates), frozenset() if offer.is_ghost else None)
+            for offer in own
+        ]
+        resources = counters_with_lost(pool, own)
+        local_pools.append(core.Pool(number, node, pool.title, pool.driver, resources, tuple(devices)))
     return core.join_pools(local_pools, (node,))
+
+
+def network_snapshot(
+    views: Sequence[PoolView],
+    usage: DeviceUsage,
+    gates: frozenset[str],
+    met: MetProperties,
+    recorded: RecordedUse = NOTHING_RECORDED,
+) -> core.Snapshot:
+    """The devices of pools that are not of one node, in the order of the dialect: each says which nodes reach it.
+
+    ``usage``: what is in use of them, with what claims recorded of it.
+    """
+    offers = list_published_devices(views, usage, gates, recorded)
+    reader = _DeviceReader(gates, met, offers, False)
+    pools = []
+    for pool in make_snapshot(offers, (), (), gates).pools:
+        devices = [reader.device(offers[one.index], one.pool, one.draws, one.reach) for one in pool.devices]
+        pools.append(replace(pool, devices=tuple(devices)))
+    return core.join_pools(pools, ())
+
+
+class _DeviceReader:
+    """Makes devices of the index of those that slices publish. Those that no claim tells apart share their traits."""
+
+    def __init__(
+        self, gates: frozenset[str], met: MetProperties, offers: Sequence[PublishedDevice], is_broken: bool
+    ) -> None:
+        """``is_broken``: whether the node of all these has a pool that is incomplete or invalid."""
+        self._gates, self._met, self._is_broken = gates, met, is_broken
+        self._over = overdrawn_counters(offers, DeviceUsage())
+        self._capacities: dict[int, Hashable] = {}
+
+    def device(
+        self, offer: PublishedDevice, pool: int, draws: tuple[tuple[str, int], ...], reach: frozenset[str] | None
+    ) -> core.Device:
+        of_pool = offer.pool.state.value, self._is_broken, self._over.get(id(offer.pool))
+        attributes, types = _read_attributes(offer, self._gates)
+        key = (of_pool, types, _read_properties(offer, self._capacities))
+        traits = self._met.get(key)
+        if traits is None:
+            traits = self._met[key] = DeviceProperties(self._is_broken)
+        return core.Device(
+            offer.index,
+            pool,
+            offer.device.name,
+            attributes,
+            resources_of(offer),
+            draws,
+            None,
+            offer.is_shareable,
+            reach,
+            traits,
+            offer,
+            ghost_of(offer, self._gates) if offer.is_ghost else None,
+        )
 
 
 def _read_attributes(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:

@@ -2,7 +2,7 @@
 
 It searches for blockers on the first node of each kind (which stands for all of the kind if nothing is in use), on the
 emptiest node of each kind, on nodes with devices that the claim names, and on those where the fewest claims block.
-``full_solve`` decides what these do not prove.
+All nodes decide what these do not prove, and what the index has no words for.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
-from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, make_snapshot
+from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.explain.explainer import FleetTotals
+from devalloc_solver.explain.funnel import FunnelSource
 from devalloc_solver.explain.leaving import MAX_TRIES
-from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer, FleetSubset
+from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterCounts,
     ClusterFunnels,
@@ -29,14 +33,15 @@ from devalloc_solver.fleet.resource_k8s.cluster_counts import (
 )
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
+from devalloc_solver.fleet.resource_k8s.state import ClusterState
 from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.subset import FleetSubset, WholeFleet, allocations_on, make_subset
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.place import StepsExhausted, fits
-from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.snapshot import Pool, Snapshot
+from devalloc_solver.problem.snapshot import Snapshot
 
 FEW_NODES, MANY_NODES = 8, 80
 """Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
@@ -56,13 +61,18 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         self._slips: ResourceTypoFinder | None = None
         self._ranks: tuple[int, ...] = ()
         """of the first node of each kind"""
+        self._whole: WholeFleet[RequestJudge] | None = None
+        self._whole_began: tuple[object, ...] = ()
+        """of what it is: it is another one once these are others"""
+        self._whole_selectors: Judge | None = None
+        self._whole_slips: ResourceTypoFinder | None = None
 
     def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> ClaimAnswer | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, pin = self.state, claim.pinned_node
         if state.holders.scattered or query.is_strange:
             return None
-        if not query.rules.is_beside_commons(claim):
+        if not query.rules.is_beside_network(claim):
             return None
         self._catch_up(query.rules)
         if not 0 < len(self._ranks) <= MAX_KINDS:
@@ -76,7 +86,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
 
         def find() -> ClaimAnswer | None:
             answer = self._find(claim, counts, pin)
-            return None if answer is None or query.is_strange or self._may_need_commons(answer) else answer
+            return None if answer is None or query.is_strange or self._may_need_network(answer) else answer
 
         return self._remembered((*claim.key, query.shape, pin), find)
 
@@ -140,9 +150,9 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
                 return answer
         return None
 
-    def _may_need_commons(self, answer: ClaimAnswer) -> bool:
-        """Whether what is in the way may depend on which nodes reach which of the commons."""
-        if not self.state.rules.shared_devices.offers:
+    def _may_need_network(self, answer: ClaimAnswer) -> bool:
+        """Whether what is in the way may depend on which nodes reach which devices of the network."""
+        if self.index.network is None:
             return False
         kinds = {str(blocker["kind"]) for blocker in answer.blockers}
         # Without its class a request may take them. What is tried after that is other requests, and edits of all sorts.
@@ -167,47 +177,98 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         unit = _unit(claim, part, counts.query.rules)
         if unit is None:
             return None, None
-        snapshot, offers, ends = part.snapshot, part.judge.offers, self.index.allowance.until
-        commons = DevicesInUse(offers[len(part.kinds) :])
-        held = self._allocations(
-            part, ((key, commons.items(usage_of(self.state.allocations[key]))) for key in self.state.common_holders)
-        )
-        funnels = ClusterFunnels(snapshot, held, counts)
-        left_out = self.state.left_out
-        fleet = FleetTotals(funnels, self._get_slips(), errors=counts.errors, invalid_pools=left_out)
-        unreached = self.rules.shared_devices.unreached
-        explainer = ResourceClaimExplainer(snapshot, held, [], ends, offers=offers, unreached=unreached, fleet=fleet)
+        held = allocations_on(self.holders, part.places)
+        totals = self._totals(ClusterFunnels(part.snapshot, held, counts), self._get_slips(), counts.errors)
+        explainer = self._explainer(part, held, totals)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
-    def _part(self, ranks: Iterable[int]) -> FleetSubset[RequestJudge]:
-        return self._subset(tuple(self.index.by_rank[rank] for rank in sorted(ranks)))
+    def _explainer(
+        self, part: FleetSubset[RequestJudge], held: Sequence[Holding], totals: FleetTotals
+    ) -> ResourceClaimExplainer:
+        seen, ends = self.state.seen, self.index.allowance.until
+        unreached = UnreachedDevices() if seen is None else seen.unreached
+        return ResourceClaimExplainer(
+            *(part.snapshot, held, [], ends), offers=part.judge.offers, unreached=unreached, fleet=totals
+        )
 
-    def _others(self) -> Sequence[Pool]:
-        commons = [replace(offer, index=n) for n, offer in enumerate(self.rules.shared_devices.offers)]
-        return make_snapshot(commons, (), None, self.rules.gates).pools
+    def _part(self, ranks: Iterable[int]) -> FleetSubset[RequestJudge]:
+        network = [] if self.index.network is None else [self.index.network]
+        return self._subset((*network, *(self.index.by_rank[rank] for rank in sorted(ranks))))
+
+    # -- all nodes -----------------------------------------------------------------------------------------------------
+
+    def whole(self) -> WholeFleet[RequestJudge]:
+        """All nodes as one problem, which says of which device what is wrong."""
+        state = self.state
+        self._catch_up(state.rules)
+        began = self.rules, self.stats.layout, state.layout
+        if self._whole is None or self._whole_began != began:
+            self._whole = None  # there is no room for two
+            subset = make_subset(self.stats, [*self.stats.in_order()], self._judge_whole, state.all_nodes())
+            self._whole, self._whole_began = WholeFleet(subset, self.holders), began
+        elif self._whole.subset.judge.size > MAX_VERDICTS:
+            self._whole = self._whole.with_judge(self._judge_whole(self._whole.snapshot))
+        return self._whole
+
+    def whole_unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedClaim:
+        """What a claim asks for of all nodes, or why it is not solved. Raises OutOfTime."""
+        demand = make_claim_demand(pending_claim(claim, 0), self.state.classes, self.whole().subset.judge)
+        return demand if isinstance(demand, RejectedClaim) else single_claim_unit(demand)
+
+    def explain_on_whole(self, unit: PlacementUnit) -> ClaimAnswer:
+        """The answer for a claim that fits nowhere."""
+        whole = self.whole()
+
+        def find() -> ClaimAnswer:
+            totals = self._totals(None, self._whole_slips, None)
+            (answer,) = self._explainer(whole.subset, whole.allocations(), totals).explain(unit)
+            return answer
+
+        if unit.kind is None:
+            return find()
+        answer = self._remembered((unit.demands[0].key, unit.kind), find)
+        assert answer is not None
+        return answer
+
+    # -- judges --------------------------------------------------------------------------------------------------------
+
+    def _judge(self, snapshot: Snapshot) -> RequestJudge:
+        return self.rules.judge(_offers(snapshot), self._broken_in(snapshot))
+
+    def _judge_whole(self, snapshot: Snapshot) -> RequestJudge:
+        """Verdicts of expressions hold as long as there are these, whatever devices there are."""
+        selectors = self._whole_selectors or Judge(selector_language(self.state.gates), self.index.allowance)
+        self._whole_selectors = selectors.renewed()
+        offers = _offers(snapshot)
+        self._whole_slips = ResourceTypoFinder(offers)
+        return self.rules.judge(offers, self._broken_in(snapshot), self._whole_selectors)
+
+    def _broken_in(self, snapshot: Snapshot) -> frozenset[str]:
+        """The nodes that have a pool that is incomplete or invalid."""
+        broken = (pool.node for pool in snapshot.pools if any(is_broken(device.traits) for device in pool.devices))
+        return self.rules.broken.union(node for node in broken if node is not None)
 
     def _is_spent(self, judge: RequestJudge) -> bool:
         return judge.size > MAX_VERDICTS
 
-    def _judge(self, snapshot: Snapshot) -> RequestJudge:
-        commons = self.rules.shared_devices.offers
-        published = (published_device(device) for device in snapshot.devices[: len(snapshot.devices) - len(commons)])
-        offers = [replace(offer, index=n) for n, offer in enumerate((*published, *commons))]
-        broken = (pool.node for pool in snapshot.pools if any(is_broken(device.traits) for device in pool.devices))
-        return self.rules.judge(offers, frozenset(node for node in broken if node is not None))
+    def _totals(
+        self, funnels: FunnelSource | None, slips: ResourceTypoFinder | None, errors: Sequence[str] | None
+    ) -> FleetTotals:
+        return FleetTotals(funnels, slips, errors=errors, invalid_pools=self.state.left_out)
 
     def _get_slips(self) -> ResourceTypoFinder:
         if self._slips is None:
-            sizes = self.stats.sizes()
-            kinds = [kind for kind in self.index.kinds.kinds if sizes.get(kind.index)]
+            sizes, all_kinds = self.stats.sizes(), self.index.kinds
+            kinds = [kind for kind in all_kinds.kinds if sizes.get(kind.index)]
             offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
-            commons = self.state.rules.shared_devices.offers
-            copies += [1] * len(commons)
-            all_kinds = self.index.kinds
-            unique = {name: partial(all_texts, all_kinds, commons, name) for name in all_kinds.varied}
-            self._slips = ResourceTypoFinder([*offers, *commons], copies, unique)
+            unique = {name: partial(all_texts, all_kinds, name) for name in all_kinds.varied}
+            self._slips = ResourceTypoFinder(offers, copies, unique)
         return self._slips
+
+
+def _offers(snapshot: Snapshot) -> list[PublishedDevice]:
+    return [replace(published_device(device), index=device.index) for device in snapshot.devices]
 
 
 def _unit(claim: ResourceClaim, part: FleetSubset[RequestJudge], rules: ResourceClaimRules) -> PlacementUnit | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
 from devalloc_solver.dialects.resource_k8s.selectors import order_attribute, selector_language
 from devalloc_solver.eligibility.judge import ExpressionError, Judge
@@ -42,16 +41,6 @@ MAX_TEXT = 100
 """Characters of an attribute that are compared with a literal at no cost to speak of."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDevices:
-    """What is not of one node's own pools: devices that several nodes may reach."""
-
-    offers: tuple[PublishedDevice, ...] = ()
-    broken: frozenset[str] = frozenset()
-    """nodes with a pool among these that is incomplete or invalid"""
-    unreached: UnreachedDevices = field(default=UnreachedDevices())
-
-
 @dataclass(slots=True, eq=False)
 class _ShapeFacts:
     """What is known of a shape, as long as kinds and rules are the same."""
@@ -70,24 +59,35 @@ class ResourceClaimRules:
     index: NodeIndex
     problem_input: ClusterInput
     """only its classes count"""
-    shared_devices: SharedDevices = field(default_factory=SharedDevices)
+    broken: frozenset[str] = frozenset()
+    """nodes with a pool of the network that is incomplete or invalid"""
     _selectors: Judge = field(init=False)
     _shape_facts: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
     _failed: dict[tuple[_ShapeFacts, int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
     """(shape, number of a request, node) -> devices of the node, as it was then, that could not be judged"""
-    _seen: tuple[object, int] | None = None
-    """the kinds that sights are of"""
+    _seen: tuple[object, int, object] | None = None
+    """what the facts of shapes are of: kinds, and the network"""
     _of_kinds: RequestJudge = field(init=False)
-    _of_commons: RequestJudge = field(init=False)
+    _of_network: RequestJudge = field(init=False)
 
     def __post_init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         self._selectors = Judge(selector_language(self.gates), self.index.allowance)
-        self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
-        self._of_kinds = self.judge_kinds(self.index.kinds.kinds)
-        self._forget_shape_facts()
+        self._seen = None
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Judge other devices once there are others."""
+        kinds, network = self.index.kinds, self.index.network
+        seen = kinds, len(kinds.kinds), network
+        if self._seen != seen:
+            offers = () if network is None else [published_device(device) for device in network.snapshot.devices]
+            self._seen = seen
+            self._of_network = self.judge(offers, self.broken)
+            self._of_kinds = self.judge_kinds(kinds.kinds)
+            self._forget_shape_facts()
 
     def _forget_shape_facts(self) -> None:
         self._shape_facts.clear()
@@ -100,11 +100,7 @@ class ResourceClaimRules:
 
     def query(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
         """What a claim wants to know of the index; None for what the index has no words for."""
-        kinds = self.index.kinds
-        if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
-            self._seen = kinds, len(kinds.kinds)
-            self._of_kinds = self.judge_kinds(self.index.kinds.kinds)
-            self._forget_shape_facts()
+        self._catch_up()
         if shape not in self._shape_facts:
             if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
                 self._forget()
@@ -117,7 +113,7 @@ class ResourceClaimRules:
             return None
         try:
             demand = self.demand(claim, self._of_kinds)
-            if self._reaches_commons(claim):
+            if self._reaches_network(claim):
                 return None
         except AllocationError:
             return None
@@ -136,32 +132,26 @@ class ResourceClaimRules:
             for program in programs
         )
 
-    def _reaches_commons(self, claim: ResourceClaim) -> bool:
+    def _reaches_network(self, claim: ResourceClaim) -> bool:
         """Whether a claim may have to do with devices that are not of one node."""
-        if not self.shared_devices.offers and not self.shared_devices.broken:
-            return False
-        for subrequest in claim.subrequests:
-            verdict = self.judge_shared_devices(claim, subrequest)
-            if (
-                verdict.accepted
-                or verdict.blocked
-                or verdict.errors
-                or (subrequest.is_all and self.shared_devices.broken)
-            ):
+        for subrequest in claim.subrequests if self.index.network is not None or self.broken else ():
+            verdict = self._on_network(claim, subrequest)
+            is_open = verdict.accepted or verdict.blocked or verdict.errors
+            if is_open or (subrequest.is_all and self.broken):
                 return True
         return False
 
-    def judge_shared_devices(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestVerdict:
-        """What a request may take of the commons. Raises AllocationError."""
-        return self._of_commons.choose(claim, subrequest).verdict
+    def _on_network(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestVerdict:
+        """What a request may take of the network. Raises AllocationError."""
+        return self._of_network.choose(claim, subrequest).verdict
 
-    def is_beside_commons(self, claim: ResourceClaim) -> bool:
-        """Whether no class that a claim names has any device of the commons."""
-        if not self.shared_devices.offers:
+    def is_beside_network(self, claim: ResourceClaim) -> bool:
+        """Whether no class that a claim names has any device of the network."""
+        if self.index.network is None:
             return True
         subrequests = (replace(subrequest, selectors=(), capacity={}) for subrequest in claim.subrequests)
         try:
-            verdicts = [self.judge_shared_devices(claim, subrequest) for subrequest in subrequests]
+            verdicts = [self._on_network(claim, subrequest) for subrequest in subrequests]
         except AllocationError:
             return False
         return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
@@ -173,9 +163,16 @@ class ResourceClaimRules:
 
     # -- judges --------------------------------------------------------------------------------------------------------
 
-    def judge(self, offers: Iterable[PublishedDevice], broken: frozenset[str] = frozenset()) -> RequestJudge:
-        """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is."""
-        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.problem_input.classes, broken)
+    def judge(
+        self,
+        offers: Iterable[PublishedDevice],
+        broken: frozenset[str] = frozenset(),
+        selectors: Judge | None = None,
+    ) -> RequestJudge:
+        """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is. ``selectors``: None for
+        those of the index."""
+        classes = self.problem_input.classes
+        return RequestJudge(self.gates, [*offers], DeviceUsage(), selectors or self._selectors, classes, broken)
 
     def judge_kinds(self, kinds: Sequence[EqualDevices]) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""
@@ -370,6 +367,7 @@ class ResourceClaimRules:
 class ResourceClaimQuery:
     """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
+    takes_network: ClassVar[bool] = False
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules

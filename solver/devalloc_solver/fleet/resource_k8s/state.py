@@ -24,14 +24,13 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
     record_left_out,
 )
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
-    NOTHING_RECORDED,
     DeviceId,
+    DevicesInUse,
     DeviceUsage,
     add_allocation,
-    list_published_devices,
     recorded_use,
     records_of_claim,
 )
@@ -39,10 +38,17 @@ from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSl
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.place_finder import PlaceFinder
-from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
+from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.resource_k8s.device_properties import (
+    MetProperties,
+    local_snapshot,
+    network_snapshot,
+    published_device,
+)
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules
+from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PlacementPolicy
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
 def usage_of(*claims: HeldDevices) -> DeviceUsage:
@@ -63,7 +69,7 @@ def usage_of(*claims: HeldDevices) -> DeviceUsage:
 class ClusterState:
     """Objects, and all that is kept up to date with them.
 
-    A pool whose slices are all of one node is that node's own, and in the index; devices of all others are *commons*.
+    A pool whose slices are all of one node is that node's own; those of all others are in the index as the network's.
     """
 
     gates: frozenset[str]
@@ -93,16 +99,21 @@ class ClusterState:
     checker: ClusterChecker = field(init=False)
     layout: int = 0
     """changes with slices and nodes"""
+    seen: ClusterView | None = None
+    """what nodes see of the pools that are not of one node; None without such pools"""
     _rules: ResourceClaimRules | None = None
-    _commons: SharedDevices | None = None
+    _is_network_stale: bool = False
+    """whether what the index has of these pools is from before slices or nodes changed"""
     _properties: MetProperties = field(default_factory=dict)
     _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
     _places: dict[PoolId, str | None] = field(default_factory=dict)
-    """pool -> the node that it is of; None for one of the commons"""
+    """pool -> the node that it is of; None for one of the network"""
     _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
-    """node (None: the commons) -> its pools"""
-    _with_recorded: set[str] = field(default_factory=set)
-    """nodes of which devices in use draw more than is published"""
+    """node (None: the network) -> its pools"""
+    _network_devices: DevicesInUse = field(default_factory=lambda: DevicesInUse(()))
+    """says what claims have of the network"""
+    _with_recorded: set[str | None] = field(default_factory=set)
+    """nodes (None: the network) with devices that are other than published while they are in use"""
 
     def __post_init__(self) -> None:
         self.index = NodeIndex(self.policy)
@@ -125,7 +136,7 @@ class ClusterState:
                 state._read_node(name)
         for pool in state._pools:
             state._settle(pool)
-        snapshots = {node: state._snapshot(node) for node in state._own if node is not None}
+        snapshots = {node: state._snapshot(node) for node in state._own}
         state.index.load({node: snapshot for node, snapshot in snapshots.items() if snapshot.pools})
         state._read_classes()
         for name in state.objects:
@@ -177,10 +188,15 @@ class ClusterState:
         for pool in pools:
             self._settle(pool)
         places = before | {self._places[pool] for pool in pools if pool in self._places}
-        self._put_again(places, self.holders.of_pools(pools))
+        self._renew(places, self.holders.of_pools(pools))
         self.layout += 1
-        if None in places or (None in self._own and names != self.node_names()):
-            self._commons = self._rules = None
+        self._is_network_stale |= None in self._own and names != self.node_names()
+
+    def _renew(self, places: set[str | None], keys: Set[Key] = frozenset()) -> None:
+        """Enter nodes as they are now; the network, which takes longer, when it is next asked for."""
+        self._is_network_stale |= None in places
+        if nodes := places - {None}:
+            self._put_again(nodes, keys)
 
     def _put_again(self, places: Iterable[str | None], keys: Set[Key] = frozenset()) -> None:
         """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
@@ -189,12 +205,14 @@ class ClusterState:
         for key in keys:
             self.holders.lift(key)
         usage = usage_of(*[self.allocations[key] for key in keys])
-        for node in sorted(place for place in places if place is not None):
+        for node in sorted(places, key=lambda n: n or ""):
             if node in self._own:
                 self.index.put(node, self._snapshot(node, usage))
             else:
                 self.index.drop(node)
                 self._with_recorded.discard(node)
+                if node is None:
+                    self.seen, self._network_devices = None, DevicesInUse(())
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
 
@@ -231,8 +249,7 @@ class ClusterState:
         if self.nodes.get(name[2]) == before:
             return False
         self.layout += 1
-        if None in self._own:
-            self._commons = self._rules = None
+        self._is_network_stale |= None in self._own
         return True
 
     def _read_node(self, name: Name) -> None:
@@ -317,25 +334,27 @@ class ClusterState:
         """See ``SliceBook.absent_devices``."""
         return self.book([pool]).absent_devices(pool, names) if pool in self._pools else names
 
-    def all_slices(self) -> SliceBook:
-        return self.book(self._pools)
-
-    def _snapshot(self, node: str, usage: DeviceUsage | None = None) -> Snapshot:
-        """The pools of a node, with what claims have of them beyond what is published."""
-        book = self.book(self._own[node])
-        pools = book.pools(ClusterNode(node))
-        recorded = NOTHING_RECORDED if usage is None else recorded_use(usage, book, pools)
-        snapshot = local_snapshot(node, pools, self.gates, self._properties, recorded)
-        if recorded.records and any(published_device(one).drawn is not None for one in snapshot.devices):
+    def _snapshot(self, node: str | None, usage: DeviceUsage | None = None) -> Snapshot:
+        """The pools of a node, or of the network, with what claims have of them beyond what is published."""
+        book, used = self.book(self._own[node]), usage or DeviceUsage()
+        if node is None:
+            seen = self.seen = view_cluster(book, self.nodes, self.node_names())
+            recorded = recorded_use(used, book, [view.pool for view in seen.views])
+            snapshot = network_snapshot(seen.views, used, self.gates, self._properties, recorded)
+            self._network_devices = DevicesInUse(map(published_device, snapshot.devices))
+        else:
+            pools = book.pools(ClusterNode(node))
+            recorded = recorded_use(used, book, pools)
+            snapshot = local_snapshot(node, pools, self.gates, self._properties, recorded)
+        if (node is None or recorded.records) and any(map(_depends_on_use, snapshot.devices)):
             self._with_recorded.add(node)
         else:
             self._with_recorded.discard(node)
         return snapshot
 
-    @property
-    def common_holders(self) -> set[Key]:
-        """Claims that hold devices which are not of one node alone."""
-        return self.holders.of_pools(self._own.get(None, ()))
+    def all_nodes(self) -> Sequence[str]:
+        """All nodes, also those that only name devices of the network, in natural order."""
+        return sorted(self.node_names(), key=natural_key) if self.seen is None else [*self.seen.nodes]
 
     def node_names(self) -> set[str]:
         """Of nodes that have pools of their own, or are known as objects."""
@@ -345,20 +364,14 @@ class ClusterState:
 
     @property
     def rules(self) -> ResourceClaimRules:
-        if self._rules is None:
-            if self._commons is None:
-                self._commons = self._find_commons()
-            self._rules = ResourceClaimRules(self.gates, self.index, self.classes, self._commons)
+        if self._is_network_stale:
+            self._is_network_stale = False
+            self._put_again([None], self.holders.of_pools(self._own.get(None, ())))
+        broken = frozenset() if self.seen is None else frozenset(self.seen.broken)
+        if self._rules is None or self._rules.broken != broken:
+            self._rules = ResourceClaimRules(self.gates, self.index, self.classes, broken)
             self.index.forget()
         return self._rules
-
-    def _find_commons(self) -> SharedDevices:
-        pools = self._own.get(None)
-        if not pools:
-            return SharedDevices()
-        seen = view_cluster(self.book(pools), self.nodes, self.node_names())
-        offers = tuple(offer for offer in list_published_devices(seen.views, None, self.gates) if offer.nodes)
-        return SharedDevices(offers, frozenset(seen.broken), seen.unreached)
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -395,9 +408,8 @@ class ClusterState:
         held = HeldDevices(priority, None, entries)
         self.free(key)
         places = self._places_to_renew(held)
-        self.holders.enter(key, held, () if places else [*self._items(held)])
-        if places:
-            self._put_again(places, {key})
+        self.holders.enter(key, held, () if places - {None} else [*self._items(held)])
+        self._renew(places, {key})
         self._add_shares(key, [(device, share) for device, ids in usage.share_ids.items() for share in ids])
         self.checker.hold(key, allocation, records)
 
@@ -426,14 +438,13 @@ class ClusterState:
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        places = set()
+        places: set[str | None] = set()
         if self._with_recorded:
             items = self.index.held.get(key, ())
-            places = {node for node, device, _ in items if node is not None and self._is_recorded(node, device)}
+            places = {node for node, device, _ in items if self._depends_on_use(node, device)}
         if self.holders.leave(key) is None:
             return
-        if places:
-            self._put_again(places)
+        self._renew(places)
         for device, share in self._shares.pop(key, ()):
             counts = self.share_ids[device]
             counts[share] -= 1
@@ -444,10 +455,15 @@ class ClusterState:
         self.checker.free(key)
 
     def _items(self, held: HeldDevices) -> Iterator[HeldItem]:
-        """What of it is of nodes' own pools; the rest is of the commons, or not there."""
-        for pool, device, amounts, _ in held.entries:
+        """What of it is in the index; the rest is not there."""
+        of_network: list[HeldDevice] = []
+        for entry in held.entries:
+            pool, device, amounts, _ = entry
             node = self._places.get(pool)
-            record = None if node is None else self.index.records.get(node)
+            if node is None:
+                of_network.append(entry)
+                continue
+            record = self.index.records.get(node)
             if record is None:
                 continue
             name = "/".join(pool)
@@ -455,24 +471,36 @@ class ClusterState:
                 yield node, number, amounts if record.snapshot.devices[number].shareable else None
             elif (ghost := record.find(name, device, ghost=True)) is not None:
                 yield node, ghost, None
+        if of_network and self.index.network is not None:
+            for item in self._network_devices.items(usage_of(held._replace(entries=tuple(of_network)))):
+                yield None, item.device, item.amounts
 
-    def _is_recorded(self, node: str, device: int) -> bool:
-        """Whether a device draws more than is published."""
-        return published_device(self.index.records[node].snapshot.devices[device]).drawn is not None
+    def _record_of(self, node: str | None) -> NodeRecord | None:
+        return self.index.network if node is None else self.index.records.get(node)
 
-    def _places_to_renew(self, held: HeldDevices) -> set[str]:
-        """Nodes where the index lacks what a claim has of their own pools, or may lack it."""
-        places = set()
+    def _depends_on_use(self, node: str | None, device: int) -> bool:
+        record = self._record_of(node)
+        return record is not None and _depends_on_use(record.snapshot.devices[device])
+
+    def _places_to_renew(self, held: HeldDevices) -> set[str | None]:
+        """Where the index lacks what a claim has, or may lack it."""
+        places: set[str | None] = set()
         for pool, device, _, recorded in held.entries:
-            node = self._places.get(pool)
-            record = None if node is None else self.index.records.get(node)
-            if node is None or record is None:
+            node = self._places.get(pool, "")
+            record = self._record_of(node)
+            if node == "" or record is None:
                 continue
             number = record.find("/".join(pool), device)
             draws = None if number is None else record.snapshot.devices[number].draws
             if draws is None or (recorded is not None and recorded.draws not in (None, draws)):
                 places.add(node)
         return places
+
+
+def _depends_on_use(device: Device) -> bool:
+    """Whether a device is there only while it is in use, or draws something else then."""
+    offer = published_device(device)
+    return offer.drawn is not None or not offer.nodes
 
 
 def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:
