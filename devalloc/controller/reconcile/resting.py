@@ -30,7 +30,7 @@ from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
-from devalloc.controller.reconcile.warm_solver import REFRESHED, WAKE_SECONDS
+from devalloc.controller.reconcile.warm_solver import REFRESHED, REFRESHED_SECONDS, WAKE_SECONDS
 from devalloc.store import Key, Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
@@ -109,6 +109,8 @@ class RestingObjects:
     """Units that ask for the same as one that a change could have helped, and that admission kept out."""
     has_woken: bool = False
     """The last ``look`` woke some."""
+    _has_new: bool = False
+    """It found claims or machines that wait as no round has seen them."""
 
     def __len__(self) -> int:
         return len(self._unit_of)
@@ -211,7 +213,8 @@ class RestingObjects:
     def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:
         """The objects that a round looks at, with those that a change of the fleet could help; None if there are no
         more than ``active``."""
-        units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
+        units = self.solver.wake(WAKE_SECONDS)
+        units += self.solver.waiting.outdated(REFRESHED, REFRESHED_SECONDS, yields=self._has_new)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
         for key in (key for unit in woken for key in self._members[unit]):
             self._postponed.withdraw(key)  # it was woken before, for another reason
@@ -269,6 +272,7 @@ class RestingObjects:
         """Postpone new units if there are too many for a round; none goes before more urgent ones."""
         new = {key: objects[key] for key in fresh if key in objects and _waits(objects[key])}
         self._postponed.begin_round()
+        self._has_new = bool(new or self._postponed)
         if not self._postponed and len(new) <= MAX_NEW:
             self._awake |= new.keys()
             self._postponed.charge(new)

@@ -34,6 +34,8 @@ WAKE_SECONDS = 0.02
 """How long a round looks for units that a change could help; the rest is left to the next one."""
 REFRESHED = 50
 """Units whose refusals a round finds anew, because they are old."""
+REFRESHED_SECONDS = 0.05
+"""How long a round that finds them anew is to take: a claim that comes meanwhile waits for it."""
 REFRESH_PAUSE = 1.0
 """Seconds between two such rounds."""
 MAX_EXPENSIVE = 10_000
@@ -500,8 +502,12 @@ class IncrementalResourceSolver(_WaitingFleet):
         for key in self.waiting.units - units.keys():  # those too that were woken and had no answer
             self.waiting.discard(key)
             self._resting.pop(cast(_ClaimKey, key), None)
-        woken = {*self.wake(WAKE_SECONDS), *self.waiting.outdated(REFRESHED)} if self._resting else set()
-        self._resting = {key: one for key, one in self._resting.items() if key not in woken}
+        if not self._resting:
+            return
+        has_new = not units.keys() <= self._resting.keys()
+        woken = self.wake(WAKE_SECONDS)
+        for key in [*woken, *self.waiting.outdated(REFRESHED, REFRESHED_SECONDS, yields=has_new)]:
+            self._resting.pop(cast(_ClaimKey, key), None)
 
     def _let_rest(self, units: Mapping[_ClaimKey, Sequence[Object]], answers: Sequence[_Answer]) -> None:
         """Leave those alone that were refused now and fit nowhere."""

@@ -297,6 +297,8 @@ def test_a_judge_that_is_kept_forgets_the_expressions_asked_for_first(monkeypatc
     assert judge.remembered == before
     assert judge.expression_error("device.") is not None
     assert judge.remembered == before + 1
+    judge.forget(0)
+    assert judge.remembered == 0
 
 
 def test_every_priority_that_waits_has_a_level() -> None:

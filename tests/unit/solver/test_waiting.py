@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
-from devalloc_solver.fleet.waiting import REFRESH_SECONDS, WaitingBook
+from devalloc_solver.fleet.waiting import FIRST_REFRESHED, REFRESH_SECONDS, YIELD_SECONDS, WaitingBook
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
@@ -170,6 +170,53 @@ def test_an_old_refusal_that_still_holds_wakes_no_equal(waiting: Waiting) -> Non
     waiting.rest(of_model(gpu_claim("w0"), "x"))
     assert not waiting.book.has_outdated
     assert waiting.book.outdated(10) == []
+
+
+def age(waiting: Waiting) -> None:
+    """All refusals are old, and the fleet has changed since."""
+    waiting.seconds += REFRESH_SECONDS
+    waiting.book.catch_up(waiting.fleet)
+
+
+def test_namespaces_take_turns_in_having_old_refusals_found_anew(waiting: Waiting) -> None:
+    many = [of_model(gpu_claim(f"a{number}", count=number + 1, namespace="a"), "x") for number in range(20)]
+    waiting.rest(*many, of_model(gpu_claim("b", namespace="b"), "x"))
+    age(waiting)
+    assert waiting.book.outdated(2) == ["a0", "b"]
+    assert waiting.book.outdated(2) == ["a1", "a2"], "the oldest first"
+
+
+def test_new_claims_go_before_old_refusals_but_not_for_long(waiting: Waiting) -> None:
+    waiting.rest(gpu_claim("w0"), gpu_claim("w1", count=2), gpu_claim("w2", count=3))
+    age(waiting)
+    assert waiting.book.outdated(1, yields=True) == ["w0"], "none was found anew for a long time"
+    assert waiting.book.outdated(1, yields=True) == []
+    assert waiting.book.outdated(1) == ["w1"]
+    waiting.seconds += YIELD_SECONDS
+    assert waiting.book.outdated(1, yields=True) == ["w2"]
+
+
+def test_as_many_old_refusals_are_found_anew_as_there_is_time_for(waiting: Waiting) -> None:
+    claims = {f"w{number}": gpu_claim(f"w{number}", count=number + 1) for number in range(60)}
+    waiting.rest(*claims.values())
+    age(waiting)
+    numbers = []
+    for seconds_each in (1, 1, 1, 4, 4, 40, 40):
+        units = [str(unit) for unit in waiting.book.outdated(50, seconds=12)]
+        numbers.append(len(units))
+        waiting.seconds += seconds_each * len(units)
+        waiting.rest(*(claims[unit] for unit in units))
+    assert numbers == [FIRST_REFRESHED, 8, 12, 12, 3, 3, 1]
+
+
+def test_a_refusal_that_many_changes_outdate_is_found_anew_no_sooner_than_others(waiting: Waiting) -> None:
+    waiting.rest(*(of_model(gpu_claim(f"w{number}", count=number + 1), "x") for number in range(3)))
+    units = []
+    for devices in (1, 2, 1):
+        waiting.fleet.update(gpu_pool("p", devices=devices, model="x"))
+        waiting.book.catch_up(waiting.fleet)
+        units += waiting.book.outdated(1)
+    assert units == ["w0", "w1", "w2"]
 
 
 def test_a_configuration_that_comes_wakes_the_group_of_a_claim_that_lacked_it(waiting: Waiting) -> None:

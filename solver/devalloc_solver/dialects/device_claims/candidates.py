@@ -72,6 +72,7 @@ class CandidateFinder:
     invalid_classes: Mapping[str, str]
     """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
     _operands: dict[str, list[_Operand]] = field(default_factory=dict)
+    _count: _VerdictCount = field(default_factory=lambda: _VerdictCount())
     _failed: dict[str, str] = field(default_factory=dict)
     _too_expensive: set[str] = field(default_factory=set)
     """expressions that cost more than one may"""
@@ -114,6 +115,7 @@ class CandidateFinder:
             classes,
             invalid_classes,
             _operands=self._operands,
+            _count=self._count,
             _failed=self._failed,
             _too_expensive=self._too_expensive,
             _errors=self._errors,
@@ -151,6 +153,7 @@ class CandidateFinder:
                 verdict = operand.verdicts.get(key)
                 if verdict is None:
                     verdict = operand.verdicts[key] = self._evaluate(expression, operand, attributes)
+                    self._count.verdicts += 1
                 if verdict is False:
                     return False
                 if verdict is not True:
@@ -233,13 +236,14 @@ class CandidateFinder:
         self, expression: str, operand: _Operand, new: list[tuple[object, Mapping[str, AttributeValue]]]
     ) -> None:
         """Evaluate an operand for all that it reads, with an example each, and leave what there was no time for."""
-        program, done = operand.program, 0
+        program, done, before = operand.program, 0, len(operand.verdicts)
         free = evaluate_free(program.evaluator, (each for _, each in new), program.cost, self.allowance.ends)
         try:
             for (key, attributes), verdict in zip(new, free, strict=True):
                 operand.verdicts[key] = self._evaluate(expression, operand, attributes) if verdict is None else verdict
                 done += 1
         finally:
+            self._count.verdicts += len(operand.verdicts) - before
             del new[:done]
 
     def class_error(self, name: str) -> str | None:
@@ -315,19 +319,16 @@ class CandidateFinder:
     @property
     def remembered(self) -> int:
         """Expressions, and verdicts of them, that are kept."""
-        return len(self._errors) + sum(map(self._verdicts_of, self._operands))
-
-    def _verdicts_of(self, expression: str) -> int:
-        return sum(len(operand.verdicts) for operand in self._operands[expression])
+        return len(self._errors) + self._count.verdicts
 
     def forget(self, most: int) -> None:
         """Forget the expressions that were asked for first, so that no more than this is remembered."""
-        remembered = self.remembered
+        if self.remembered <= most:
+            return
         for expression in [*dict.fromkeys((*self._operands, *self._errors))]:
-            if remembered <= most:
+            if self.remembered <= most:
                 return
-            remembered -= self._verdicts_of(expression) if expression in self._operands else 0
-            remembered -= expression in self._errors
+            self._count.verdicts -= sum(len(operand.verdicts) for operand in self._operands.get(expression, ()))
             for remembering in (self._operands, self._errors, self._failed, self._apart, self._passes, self._come_to):
                 remembering.pop(expression, None)
             self._judged.discard(expression)
@@ -610,6 +611,14 @@ class _Pass:
     @classmethod
     def of(cls, devices: Sequence[Device]) -> _Pass:
         return cls([True] * len(devices), [device.index for device in devices if device.ghost is None])
+
+
+@dataclass(slots=True)
+class _VerdictCount:
+    """What judges of the same expressions have in common."""
+
+    verdicts: int = 0
+    """how many are kept: too many to count them for each new expression"""
 
 
 _MISSING = object()
