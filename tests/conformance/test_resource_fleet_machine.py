@@ -184,7 +184,10 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
             name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
             for name, record in index.records.items()
         },
-        "holders": {key: (t.priority, usage_of(t).whole, usage_of(t).shared) for key, t in state.allocations.items()},
+        "holders": {
+            key: (t.priority, usage_of(t.entries).whole, usage_of(t.entries).shared)
+            for key, t in state.allocations.items()
+        },
         "shares": state.share_ids,
         "network": [(published_device(one).id, one.reach, one.draws, one.attributes) for one in network],
         "broken": broken,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
@@ -13,9 +13,8 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
 from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.node_class_plan import ClaimQuery
-from devalloc_solver.fleet.node_index import Holders, NodeIndex
-from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.state import FleetState
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import (
@@ -34,14 +33,6 @@ _MAX_VERSION = 20
 """Digits of a resourceVersion that is compared."""
 Answer = dict[str, Any]
 """of one claim, as ``solve_manifests`` has it"""
-
-
-class FleetState(Protocol):
-    """The objects of one dialect, and all that is kept up to date with them."""
-
-    index: NodeIndex
-    places: PlaceFinder
-    holders: Holders
 
 
 StateT = TypeVar("StateT", bound=FleetState)

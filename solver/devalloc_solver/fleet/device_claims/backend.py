@@ -55,7 +55,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         cls, documents: Iterable[Manifest], *, policy: PlacementPolicy, cel_check: str
     ) -> DeviceClaimFleet:
         """Read everything at once."""
-        return cls(DeviceFleetState.load((read_manifest(document) for document in documents), policy), cel_check)
+        return cls(DeviceFleetState((read_manifest(document) for document in documents), policy), cel_check)
 
     def read_ahead(self) -> None:
         self._state.judge.read_devices()

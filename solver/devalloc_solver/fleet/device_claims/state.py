@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
@@ -34,16 +33,15 @@ from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.placed import PlacedClaim, place_claim, status_of_answer, with_status
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.node_class_plan import ChosenPlace
-from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
-from devalloc_solver.fleet.place_finder import PlaceFinder
+from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.state import FleetState, Node
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
     has_draws,
     has_limits,
-    is_as_recorded,
     snapshot_with_ghosts,
     without_ghosts,
 )
@@ -59,79 +57,67 @@ from devalloc_solver.problem.snapshot import (
 )
 
 
-@dataclass(slots=True, eq=False)
-class DeviceFleetState:
+class DeviceFleetState(FleetState):
     """The state of a fleet in the dialect of DeviceClaims."""
 
-    policy: PlacementPolicy
-    documents: ManifestStore = field(default_factory=ManifestStore)
-    granted: dict[Key, tuple[ClaimRecord, dict[str, Any]]] = field(default_factory=dict)
-    """claims that were allocated here, with what their answers write on them"""
-    pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
-    """by node and name, those that are valid together (S2)"""
-    index: NodeIndex = field(init=False)
-    places: PlaceFinder = field(init=False)
-    judge: IncrementalChecker = field(init=False)
-    holders: Holders = field(init=False)
-    refusals: DeviceClaimsExplainer = field(init=False)
-    _written: dict[Key, tuple[object, ClaimRecord]] = field(default_factory=dict)
-    """claims with their answers written on them, as far as requested for these"""
-    _rules: DeviceClaimRules = field(init=False)
-    _with_ghosts: set[str | None] = field(default_factory=set)
-    """nodes (None: the network) whose pools have ghosts"""
-    _are_rules_stale: bool = False
-    """whether classes have changed since the rules were made"""
-    _configs: dict[ConfigKey, dict[str, Any]] = field(default_factory=dict)
-    """the configuration objects, which the rules share"""
-    _invalid_pools: frozenset[str] = frozenset()
-    """names of pools that are left out"""
-    edition: int = 0
-    """changes so far by which something may be wrong that was not"""
-    configs_edition: object = field(default_factory=object)
-    """another one whenever there are others than before"""
-
-    @classmethod
-    def load(cls, documents: Iterable[ManifestRecord], policy: PlacementPolicy) -> DeviceFleetState:
+    def __init__(self, documents: Iterable[ManifestRecord], policy: PlacementPolicy) -> None:
         """Read everything at once."""
-        state = cls(policy)
+        self.documents = ManifestStore()
         for document in documents:
-            state.documents.add(document)
+            self.documents.add(document)
+        super().__init__(policy, read=_read_by_classes(self.documents))
+        self.granted: dict[Key, tuple[ClaimRecord, dict[str, Any]]] = {}
+        """claims that were allocated here, with what their answers write on them"""
+        self._written: dict[Key, tuple[object, ClaimRecord]] = {}
+        """claims with their answers written on them, as far as requested for these"""
+        self.pools: dict[Node, dict[str, DevicePool]] = defaultdict(dict)
+        """by node and name, those that are valid together (S2)"""
+        self._invalid_pools: frozenset[str] = frozenset()
+        """names of pools that are left out"""
+        self._configs: dict[ConfigKey, dict[str, Any]] = {}
+        """the configuration objects, which the rules share"""
+        self._are_rules_stale = False
+        """whether classes have changed since the rules were made"""
+        self.edition = 0
+        """changes so far by which something may be wrong that was not"""
+        self.configs_edition = object()
+        """another one whenever there are others than before"""
+        self.judge = IncrementalChecker()
+        self._wholes = WholeDevices()
+        self._load()
+
+    def _load(self) -> None:
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
-        for pool in pools_of(state.documents.of_kind("DevicePool")):
+        for pool in pools_of(self.documents.of_kind("DevicePool")):
             by_name[pool.metadata.name].append(pool)
-        state.judge = IncrementalChecker()
         for name, same in by_name.items():
-            state.judge.set_pools(name, same)
+            self.judge.set_pools(name, same)
             for pool in _valid_together(same):
-                state.pools[pool.spec.node_name][name] = pool
-        state.index = NodeIndex(policy, read=_read_by_classes(state.documents))
-        snapshots = {node: state._snapshot(node) for node, pools in state.pools.items() if pools}
-        state.index.load(snapshots)
-        wholes = WholeDevices()
-        for node, snapshot in snapshots.items():
-            wholes.put(node, snapshot)
-        for full, manifests in state.documents.by_name.items():
+                self.pools[pool.spec.node_name][name] = pool
+        self.load_nodes([*self.pools])
+        for full, manifests in self.documents.by_name.items():
             if full[0] not in ("DeviceClaim", "DevicePool"):
-                state._configs |= _configs_among(manifests)
-        state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance, wholes)
-        state.holders, state.places = Holders(state.index), PlaceFinder(state.index)
-        state.refusals = DeviceClaimsExplainer(state.places, state.holders)
-        state._read_invalid_pools()
-        state.judge.set_classes(state._rules.problem_input.classes.values())
-        for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
-            state._read_claim(key)
-        return state
+                self._configs |= _configs_among(manifests)
+        self._rules = DeviceClaimRules(self.index.kinds, self._read_classes(), self.index.allowance, self._wholes)
+        self.refusals = DeviceClaimsExplainer(self.places, self.holders)
+        self._read_invalid_pools()
+        self.judge.set_classes(self._rules.problem_input.classes.values())
+        for key in sorted({(name[1], name[2]) for name in self.documents.by_name if name[0] == "DeviceClaim"}):
+            self._read_claim(key)
 
-    @property
-    def allocations(self) -> Mapping[Key, HeldDevices]:
-        """What claims hold."""
-        return self.holders.by_claim
+    # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    def _snapshot(
-        self, node: str | None, held: Iterable[HeldDevice] = (), read: Mapping[str, Pool] = MappingProxyType({})
-    ) -> Snapshot:
-        """The pools of a node, with the ghosts of what claims have of them. ``read``: those that were read before."""
-        snapshot = _read_pools(self.pools[node], read)
+    def _read_node_pools(self, node: Node, held: Sequence[HeldDevice], changed: Set[object]) -> Snapshot | None:
+        snapshot = self._with_ghosts(_read_pools(self.pools[node], self._pools_before(node, changed)), held)
+        if self._wholes.put(node, snapshot):
+            self.index.forget()
+        if not self.pools[node]:
+            del self.pools[node]
+            return None
+        return snapshot
+
+    def _with_ghosts(self, snapshot: Snapshot, held: Iterable[HeldDevice]) -> Snapshot:
+        """The pools of a node, with the ghosts of what claims have of them."""
         records = HeldRecords()
         are_limited: dict[Hashable, bool] = {}
         by_name: dict[Hashable, dict[str, Device]] = {}
@@ -146,11 +132,35 @@ class DeviceFleetState:
                 by_name[name] = {device.name: device for device in pool.devices}
             records.add(pool, entry.device, by_name[name].get(entry.device), entry.record)
         ghosts = records.ghosts()
-        if not ghosts:
-            self._with_ghosts.discard(node)
-            return snapshot
-        self._with_ghosts.add(node)
-        return snapshot_with_ghosts(snapshot, ghosts)
+        return snapshot_with_ghosts(snapshot, ghosts) if ghosts else snapshot
+
+    def _pools_before(self, node: Node, changed: Set[object]) -> Mapping[str, Pool]:
+        """The pools of a node as they were published and read, by name, but for those that have changed."""
+        record = self._record_of(node)
+        pools = () if record is None else record.snapshot.pools
+        return {pool.name: without_ghosts(pool) for pool in pools if pool.name not in changed}
+
+    def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:
+        """Where a device is, or every place where it was, as far as that is known (S2, S13)."""
+        nodes = self._nodes_of_pool(held.node, entry.pool)
+        if len(nodes) < 2:
+            return nodes
+        there = [n for n in nodes if any(one.name == entry.device for one in self.pools[n][entry.pool].spec.devices)]
+        return there or nodes
+
+    def _nodes_of_pool(self, node: str | None, pool: str) -> Sequence[Node]:
+        """Every place where the pool may be, where the node is not told."""
+        if node is not None:
+            if pool in self.pools.get(node, ()):
+                return (node,)
+            return (None,) if pool in self.pools.get(None, ()) else ()
+        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
+        return [p.spec.node_name for p in _valid_together(same)]
+
+    def _find(self, node: Node, record: NodeRecord, entry: HeldDevice) -> Sequence[tuple[int, HeldAmounts | None]]:
+        device, ghost = (record.find(entry.pool, entry.device, ghost=is_ghost) for is_ghost in (False, True))
+        devices = [] if device is None else [(device, entry.amounts)]
+        return devices if ghost is None else [*devices, (ghost, None)]
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -233,6 +243,7 @@ class DeviceFleetState:
         if self._are_rules_stale:
             self._are_rules_stale = False
             self._classes_changed()
+        self._rules.kinds = self.index.kinds
         return self._rules
 
     def _read_classes(self) -> ProblemInput:
@@ -265,7 +276,7 @@ class DeviceFleetState:
             self.pools[node].pop(name, None)
             if node in valid:
                 self.pools[node][name] = valid[node]
-        self._put_again(nodes, self.holders.of_pools((name,)), changed=name)
+        self._put_again(nodes, self.holders.of_pools((name,)), {name})
         self.judge.set_pools(name, same)
         if len(valid) < len(records) or name in self._invalid_pools:
             self._read_invalid_pools()
@@ -280,40 +291,6 @@ class DeviceFleetState:
         self._invalid_pools = frozenset(left_out)
         self.refusals.invalid_pools = invalid_pools(documents)
 
-    def _put_again(
-        self, nodes: Collection[str | None], keys: Set[Key] = frozenset(), changed: str | None = None
-    ) -> None:
-        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows.
-
-        ``changed``: the name of the pools that are other than they were.
-        """
-        keys = keys | self.holders.on_nodes(nodes)
-        for key in keys:
-            self.holders.lift(key)
-        held: dict[str | None, list[HeldDevice]] = {node: [] for node in nodes}
-        for key in keys:
-            allocation = self.allocations[key]
-            for entry in allocation.entries:
-                for node in self._places_of(allocation.node, entry):
-                    if node in held:
-                        held[node].append(entry)
-        for node in sorted(nodes, key=lambda n: n or ""):
-            snapshot = self._snapshot(node, held[node], self._pools_before(node, changed))
-            self.index.put(node, snapshot)
-            if self._rules.wholes.put(node, snapshot):
-                self.index.forget()
-            if not self.pools[node]:
-                del self.pools[node]
-        self._rules.kinds = self.index.kinds
-        for key in sorted(keys):
-            self.holders.put(key, [*self._items(self.allocations[key])])
-
-    def _pools_before(self, node: str | None, changed: str | None) -> Mapping[str, Pool]:
-        """The pools of a node as they were published and read, by name, but for those that have changed."""
-        record = self.index.network if node is None else self.index.records.get(node)
-        pools = () if record is None else record.snapshot.pools
-        return {pool.name: without_ghosts(pool) for pool in pools if pool.name != changed}
-
     # -- what claims hold ----------------------------------------------------------------------------------------------
 
     def _read_claim(self, key: Key) -> None:
@@ -322,16 +299,16 @@ class DeviceFleetState:
         for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._keep(key, _held_devices(claim, self.rules.problem_input))
+                self._hold(key, _held_devices(claim, self.rules.problem_input))
         for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
                 entries = tuple(_held_device(entry, {}) for entry in refused.status.allocations)
                 old = self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
-                    self._leave(key)
+                    self._let_go(key)
                     entries = (*old.entries, *entries)
-                self._keep(key, HeldDevices(0, refused.node, entries))
+                self._hold(key, HeldDevices(0, refused.node, entries))
 
     def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:
         """A claim has what its place gives it, from now on."""
@@ -346,88 +323,26 @@ class DeviceFleetState:
         self._forget_claim(claim.key)
         self.documents.by_name[claim.name] = [claim]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
+        self._hold(claim.key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
-
-    def _keep(self, key: Key, allocation: HeldDevices) -> None:
-        places = self._places_to_renew(allocation)
-        self.holders.enter(key, allocation, () if places else [*self._items(allocation)])
-        if places:
-            self._put_again(places, {key})
-
-    def _leave(self, key: Key) -> None:
-        """A claim holds nothing any more, and its ghosts are gone."""
-        places: set[str | None] = set()
-        if self._with_ghosts:
-            items = self.index.held.get(key, ())
-            places = {n for n, device, _ in items if self._record_of(n).snapshot.devices[device].ghost is not None}
-        self.holders.leave(key)
-        if places:
-            self._put_again(places)
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
             claim, answer = self.granted[key]
-            self._leave(key)
-            self._keep(key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
+            self._let_go(key)
+            self._hold(key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
             return
-        self._leave(key)
+        self._let_go(key)
         self.judge.release(key)
         self._read_claim(key)
 
     def _forget_claim(self, key: Key) -> None:
         """It holds nothing here any more."""
-        self._leave(key)
+        self._let_go(key)
         self.granted.pop(key, None)
         self._written.pop(key, None)
         self.judge.release(key)
-
-    def _items(self, allocation: HeldDevices) -> Iterator[HeldItem]:
-        for entry in allocation.entries:
-            for node in self._places_of(allocation.node, entry):
-                record = self._record_of(node)
-                device = record.find(entry.pool, entry.device)
-                if device is not None:
-                    yield node, device, entry.amounts
-                if node not in self._with_ghosts:
-                    continue
-                if (ghost := record.find(entry.pool, entry.device, ghost=True)) is not None:
-                    yield node, ghost, None
-
-    def _record_of(self, node: str | None) -> NodeRecord:
-        record = self.index.network if node is None else self.index.records.get(node)
-        assert record is not None
-        return record
-
-    def _places_of(self, node: str | None, entry: HeldDevice) -> Sequence[str | None]:
-        """Where an entry counts: where its device is, or every place where it was, as far as that is known."""
-        places = self._nodes_of(node, entry.pool)
-        if len(places) < 2:
-            return places
-        there = [n for n in places if any(one.name == entry.device for one in self.pools[n][entry.pool].spec.devices)]
-        return there or places
-
-    def _places_to_renew(self, allocation: HeldDevices) -> set[str | None]:
-        """Where the index lacks a ghost of what a claim has, or may lack it."""
-        places = set()
-        for entry in allocation.entries:
-            for node in self._places_of(allocation.node, entry):
-                snapshot, device = self._record_of(node).snapshot, self._record_of(node).find(entry.pool, entry.device)
-                if device is None or (
-                    entry.record is not None and not is_as_recorded(*_device_and_pool(snapshot, device), entry.record)
-                ):
-                    places.add(node)
-        return places
-
-    def _nodes_of(self, node: str | None, pool: str) -> Sequence[str | None]:
-        """Where the pool that an entry means is: every place it may be, where the node is not told (S2, S13)."""
-        if node is not None:
-            if pool in self.pools.get(node, ()):
-                return (node,)
-            return (None,) if pool in self.pools.get(None, ()) else ()
-        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
-        return [p.spec.node_name for p in _valid_together(same)]
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -553,8 +468,3 @@ def _held_devices(claim: DeviceClaim, problem_input: ProblemInput) -> HeldDevice
 def _held_device(entry: DeviceAllocation, records: Mapping[PoolDevice, DeviceRecord]) -> HeldDevice:
     pool, device = entry.device_pool_name, entry.device_name
     return HeldDevice(pool, device, allocated_amounts(entry), records.get((pool, device)))
-
-
-def _device_and_pool(snapshot: Snapshot, index: int) -> tuple[Pool, Device]:
-    device = snapshot.devices[index]
-    return snapshot.pools[device.pool], device

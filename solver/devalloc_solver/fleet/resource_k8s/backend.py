@@ -90,7 +90,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved."""
         objects = (as_v1(one) for document in documents for one in flatten_lists(document))
         named = ((_name(one), one) for one in objects if isinstance(one, Mapping))
-        return cls(ClusterState.load(named, read_gates(None), policy))
+        return cls(ClusterState(named, read_gates(None), policy))
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import marshal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
@@ -36,8 +35,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
-from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
-from devalloc_solver.fleet.place_finder import PlaceFinder
+from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.device_properties import (
     MetProperties,
@@ -46,108 +44,133 @@ from devalloc_solver.fleet.resource_k8s.device_properties import (
     published_device,
 )
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules
+from devalloc_solver.fleet.state import NO_KEYS, FleetState, Node
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
-def usage_of(*claims: HeldDevices) -> DeviceUsage:
+def usage_of(entries: Iterable[HeldDevice]) -> DeviceUsage:
     """What claims hold, as a usage."""
     usage = DeviceUsage()
-    for held in claims:
-        for pool, name, amounts, record in held.entries:
-            device = *pool, name
-            if amounts is None:
-                usage.whole.add(device)
-            else:
-                usage.add_share(device, None, dict(amounts))
-            usage.records[device].append(record)
+    for pool, name, amounts, record in entries:
+        device = *pool, name
+        if amounts is None:
+            usage.whole.add(device)
+        else:
+            usage.add_share(device, None, dict(amounts))
+        usage.records[device].append(record)
     return usage
 
 
-@dataclass(slots=True, eq=False)
-class ClusterState:
+class ClusterState(FleetState):
     """Objects, and all that is kept up to date with them.
 
     A pool whose slices are all of one node is that node's own; those of all others are in the index as the network's.
     """
 
-    gates: frozenset[str]
-    policy: PlacementPolicy
-    objects: dict[Name, list[Manifest]] = field(default_factory=dict)
-    nodes: dict[str, ClusterNode] = field(default_factory=dict)
-    """the Node objects"""
-    slices: dict[Name, ResourceSlice] = field(default_factory=dict)
-    """those that can be read"""
-    checked: dict[ResourceSlice, FieldError | None] = field(default_factory=dict)
-    """what the API server refuses of them, as far as that was asked"""
-    _left_out: dict[Name, FieldError] = field(default_factory=dict)
-    """why others are left out"""
-    _left_out_by_driver: dict[str, str] | None = None
-    tainted: dict[Name, Manifest] = field(default_factory=dict)
-    """slices with the taints of DeviceTaintRules, if any rule is for their devices"""
-    taint_rules: tuple[Manifest, ...] = ()
-    """the DeviceTaintRules"""
-    classes: ClusterInput = field(default_factory=ClusterInput)
-    share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
-    """ids of shares in use, and how many claims have them"""
-    _shares: dict[Key, list[tuple[DeviceId, str]]] = field(default_factory=dict)
-    """the shares of claims that have any"""
-    index: NodeIndex = field(init=False)
-    places: PlaceFinder = field(init=False)
-    holders: Holders = field(init=False)
-    checker: ClusterChecker = field(init=False)
-    layout: int = 0
-    """changes with slices and nodes"""
-    seen: ClusterView | None = None
-    """what nodes see of the pools that are not of one node; None without such pools"""
-    _rules: ResourceClaimRules | None = None
-    _is_network_stale: bool = False
-    """whether what the index has of these pools is from before slices or nodes changed"""
-    _properties: MetProperties = field(default_factory=dict)
-    _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
-    _places: dict[PoolId, str | None] = field(default_factory=dict)
-    """pool -> the node that it is of; None for one of the network"""
-    _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
-    """node (None: the network) -> its pools"""
-    _network_devices: DevicesInUse = field(default_factory=lambda: DevicesInUse(()))
-    """says what claims have of the network"""
-    _with_recorded: set[str | None] = field(default_factory=set)
-    """nodes (None: the network) with devices that are other than published while they are in use"""
-
-    def __post_init__(self) -> None:
-        self.index = NodeIndex(self.policy)
-        self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
-        self.checker = ClusterChecker(self.gates)
-
-    @classmethod
-    def load(
-        cls, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], policy: PlacementPolicy
-    ) -> ClusterState:
+    def __init__(
+        self, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], policy: PlacementPolicy
+    ) -> None:
         """Read everything at once."""
-        state = cls(gates, policy)
+        super().__init__(policy)
+        self.gates = gates
+        self.objects: dict[Name, list[Manifest]] = {}
+        self.nodes: dict[str, ClusterNode] = {}
+        """the Node objects"""
+        self.slices: dict[Name, ResourceSlice] = {}
+        """those that can be read"""
+        self.checked: dict[ResourceSlice, FieldError | None] = {}
+        """what the API server refuses of them, as far as that was asked"""
+        self._left_out: dict[Name, FieldError] = {}
+        """why others are left out"""
+        self._left_out_by_driver: dict[str, str] | None = None
+        self.tainted: dict[Name, Manifest] = {}
+        """slices with the taints of DeviceTaintRules, if any rule is for their devices"""
+        self.taint_rules: tuple[Manifest, ...] = ()
+        """the DeviceTaintRules"""
+        self.classes = ClusterInput()
+        self.share_ids: dict[DeviceId, dict[str, int]] = {}
+        """ids of shares in use, and how many claims have them"""
+        self._shares: dict[Key, list[tuple[DeviceId, str]]] = {}
+        """the shares of claims that have any"""
+        self.checker = ClusterChecker(gates)
+        self.layout = 0
+        """changes with slices and nodes"""
+        self.seen: ClusterView | None = None
+        """what nodes see of the pools that are not of one node; None without such pools"""
+        self._rules: ResourceClaimRules | None = None
+        self._is_network_stale = False
+        """whether what the index has of these pools is from before slices or nodes changed"""
+        self._properties: MetProperties = {}
+        self._pools: dict[PoolId, dict[Name, None]] = {}
+        self._places: dict[PoolId, Node] = {}
+        """pool -> the node that it is of"""
+        self._own: dict[Node, dict[PoolId, None]] = defaultdict(dict)
+        """node -> its pools"""
+        self._network_devices = DevicesInUse(())
+        """says what claims have of the network"""
         for name, document in documents:
-            state.objects.setdefault(name, []).append(document)
-        state._read_rules()
-        for name in state.objects:
-            if name[0] == "ResourceSlice":
-                state._read_slice(name)
-            elif name[0] == "Node":
-                state._read_node(name)
-        for pool in state._pools:
-            state._settle(pool)
-        snapshots = {node: state._snapshot(node) for node in state._own}
-        state.index.load({node: snapshot for node, snapshot in snapshots.items() if snapshot.pools})
-        state._read_classes()
-        for name in state.objects:
-            if name[0] == "ResourceClaim":
-                state._read_claim(name)
-        return state
+            self.objects.setdefault(name, []).append(document)
+        self._load()
 
-    @property
-    def allocations(self) -> Mapping[Key, HeldDevices]:
-        """What claims hold."""
-        return self.holders.by_claim
+    def _load(self) -> None:
+        self._read_rules()
+        for name in self.objects:
+            if name[0] == "ResourceSlice":
+                self._read_slice(name)
+            elif name[0] == "Node":
+                self._read_node(name)
+        for pool in self._pools:
+            self._settle(pool)
+        self.load_nodes([*self._own])
+        self._read_classes()
+        for name in self.objects:
+            if name[0] == "ResourceClaim":
+                self._read_claim(name)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _read_node_pools(self, node: Node, held: Sequence[HeldDevice], changed: Set[object]) -> Snapshot | None:
+        if node not in self._own:
+            if node is None:
+                self.seen, self._network_devices = None, DevicesInUse(())
+            return None
+        book, usage = self.book(self._own[node]), usage_of(held)
+        if node is None:
+            seen = self.seen = view_cluster(book, self.nodes, self.node_names())
+            recorded = recorded_use(usage, book, [view.pool for view in seen.views])
+            snapshot = network_snapshot(seen.views, usage, self.gates, self._properties, recorded)
+            self._network_devices = DevicesInUse(map(published_device, snapshot.devices))
+            return snapshot
+        pools = book.pools(ClusterNode(node))
+        recorded = recorded_use(usage, book, pools)
+        return local_snapshot(node, pools, self.gates, self._properties, recorded)
+
+    def _is_only_in_use(self, device: Device) -> bool:
+        offer = published_device(device)
+        return offer.drawn is not None or not offer.nodes
+
+    def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:
+        return (self._places[entry.pool],) if entry.pool in self._places else ()
+
+    def _pool_name(self, entry: HeldDevice) -> str:
+        return "/".join(entry.pool)
+
+    def _find(self, node: Node, record: NodeRecord, entry: HeldDevice) -> Sequence[tuple[int, HeldAmounts | None]]:
+        if node is None:
+            return [(item.device, item.amounts) for item in self._network_devices.items(usage_of([entry]))]
+        name = self._pool_name(entry)
+        if (device := record.find(name, entry.device)) is not None:
+            return [(device, entry.amounts if record.snapshot.devices[device].shareable else None)]
+        ghost = record.find(name, entry.device, ghost=True)
+        return [] if ghost is None else [(ghost, None)]
+
+    def _renew(self, nodes: Set[Node], keys: Set[Key] = NO_KEYS) -> None:
+        """The network, which takes longer, follows when it is next asked for."""
+        self._is_network_stale |= None in nodes
+        if local := nodes - {None}:
+            self._put_again(local, keys)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -191,30 +214,6 @@ class ClusterState:
         self._renew(places, self.holders.of_pools(pools))
         self.layout += 1
         self._is_network_stale |= None in self._own and names != self.node_names()
-
-    def _renew(self, places: set[str | None], keys: Set[Key] = frozenset()) -> None:
-        """Enter nodes as they are now; the network, which takes longer, when it is next asked for."""
-        self._is_network_stale |= None in places
-        if nodes := places - {None}:
-            self._put_again(nodes, keys)
-
-    def _put_again(self, places: Iterable[str | None], keys: Set[Key] = frozenset()) -> None:
-        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
-        places = {*places}
-        keys = keys | self.holders.on_nodes(places)
-        for key in keys:
-            self.holders.lift(key)
-        usage = usage_of(*[self.allocations[key] for key in keys])
-        for node in sorted(places, key=lambda n: n or ""):
-            if node in self._own:
-                self.index.put(node, self._snapshot(node, usage))
-            else:
-                self.index.drop(node)
-                self._with_recorded.discard(node)
-                if node is None:
-                    self.seen, self._network_devices = None, DevicesInUse(())
-        for key in sorted(keys):
-            self.holders.put(key, [*self._items(self.allocations[key])])
 
     def effective(self, name: Name, documents: Sequence[Manifest]) -> Sequence[Manifest]:
         """The objects of a name as they count: slices with the taints of rules, which are then no objects."""
@@ -334,24 +333,6 @@ class ClusterState:
         """See ``SliceBook.absent_devices``."""
         return self.book([pool]).absent_devices(pool, names) if pool in self._pools else names
 
-    def _snapshot(self, node: str | None, usage: DeviceUsage | None = None) -> Snapshot:
-        """The pools of a node, or of the network, with what claims have of them beyond what is published."""
-        book, used = self.book(self._own[node]), usage or DeviceUsage()
-        if node is None:
-            seen = self.seen = view_cluster(book, self.nodes, self.node_names())
-            recorded = recorded_use(used, book, [view.pool for view in seen.views])
-            snapshot = network_snapshot(seen.views, used, self.gates, self._properties, recorded)
-            self._network_devices = DevicesInUse(map(published_device, snapshot.devices))
-        else:
-            pools = book.pools(ClusterNode(node))
-            recorded = recorded_use(used, book, pools)
-            snapshot = local_snapshot(node, pools, self.gates, self._properties, recorded)
-        if (node is None or recorded.records) and any(map(_depends_on_use, snapshot.devices)):
-            self._with_recorded.add(node)
-        else:
-            self._with_recorded.discard(node)
-        return snapshot
-
     def all_nodes(self) -> Sequence[str]:
         """All nodes, also those that only name devices of the network, in natural order."""
         return sorted(self.node_names(), key=natural_key) if self.seen is None else [*self.seen.nodes]
@@ -366,7 +347,7 @@ class ClusterState:
     def rules(self) -> ResourceClaimRules:
         if self._is_network_stale:
             self._is_network_stale = False
-            self._put_again([None], self.holders.of_pools(self._own.get(None, ())))
+            self._put_again({None}, self.holders.of_pools(self._own.get(None, ())))
         broken = frozenset() if self.seen is None else frozenset(self.seen.broken)
         if self._rules is None or self._rules.broken != broken:
             self._rules = ResourceClaimRules(self.gates, self.index, self.classes, broken)
@@ -407,9 +388,7 @@ class ClusterState:
         )
         held = HeldDevices(priority, None, entries)
         self.free(key)
-        places = self._places_to_renew(held)
-        self.holders.enter(key, held, () if places - {None} else [*self._items(held)])
-        self._renew(places, {key})
+        self._hold(key, held)
         self._add_shares(key, [(device, share) for device, ids in usage.share_ids.items() for share in ids])
         self.checker.hold(key, allocation, records)
 
@@ -438,13 +417,8 @@ class ClusterState:
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        places: set[str | None] = set()
-        if self._with_recorded:
-            items = self.index.held.get(key, ())
-            places = {node for node, device, _ in items if self._depends_on_use(node, device)}
-        if self.holders.leave(key) is None:
+        if self._let_go(key) is None:
             return
-        self._renew(places)
         for device, share in self._shares.pop(key, ()):
             counts = self.share_ids[device]
             counts[share] -= 1
@@ -453,54 +427,6 @@ class ClusterState:
             if not counts:
                 del self.share_ids[device]
         self.checker.free(key)
-
-    def _items(self, held: HeldDevices) -> Iterator[HeldItem]:
-        """What of it is in the index; the rest is not there."""
-        of_network: list[HeldDevice] = []
-        for entry in held.entries:
-            pool, device, amounts, _ = entry
-            node = self._places.get(pool)
-            if node is None:
-                of_network.append(entry)
-                continue
-            record = self.index.records.get(node)
-            if record is None:
-                continue
-            name = "/".join(pool)
-            if (number := record.find(name, device)) is not None:
-                yield node, number, amounts if record.snapshot.devices[number].shareable else None
-            elif (ghost := record.find(name, device, ghost=True)) is not None:
-                yield node, ghost, None
-        if of_network and self.index.network is not None:
-            for item in self._network_devices.items(usage_of(held._replace(entries=tuple(of_network)))):
-                yield None, item.device, item.amounts
-
-    def _record_of(self, node: str | None) -> NodeRecord | None:
-        return self.index.network if node is None else self.index.records.get(node)
-
-    def _depends_on_use(self, node: str | None, device: int) -> bool:
-        record = self._record_of(node)
-        return record is not None and _depends_on_use(record.snapshot.devices[device])
-
-    def _places_to_renew(self, held: HeldDevices) -> set[str | None]:
-        """Where the index lacks what a claim has, or may lack it."""
-        places: set[str | None] = set()
-        for pool, device, _, recorded in held.entries:
-            node = self._places.get(pool, "")
-            record = self._record_of(node)
-            if node == "" or record is None:
-                continue
-            number = record.find("/".join(pool), device)
-            draws = None if number is None else record.snapshot.devices[number].draws
-            if draws is None or (recorded is not None and recorded.draws not in (None, draws)):
-                places.add(node)
-        return places
-
-
-def _depends_on_use(device: Device) -> bool:
-    """Whether a device is there only while it is in use, or draws something else then."""
-    offer = published_device(device)
-    return offer.drawn is not None or not offer.nodes
 
 
 def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:
