@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
@@ -39,13 +39,20 @@ MAX_EXPRESSIONS = 256
 NO_FAULTS: Mapping[int, str] = {}
 
 
+class ExpressionRefusal(NamedTuple):
+    """Why an expression is not evaluated."""
+
+    message: str
+    exceeded: Bound | None = None
+    """the bound that it exceeds; None if it is invalid"""
+
+
 class ExpressionError(Exception):
     """An expression that is invalid, or too expensive to evaluate."""
 
-    def __init__(self, message: str, exceeded: Bound | None = None) -> None:
-        super().__init__(message)
-        self.exceeded = exceeded
-        """the bound that it exceeds; None if it is invalid"""
+    def __init__(self, refusal: ExpressionRefusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +73,20 @@ class _Entry:
     is_costly: bool = False
     """whether operands of it have verdicts that count towards what they may cost together"""
 
+    counted: int = 0
+    """its cached verdicts that ``_Count`` has"""
+
     @property
     def is_exhausting(self) -> bool:
         return self.dear > 0 or self.is_spent
+
+
+@dataclass(slots=True)
+class _Count:
+    """What judges of the same expressions have in common."""
+
+    verdicts: int = 0
+    """how many are cached: too many to count them for each new expression"""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,11 +143,12 @@ class Judge:
     """whether the call pays for expressions of claims that are evaluated"""
     is_spent: bool = False
     """whether any expression was too expensive on some device: verdicts then depend on what was asked before"""
-    refused: dict[str, ExpressionError] = field(default_factory=dict)
+    refused: dict[str, ExpressionRefusal] = field(default_factory=dict)
     """expressions that stay refused"""
     judged: set[str] = field(default_factory=set)
     """expressions that all devices were judged by: any others are those of a question what if, which costs nothing"""
     _entries: dict[str, _Entry] = field(default_factory=dict)
+    _count: _Count = field(default_factory=_Count)
     _passes: dict[str, _Pass] = field(default_factory=dict)
     """those that a call had no more time for"""
 
@@ -150,6 +169,7 @@ class Judge:
         for text, entry in self._entries.items() if len(self) <= MAX_EXPRESSIONS else ():
             if not entry.is_exhausting:
                 judge._entries[text] = entry
+                judge._count.verdicts += entry.counted
                 judge.costs.take_over(text, self.costs)
         return judge
 
@@ -177,10 +197,10 @@ class Judge:
             try:
                 predicate = self.language.compile(text)
             except CompileError as error:
-                failure = ExpressionError(str(error))
+                refusal = ExpressionRefusal(str(error))
                 if self.language.on_error == "refuse":
-                    self.refused[text] = failure
-                raise failure from None
+                    self.refused[text] = refusal
+                raise ExpressionError(refusal) from None
             entry = self._entries[text] = _Entry(predicate, self.allowance.serial)
             self._forget_verdicts(entry)
         return entry
@@ -203,7 +223,7 @@ class Judge:
             if self.allowance.is_turn:
                 raise
             self.allowance.exhaust()
-            raise ExpressionError(COMMON_SPENT, Bound.COMMON) from None
+            raise ExpressionError(ExpressionRefusal(COMMON_SPENT, Bound.COMMON)) from None
         finally:
             self.is_charging = outside
 
@@ -237,29 +257,37 @@ class Judge:
                 operand.room = language.verdicts_kept // len(operands)
             if language.most is not None:
                 operand.costly = language.most // len(operands)
+        self._recount(entry)
 
     def _too_expensive(self, text: str) -> ExpressionError:
-        error = ExpressionError(self.costs.too_expensive(text), Bound.EXPRESSION)
+        refusal = ExpressionRefusal(self.costs.too_expensive(text), Bound.EXPRESSION)
         if self.language.on_error == "refuse" and text not in self.judged:
-            self.refused[text] = error  # otherwise it is as good as ever for the devices that there are
-        return error
+            self.refused[text] = refusal  # otherwise it is as good as ever for the devices that there are
+        return ExpressionError(refusal)
+
+    @property
+    def expressions(self) -> Iterable[str]:
+        """Iterate over the expressions that are cached, in the order in which they were asked for first."""
+        return self._entries
 
     @property
     def size(self) -> int:
-        """Count the verdicts that are cached."""
-        return sum(map(self._size_of, self._entries))
+        """Return how many verdicts are cached."""
+        return self._count.verdicts
 
-    def _size_of(self, text: str) -> int:
-        return sum(len(operand.verdicts) for operand in self._entries[text].predicate.operands)
+    def _recount(self, entry: _Entry) -> None:
+        size = sum(len(operand.verdicts) for operand in entry.predicate.operands)
+        self._count.verdicts += size - entry.counted
+        entry.counted = size
 
-    def forget(self, text: str) -> int:
-        """Forget all about an expression; return how many verdicts that were."""
-        size = self._size_of(text) if text in self._entries else 0
+    def forget(self, text: str) -> None:
+        """Forget all about an expression."""
+        if text in self._entries:
+            self._count.verdicts -= self._entries[text].counted
         for remembering in (self._entries, self.refused, self._passes):
             remembering.pop(text, None)
         self.judged.discard(text)
         self.costs.forget(text)
-        return size
 
     # -- verdicts ------------------------------------------------------------------------------------------------------
 
@@ -270,7 +298,7 @@ class Judge:
         call do, OutOfTime when its time is over.
         """
         if text in self.refused:
-            raise self.refused[text]
+            raise ExpressionError(self.refused[text])
         if self.language.fault is not None and (fault := self.language.fault(device)) is not None:
             return fault
         entry = self._entries.get(text) or self._find(text)
@@ -311,7 +339,7 @@ class Judge:
         Raises as ``verdict``.
         """
         if text in self.refused:
-            raise self.refused[text]
+            raise ExpressionError(self.refused[text])
         entry, so_far = self._find(text), self._passes.pop(text, None)
         if so_far is None or so_far.devices is not devices:
             so_far = _Pass.of(devices, faults)
@@ -344,6 +372,7 @@ class Judge:
                 outcomes[key] = operand.verdicts[key] = verdict  # which is another dict where verdicts were forgotten
                 done += 1
         finally:
+            self._recount(entry)
             if done < len(new):
                 del new[:done]
         return not entry.is_exhausting and not entry.is_costly
@@ -375,7 +404,7 @@ class Judge:
         Raises as ``verdict``.
         """
         if text in self.refused:
-            raise self.refused[text]
+            raise ExpressionError(self.refused[text])
         entry = self._find(text)
         return [value for value in values if self._is_true_with(entry, value)]
 
@@ -399,6 +428,8 @@ class Judge:
         outcome = self._evaluate(entry, operand, view)
         operand.verdicts[key] = outcome
         operand.room -= 1
+        entry.counted += 1
+        self._count.verdicts += 1
         return outcome
 
     def _exhaust(self, entry: _Entry, most: int) -> bool | str:

@@ -11,9 +11,10 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.quantity import Quantity
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
-from devalloc_solver.dialects.device_claims.candidates import _SELECTING, CandidateFinder, _selection
+from devalloc_solver.dialects.device_claims.candidates import _SELECTING, _selection
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
+from devalloc_solver.eligibility.judge import Judge
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.sentences import at_length
 
@@ -36,8 +37,8 @@ def waiting(name: str, expression: str, priority: int = 0) -> Manifest:
 @pytest.fixture(autouse=True)
 def small_budgets(monkeypatch: pytest.MonkeyPatch) -> int:
     """Room for two expressions of the costly ones and a half. Returns what one costs."""
-    judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).dialect.eligibility
-    cost = judge._costs.total
+    judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).dialect.eligibility.judge
+    cost = judge.costs.total
     assert cost > 10_000
     monkeypatch.setattr(budget, "COMMON_BUDGET", cost * 5 // 2)
     return cost
@@ -83,7 +84,7 @@ def test_an_expression_is_evaluated_once_for_devices_that_are_equal_in_what_it_r
     prepared = prepare(read_documents([GPU, pool("p", devices=devices)]))
     before = prepared.dialect.eligibility.remembered
     for one in prepared.snapshot.devices:
-        prepared.dialect.eligibility.verdict(expression, one)
+        prepared.dialect.eligibility.judge.verdict(expression, one)
     assert prepared.dialect.eligibility.remembered - before == verdicts
 
 
@@ -94,7 +95,9 @@ def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> N
     (answer,) = solve_manifests([GPU, fleet, wanted])["claims"]
     assert {entry["deviceName"] for entry in answer["allocations"]} <= {"d1", "d2"}
     prepared = prepare(read_documents([GPU, fleet]))
-    accepted = [prepared.dialect.eligibility.verdict("size(device) == 2", one) for one in prepared.snapshot.devices]
+    accepted = [
+        prepared.dialect.eligibility.judge.verdict("size(device) == 2", one) for one in prepared.snapshot.devices
+    ]
     assert accepted == [False, True, True, False]
 
 
@@ -146,9 +149,9 @@ def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(limit: str, monke
     reads = f"{costly(0)} && ('devalloc.io/unavailable' in device || device.i >= 0)"
     manifests = [GPU, pool("p", devices=devices)]
     wants = claim("c", {"deviceClass": "gpu", "constraints": reads, "requests": {"count": 5}})
-    judge = prepare(read_documents([*manifests, wants])).dialect.eligibility
+    judge = prepare(read_documents([*manifests, wants])).dialect.eligibility.judge
     room = 100 * len(devices) if limit == "EXPRESSION_BUDGET" else 100
-    monkeypatch.setattr(budget, limit, judge._costs.total + room)
+    monkeypatch.setattr(budget, limit, judge.costs.total + room)
     fleet = Fleet.from_manifests(manifests)
     first, *again = [fleet.allocate_all([wants])["claims"] for _ in range(3)]
     assert first[0]["reason"] == "NotEnoughDevices"
@@ -270,14 +273,14 @@ def test_devices_that_an_expression_tells_apart_fare_as_each_does_alone() -> Non
 def test_an_expression_is_asked_of_each_device_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once to find out whether it can be used at all, and once to sort the devices; what classes say is common."""
     calls = 0
-    verdict = CandidateFinder.verdict
+    verdict = Judge.verdict
 
     def counted(*arguments: object) -> bool | str:
         nonlocal calls
         calls += 1
         return verdict(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CandidateFinder, "verdict", counted)
+    monkeypatch.setattr(Judge, "verdict", counted)
     devices = [device(f"d{n}", attributes={"uuid": f"GPU-{n}", "kind": "gpu"}) for n in range(300)]
     classes = device_class("gpu", driver="gpu", constraints="device.kind == 'gpu'")
     wanted = waiting("c", "device.uuid.matches('^GPU-2.*[0-9]$')")

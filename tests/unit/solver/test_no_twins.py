@@ -29,7 +29,7 @@ GONE = {
     "answers": ("rejected_answer", "MissingDevice"),
     "what claims hold": ("recover_allocation",),
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
-    "the judge of expressions": ("SelectorJudge",),
+    "the judge of expressions": ("SelectorJudge", "_VerdictCount", "_evaluate_all"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
 }
 """idea -> files and folders of the solver, and names in it and in the controller"""
@@ -52,3 +52,10 @@ def is_there(twin: str) -> bool:
 @pytest.mark.parametrize(("idea", "twin"), [(idea, twin) for idea, twins in GONE.items() for twin in twins])
 def test_an_idea_has_no_second_version(idea: str, twin: str) -> None:
     assert not is_there(twin), f"{twin} is back; extend the one version of {idea}"
+
+
+def test_only_the_judge_evaluates_expressions() -> None:
+    """But for the check, which is independent of the solver."""
+    imports = re.compile(r"from devalloc_solver\.cel\.(budget import [^)]*\bCosts\b|free_evaluations)")
+    paths = [path.relative_to(SOLVER).as_posix() for path in SOLVER.rglob("*.py") if imports.search(path.read_text())]
+    assert paths == ["eligibility/judge.py"]

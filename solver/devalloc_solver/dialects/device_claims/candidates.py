@@ -5,29 +5,18 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
-from devalloc.api.pool import AttributeValue
-from devalloc_solver.cel import device_claims as cel
-from devalloc_solver.cel.budget import (
-    COMMON_SPENT,
-    Allowance,
-    Bound,
-    BudgetExceeded,
-    CommonBudgetExceeded,
-    Costs,
-    OutOfTime,
-    check_deadline,
-)
+from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, OutOfTime, check_deadline
 from devalloc_solver.cel.device_claims.reads import attributes_read
-from devalloc_solver.cel.free_evaluations import evaluate_free
+from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
+from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -45,12 +34,11 @@ MAX_REMEMBERED = 10_000
 """Answers to whether a request can have a whole device that are remembered; when there are more, all are forgotten."""
 
 
+GHOST = "no request is offered it"
+"""Verdict on devices that no expression is asked of."""
+
 SAMPLE = 1_024
 """Devices by which it is guessed whether an expression tells most apart."""
-
-
-class ExpressionError(Exception):
-    """An expression that is invalid, or too expensive to evaluate."""
 
 
 _SELECTING = tuple(name for name in DeviceClaimDetail.model_fields if name not in ("requests", "limits", "configs"))
@@ -71,34 +59,21 @@ class CandidateFinder:
     classes: Mapping[str, DeviceClass]
     invalid_classes: Mapping[str, str]
     """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
-    _operands: dict[str, list[_Operand]] = field(default_factory=dict)
-    _count: _VerdictCount = field(default_factory=lambda: _VerdictCount())
-    _failed: dict[str, str] = field(default_factory=dict)
-    _too_expensive: set[str] = field(default_factory=set)
-    """expressions that cost more than one may"""
+    judge: Judge = field(default_factory=lambda: Judge(LANGUAGE, is_charging=False))
+    """of expressions"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
-    _errors: dict[str, str | None] = field(default_factory=dict)
-    _costs: Costs = field(default_factory=Costs)
-    """what it took to judge the devices of the snapshot"""
-    _judged: set[str] = field(default_factory=set)
-    """expressions that all devices of the snapshot were judged by: any others are those of a question what if"""
+    _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
     _come_to: dict[str, int] = field(default_factory=dict)
     """expression for which a call had no more time -> how many different devices it was evaluated on"""
-    allowance: Allowance = field(default_factory=Allowance)
-    """of the call that goes on"""
     _is_common: bool = False
     """whether the call has a budget that its claims have in common"""
-    _is_charged: bool = False
-    """whether an expression is evaluated that this budget pays for"""
-    _refused: set[str] = field(default_factory=set)
+    _refused: dict[str, ExpressionRefusal] = field(default_factory=dict)
     """expressions that do not fit into the common budget of this call"""
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
     _samples: dict[frozenset[str], bool] = field(default_factory=dict)
     """what an expression reads -> whether most of the first devices differ in that"""
-    _apart: dict[str, list[bool | str]] = field(default_factory=dict)
+    _apart: dict[str, Sequence[bool | str]] = field(default_factory=dict)
     """expression that tells most devices apart -> the verdicts on all"""
-    _passes: dict[str, _Pass] = field(default_factory=dict)
-    """of such expressions for which a call had no more time"""
     wholes: WholeDevices | None = None
     """of the whole fleet, if the snapshot is an extract of it"""
     _with_parts: dict[tuple[object, ...], frozenset[str]] = field(default_factory=dict)
@@ -114,13 +89,8 @@ class CandidateFinder:
             snapshot,
             classes,
             invalid_classes,
-            _operands=self._operands,
-            _count=self._count,
-            _failed=self._failed,
-            _too_expensive=self._too_expensive,
+            judge=self.judge.of_others(),
             _errors=self._errors,
-            _costs=self._costs,
-            allowance=self.allowance,
             wholes=self.wholes,
         )
 
@@ -130,176 +100,68 @@ class CandidateFinder:
         An expression is charged what it costs, whether or not an earlier call has paid for it: answers do not depend
         on what was asked before.
         """
-        self.allowance.begin(until, started, is_quick=is_quick)
-        self._is_common, self._refused = True, set()
+        self.judge.allowance.begin(until, started, is_quick=is_quick)
+        self._is_common, self._refused = True, {}
 
     # -- expressions ---------------------------------------------------------------------------------------------------
 
-    def verdict(self, expression: str | None, device: Device) -> bool | str:
-        """True, False, or the text of a runtime error (which means: does not match).
+    def _verdict(self, expression: str | None, device: Device) -> bool | str:
+        """True, False, or why the expression cannot be evaluated (which means: does not match). Raises as ``Judge``."""
+        return self.judge.verdict(expression, device) if expression and expression.strip() else True
 
-        Raises ExpressionError when the expression is invalid or its budget is spent, OutOfTime when the time of the
-        call is over.
-        """
-        if not expression or not expression.strip():
-            return True
-        if expression in self._failed:
-            raise ExpressionError(self._failed[expression])
-        attributes = device.attributes
-        try:
-            failure: str | None = None
-            for operand in self._operands_of(expression):
-                key = operand.key(attributes)
-                verdict = operand.verdicts.get(key)
-                if verdict is None:
-                    verdict = operand.verdicts[key] = self._evaluate(expression, operand, attributes)
-                    self._count.verdicts += 1
-                if verdict is False:
-                    return False
-                if verdict is not True:
-                    failure = failure or verdict
-            return True if failure is None else failure
-        except (cel.CompileError, BudgetExceeded) as error:
-            raise self._failure(expression, error) from None
-
-    def _operands_of(self, expression: str) -> list[_Operand]:
-        """Raises CompileError."""
-        operands = self._operands.get(expression)
-        if operands is None:
-            program = cel.compile(expression)
-            operands = self._operands[expression] = [_Operand(one) for one in program.operands or (program,)]
-        return operands
-
-    def _evaluate(self, expression: str, operand: _Operand, attributes: Mapping[str, AttributeValue]) -> bool | str:
-        """One evaluation, with what is left of the expression's own budget and of the common one."""
-        try:
-            return self._costs.evaluate(
-                expression,
-                partial(operand.program.evaluate, attributes),
-                self.allowance,
-                is_common=self._is_charged,
-                is_counted=expression not in self._judged,
-            )
-        except cel.EvaluationError as error:
-            return str(error)
-
-    def _failure(self, expression: str, error: cel.CompileError | BudgetExceeded) -> Exception:
-        """What to raise for an expression that is invalid, or of which a budget is spent."""
-        if isinstance(error, CommonBudgetExceeded):
-            return error  # it may fit in another call, which evaluates this again
-        if isinstance(error, cel.CompileError):
-            message = f"line {error.line}, column {error.column}: {error.message}"
-        else:
-            self._too_expensive.add(expression)
-            message = self._costs.too_expensive(expression)
-        if isinstance(error, cel.CompileError) or expression not in self._judged:
-            self._failed[expression] = message  # otherwise it is as good as ever for the devices that there are
-        return ExpressionError(message)
-
-    def _verdicts_on_all(self, expression: str) -> list[bool | str]:
-        """The verdicts on the devices of the snapshot, in their order, for an expression that tells most apart.
-
-        Raises as ``verdict``.
-        """
+    def _verdicts_on_all(self, expression: str) -> Sequence[bool | str]:
+        """The same on the devices of the snapshot, in their order, for an expression that tells most apart."""
         if expression not in self._apart:
-            try:
-                self._apart[expression] = self._judge_all(self._operands_of(expression), expression)
-            except (cel.CompileError, BudgetExceeded) as error:
-                raise self._failure(expression, error) from None
+            ghosts = {device.index: GHOST for device in self.snapshot.devices if device.ghost is not None}
+            self._apart[expression] = self.judge.verdicts(expression, self.snapshot.devices, ghosts)
         return self._apart[expression]
-
-    def _judge_all(self, operands: Sequence[_Operand], expression: str) -> list[bool | str]:
-        """The same; where it ends early, the next one goes on from there."""
-        devices = self.snapshot.devices
-        state = self._passes.setdefault(expression, _Pass.of(devices))
-        for operand in operands[state.operands :]:
-            verdicts = operand.verdicts
-            if state.keys is None:
-                state.keys = [operand.key(devices[index].attributes) for index in state.left]
-                examples = dict(zip(state.keys, state.left, strict=True))
-                state.new = [(key, devices[index].attributes) for key, index in examples.items() if key not in verdicts]
-            self._evaluate_all(expression, operand, state.new)
-            undecided = []
-            for key, index in zip(state.keys, state.left, strict=True):
-                verdict = verdicts[key]
-                if verdict is False:
-                    state.verdicts[index] = False
-                    continue
-                undecided.append(index)
-                if verdict is not True and state.verdicts[index] is True:
-                    state.verdicts[index] = verdict
-            state.left, state.keys, state.operands = undecided, None, state.operands + 1
-        del self._passes[expression]
-        return state.verdicts
-
-    def _evaluate_all(
-        self, expression: str, operand: _Operand, new: list[tuple[object, Mapping[str, AttributeValue]]]
-    ) -> None:
-        """Evaluate an operand for all that it reads, with an example each, and leave what there was no time for."""
-        program, done, before = operand.program, 0, len(operand.verdicts)
-        free = evaluate_free(program.evaluator, (each for _, each in new), program.cost, self.allowance.ends)
-        try:
-            for (key, attributes), verdict in zip(new, free, strict=True):
-                operand.verdicts[key] = self._evaluate(expression, operand, attributes) if verdict is None else verdict
-                done += 1
-        finally:
-            self._count.verdicts += len(operand.verdicts) - before
-            del new[:done]
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
         if name in self.invalid_classes:
             return self.invalid_classes[name]
         error = self.own_error(self.classes[name].spec.constraints)
-        return None if error is None else f"spec.constraints: {error}"
+        return None if error is None else f"spec.constraints: {error.message}"
 
-    def expression_error(self, expression: str | None) -> str | None:
+    def expression_error(self, expression: str | None) -> ExpressionRefusal | None:
         """Why an expression of a claim cannot be used on this fleet, or None.
 
         Raises OutOfTime, and CommonBudgetExceeded in a turn of a claim.
         """
         if not self._is_common or not expression or not expression.strip():
             return self.own_error(expression)
-        if expression in self._refused:
-            return COMMON_SPENT
-        self._is_charged = True
-        try:
-            error = self.own_error(expression)
-            self.allowance.charge(expression, self._costs.of(expression))
-        except CommonBudgetExceeded:
-            if self.allowance.is_turn:
-                raise
-            self.allowance.exhaust()
-            self._refused.add(expression)
-            return COMMON_SPENT
-        finally:
-            self._is_charged = False
-        return error
+        if expression not in self._refused:
+            try:
+                with self.judge.charged(expression):
+                    return self.own_error(expression)
+            except ExpressionError as error:
+                if error.refusal.exceeded is not Bound.COMMON:
+                    return error.refusal
+                self._refused[expression] = error.refusal
+        return self._refused[expression]
 
-    def own_error(self, expression: str | None) -> str | None:
+    def own_error(self, expression: str | None) -> ExpressionRefusal | None:
         """The same whatever other expressions cost: those of classes are no claim's."""
         if not expression or not expression.strip():
             return None
         if expression not in self._errors:
             self._errors[expression] = self._find_error(expression)
-            self._judged.add(expression)
-        # It may have failed since on devices that were not looked at then.
-        return self._failed.get(expression, self._errors[expression])
+            self.judge.judged.add(expression)
+        # It may be refused since on devices that were not looked at then.
+        return self.judge.refused.get(expression, self._errors[expression])
 
-    def _find_error(self, expression: str) -> str | None:
-        check_deadline(self.allowance.ends)
+    def _find_error(self, expression: str) -> ExpressionRefusal | None:
+        check_deadline(self.judge.allowance.ends)
         number = self._come_to.pop(expression, 0)
         try:
             if self._tells_most_apart(expression):
                 self._verdicts_on_all(expression)
                 return None
-            for alike in self._alike(cel.compile(expression).attributes, ())[number:]:
-                self.verdict(expression, alike[0])
+            for alike in self._alike(self.judge.predicate(expression).reads, ())[number:]:
+                self.judge.verdict(expression, alike[0])
                 number += 1
-        except cel.CompileError as error:
-            return f"line {error.line}, column {error.column}: {error.message}"
         except ExpressionError as error:
-            return str(error)
+            return error.refusal
         except (CommonBudgetExceeded, OutOfTime):
             self._come_to[expression] = number
             raise
@@ -307,9 +169,8 @@ class CandidateFinder:
 
     def exceeded(self, expression: str | None) -> Bound | None:
         """The bound that an expression with an error exceeded; None if the error is another one."""
-        if expression in self._refused:
-            return Bound.COMMON
-        return Bound.EXPRESSION if expression in self._too_expensive else None
+        error = self._refused.get(expression or "") or self.judge.refused.get(expression or "")
+        return error.exceeded if error is not None else None
 
     @property
     def cached_requests(self) -> int:
@@ -319,21 +180,18 @@ class CandidateFinder:
     @property
     def remembered(self) -> int:
         """Expressions, and verdicts of them, that are kept."""
-        return len(self._errors) + self._count.verdicts
+        return len(self._errors) + self.judge.size
 
     def forget(self, most: int) -> None:
         """Forget the expressions that were asked for first, so that no more than this is remembered."""
         if self.remembered <= most:
             return
-        for expression in [*dict.fromkeys((*self._operands, *self._errors))]:
+        for expression in [*dict.fromkeys((*self.judge.expressions, *self._errors))]:
             if self.remembered <= most:
                 return
-            self._count.verdicts -= sum(len(operand.verdicts) for operand in self._operands.get(expression, ()))
-            for remembering in (self._operands, self._errors, self._failed, self._apart, self._passes, self._come_to):
+            self.judge.forget(expression)
+            for remembering in (self._errors, self._apart, self._come_to):
                 remembering.pop(expression, None)
-            self._judged.discard(expression)
-            self._too_expensive.discard(expression)
-            self._costs.forget(expression)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
 
@@ -554,7 +412,7 @@ class CandidateFinder:
             return Mismatch(1, rule(RuleCode.OTHER_DRIVER), f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
-            verdict = self.verdict(device_class.spec.constraints, device)
+            verdict = self._verdict(device_class.spec.constraints, device)
             if verdict is True:
                 return device_class.metadata.name
             error = error or (verdict if isinstance(verdict, str) else None)
@@ -570,7 +428,7 @@ class CandidateFinder:
         self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
     ) -> Mismatch | None:
         """What speaks against a device of the right class."""
-        verdict = self.verdict(detail.constraints, device)
+        verdict = self._verdict(detail.constraints, device)
         if verdict is not True:
             by = rule(RuleCode.CONSTRAINTS, expression=detail.constraints or "")
             return Mismatch(3, by, verdict if isinstance(verdict, str) else None)
@@ -591,59 +449,3 @@ class CandidateFinder:
 
     def _title(self, device: Device) -> str:
         return f"{self.snapshot.pools[device.pool].name}/{device.name}"
-
-
-@dataclass(slots=True)
-class _Pass:
-    """One operand after the other is evaluated for all devices."""
-
-    verdicts: list[bool | str]
-    """on all devices, as far as they are decided"""
-    left: list[int]
-    """devices that no operand is false of"""
-    operands: int = 0
-    """those that are done"""
-    keys: list[object] | None = None
-    """what the next one reads of each device that is left"""
-    new: list[tuple[object, Mapping[str, AttributeValue]]] = field(default_factory=list)
-    """what it has no verdict on yet, with an example each"""
-
-    @classmethod
-    def of(cls, devices: Sequence[Device]) -> _Pass:
-        return cls([True] * len(devices), [device.index for device in devices if device.ghost is None])
-
-
-@dataclass(slots=True)
-class _VerdictCount:
-    """What judges of the same expressions have in common."""
-
-    verdicts: int = 0
-    """how many are kept: too many to count them for each new expression"""
-
-
-_MISSING = object()
-
-
-@dataclass(slots=True, eq=False)
-class _Operand:
-    """An operand of the top-level ``&&`` of an expression, or all of it, and its verdicts."""
-
-    program: cel.Program
-    key: Callable[[Mapping[str, AttributeValue]], object] = field(init=False)
-    """what it sees of a device; a value's Python type tells its kind apart"""
-    verdicts: dict[object, bool | str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        names = self.program.attributes
-        if names is None:
-            self.key = _everything
-        elif len(names) == 1:
-            (only,) = names
-            self.key = lambda attributes: attributes.get(only, _MISSING)
-        else:
-            ordered = sorted(names)
-            self.key = lambda attributes: tuple([attributes.get(name, _MISSING) for name in ordered])
-
-
-def _everything(attributes: Mapping[str, AttributeValue]) -> object:
-    return tuple(sorted((name, type(value).__name__, value) for name, value in attributes.items()))

@@ -39,7 +39,7 @@ def build_units(
     )
     waiting = (claim for claim in problem_input.claims if not claim.is_allocated)
     allocated = (claim for claim in problem_input.claims if claim.is_allocated)
-    return units.build_units(waiting, allocated, problem_input.refused, rules, eligibility.allowance)
+    return units.build_units(waiting, allocated, problem_input.refused, rules, eligibility.judge.allowance)
 
 
 def _with_agreeing_candidates(
@@ -162,9 +162,8 @@ def _detail_refusals(
         raise OutOfTime(f"{path}.constraints: {OUT_OF_TIME}") from None
     if error is not None:
         entry = {"kind": "constraint", "path": f"{path}.constraints", "expression": detail.constraints}
-        exceeded = eligibility.exceeded(detail.constraints) is not None
-        reason = Reason.EXPRESSION_TOO_EXPENSIVE if exceeded else Reason.CLAIM_INVALID
-        yield reason, f"{path}.constraints: {error}", entry
+        reason = Reason.EXPRESSION_TOO_EXPENSIVE if error.exceeded is not None else Reason.CLAIM_INVALID
+        yield reason, f"{path}.constraints: {error.message}", entry
     name = detail.device_class
     named = {"kind": "class", "path": f"{path}.deviceClass", "deviceClass": name}
     if name and name not in problem_input.classes and name not in problem_input.invalid_classes:
@@ -174,12 +173,12 @@ def _detail_refusals(
             yield Reason.CLASS_NOT_FOUND, f"{message}; create it, or name another", named
         else:
             yield Reason.CLASS_NOT_FOUND, f"{message}; did you mean {near!r}?", {**named, "didYouMean": near}
-    elif name and (error := eligibility.class_error(name)) is not None:
+    elif name and (why := eligibility.class_error(name)) is not None:
         of_class = eligibility.classes.get(name)
         if of_class is not None and eligibility.exceeded(of_class.spec.constraints) is not None:
-            yield Reason.EXPRESSION_TOO_EXPENSIVE, f"{path}.deviceClass: class {name!r}: {error}", named
+            yield Reason.EXPRESSION_TOO_EXPENSIVE, f"{path}.deviceClass: class {name!r}: {why}", named
         else:
-            yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}", named
+            yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {why}", named
     else:
         for device_class in eligibility.classes_of(detail) or ():
             for ref in device_class.spec.configs:

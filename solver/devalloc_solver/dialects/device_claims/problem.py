@@ -132,7 +132,7 @@ def prepare(
     units, refused = build_units(problem_input, eligibility)
     gone = loss_problems(lost, "DeviceClaim", "status.allocations")
     broken = list(_invalid_class_problems(problem_input, eligibility))
-    eligibility.allowance.begin_search()
+    eligibility.judge.allowance.begin_search()
     orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, problem_input)]
     all_problems = (*problem_input.problems, *problems, *unclear, *broken, *gone, *orphans, *overused)
     return UnsolvedProblem(
@@ -142,7 +142,7 @@ def prepare(
         (*problem_input.refused, *refused),
         priorities_of(problem_input),
         tuple(sorted(all_problems, key=problem_order)),
-        eligibility.allowance,
+        eligibility.judge.allowance,
         DeviceClaimDialect(problem_input, snapshot, eligibility, lost),
     )
 
@@ -165,7 +165,7 @@ def _invalid_class_problems(problem_input: ProblemInput, eligibility: CandidateF
         except OutOfTime:
             continue
         if error is not None:
-            yield Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
+            yield Problem(error.message, path="spec.constraints", kind="DeviceClass", name=name)
 
 
 def _missing_class_problems(claim: DeviceClaim, problem_input: ProblemInput) -> Iterator[Problem]:

@@ -40,7 +40,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     DeviceTaint,
     SliceDevice,
 )
-from devalloc_solver.eligibility.judge import ExpressionError, Judge
+from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 
 
@@ -344,7 +344,8 @@ class RequestJudge:
                     try:
                         self.selectors.predicate(expression, is_of_class=is_of_class)
                     except ExpressionError as error:
-                        raise ExpressionError(f"CEL compile error: {error}; correct the expression") from None
+                        message = f"CEL compile error: {error}; correct the expression"
+                        raise ExpressionError(ExpressionRefusal(message)) from None
                     with self.selectors.charged(expression):
                         pass
 
@@ -473,4 +474,4 @@ def _located(where: str) -> Iterator[None]:
     except OutOfTime:
         raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
     except ExpressionError as error:
-        raise AllocationError(f"{where}: {error}", exceeded=error.exceeded) from None
+        raise AllocationError(f"{where}: {error}", exceeded=error.refusal.exceeded) from None

@@ -14,9 +14,9 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import Call
-from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
 from devalloc_solver.dialects.device_claims.solve import solve_input
+from devalloc_solver.eligibility.judge import ExpressionError
 from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.device_claims.documents import (

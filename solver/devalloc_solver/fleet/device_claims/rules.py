@@ -10,15 +10,17 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
-from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
+from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
+from devalloc_solver.eligibility.judge import ExpressionError, Judge
 from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
-from devalloc_solver.problem.snapshot import Device, Snapshot
+from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 4_096
 MAX_VERDICTS = 200_000
@@ -53,7 +55,7 @@ class DeviceClaimRules:
             self.kinds.sample(),
             problem_input.classes,
             problem_input.invalid_classes,
-            allowance=self.allowance,
+            Judge(LANGUAGE, self.allowance, is_charging=False),
             wholes=self.wholes,
         )
 
@@ -151,15 +153,13 @@ class DeviceClaimQuery(NamedTuple):
         texts = [text for text in self._necessary(request.spec) if attributes_read(text) == frozenset((name,))]
         if not texts:
             return None
-        judge = self.rules.shared
+        left: Sequence[object] = [*values]
         try:
-            return [
-                each
-                for each in values
-                if all(judge.verdict(t, _device_with_attribute(name, each)) is True for t in texts)
-            ]
+            for text in texts:
+                left = self.rules.shared.judge.passing(text, left)
         except ExpressionError:
             return None
+        return left
 
     def drivers(self, request: Request) -> frozenset[str] | None:
         classes = self.rules.shared.classes_of(request.spec)
@@ -172,8 +172,3 @@ class DeviceClaimQuery(NamedTuple):
         if len(self.rules.shared.classes_of(detail) or ()) > 1:
             return [detail.constraints] if detail.constraints and detail.constraints.strip() else []
         return self.rules.shared.expressions_of(detail)
-
-
-def _device_with_attribute(name: str, value: object) -> Device:
-    """A device that nothing is known of but one attribute."""
-    return Device(0, 0, "", {name: value}, {}, (), None)
