@@ -163,8 +163,7 @@ def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
     state = _state_of(others)
     if state.offers_nothing and not state.not_adopted([claim]):
         return others
-    documents = state.documents().values()
-    return [*documents, *(one for one in others if one["kind"] == "Node")]
+    return [*state.documents(), *(one for one in others if one["kind"] == "Node")]
 
 
 def documents_to_explain(claim: Object, objects: Sequence[Object]) -> list[Object]:

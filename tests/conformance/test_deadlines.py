@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, IncrementalSolver
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel import budget
 from tests.support import dra_builders
@@ -128,9 +128,9 @@ def all_at_once(evil: Manifest) -> Answers:
 
 
 def by_the_controller(evil: Manifest) -> Answers:
-    cluster = IncrementalResourceSolver()
-    cluster.update({("ResourceSlice", "", "n"): SLICE, ("DeviceClass", "", "gpu"): CLASS})
-    return by_name(cluster.solve([evil, VICTIM], DEADLINE))
+    cluster = RoundSolver(RESOURCE_CLAIMS)
+    cluster.update([SLICE, CLASS])
+    return by_name(cluster.solve([evil, VICTIM], DEADLINE)["claims"])
 
 
 # -- DeviceClaims ------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def all_at_once_own(evil: Manifest) -> Answers:
 
 
 def by_the_controller_own(evil: Manifest) -> Answers:
-    return by_name(IncrementalSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
+    return by_name(RoundSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
 
 
 def by_the_command(evil: Manifest) -> Answers:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile import resting, warm_solver
+from devalloc.controller.reconcile import round_solver
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -207,8 +207,7 @@ def _state(store: SQLiteStore) -> dict[Key, Any]:
 @pytest.fixture(autouse=True)
 def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round does not look at for want of time is not compared."""
-    for module in (resting, warm_solver):
-        monkeypatch.setattr(module, "WAKE_SECONDS", None)
+    monkeypatch.setattr(round_solver, "WAKE_SECONDS", None)
 
 
 @pytest.mark.parametrize("seed", range(examples(1, 0.1)))

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import GROUP
-from devalloc.controller.reconcile import resting, warm_solver
+from devalloc.controller.reconcile import round_solver
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
@@ -166,8 +166,7 @@ def _competes(claim: Object, other: Object) -> bool:
 @pytest.fixture(autouse=True)
 def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round does not look at for want of time is not compared."""
-    for module in (resting, warm_solver):
-        monkeypatch.setattr(module, "WAKE_SECONDS", None)
+    monkeypatch.setattr(round_solver, "WAKE_SECONDS", None)
 
 
 @pytest.mark.parametrize("seed", range(examples(2, 0.1)))
@@ -189,7 +188,7 @@ class ResourceHistory:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.solver = IncrementalResourceSolver()
+        self.solver = RoundSolver(RESOURCE_CLAIMS)
         self.documents: dict[tuple[str, ...], Object] = {}
         """All but claims that wait."""
         self.waiting: dict[str, Object] = {}
@@ -257,11 +256,11 @@ class ResourceHistory:
 
     def check_step(self) -> None:
         self.happen()
-        fresh = IncrementalResourceSolver()
+        fresh = RoundSolver(RESOURCE_CLAIMS)
         given = []
         for solver in (self.solver, fresh):
-            solver.update(self.documents)
-            answers = solver.solve([*self.waiting.values()], None) if self.waiting else []
+            solver.update(self.documents.values())
+            answers = solver.solve([*self.waiting.values()], None)["claims"] if self.waiting else []
             given.append({each["name"]: each for each in answers if each["allocated"]})
         assert given[0].keys() == given[1].keys()
         for name, answer in given[0].items():

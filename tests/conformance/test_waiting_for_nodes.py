@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import DEVALLOC
-from devalloc.controller.reconcile import resting, warm_solver
+from devalloc.controller.reconcile import round_solver
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
@@ -119,7 +119,7 @@ class History:
         self.store.backup(copy)
         settle(self.allocator)
         other = SQLiteStore(copy)
-        settle(DeviceClaimAllocator(other, settings=SETTINGS, solve=IncrementalSolver()))
+        settle(DeviceClaimAllocator(other, settings=SETTINGS, solve=RoundSolver()))
         given = [{Key.of(one) for one in store.list().objects if _is_satisfied(one)} for store in (self.store, other)]
         other.close()
         for file in self.path.glob("copy.db*"):
@@ -138,8 +138,7 @@ def _is_satisfied(obj: Object) -> bool:
 @pytest.fixture(autouse=True)
 def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round does not look at for want of time is not compared."""
-    for module in (resting, warm_solver):
-        monkeypatch.setattr(module, "WAKE_SECONDS", None)
+    monkeypatch.setattr(round_solver, "WAKE_SECONDS", None)
 
 
 @pytest.fixture

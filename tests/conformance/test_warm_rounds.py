@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc_solver import Fleet, solve_manifests
 from tests.support.examples import examples
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
@@ -49,7 +49,7 @@ def written(document: Object, answers: dict[str, Any], random: Random) -> Object
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(4, 0.03), deadline=None)
 def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     state = unique(documents(random))
     for _ in range(4):
         expected = solve_manifests(copy.deepcopy(state), deadline=None)
@@ -64,7 +64,7 @@ def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(4, 0.03), deadline=None)
 def test_rounds_that_differ_by_little_are_answered_as_if_each_were_the_first(random: Random) -> None:
-    warm, allocate_all = IncrementalSolver(), Mock(wraps=Fleet.allocate_all)
+    warm, allocate_all = RoundSolver(), Mock(wraps=Fleet.allocate_all)
     drawn = unique(documents(random))
     state = [document for document in drawn if document["kind"] != "DeviceClaim"]
     claims = [document for document in drawn if document["kind"] == "DeviceClaim"]

@@ -5,7 +5,7 @@
 - ``loop``: what both share: settings, pauses, the wait for a change, the fenced commit, node labels
 - ``snapshot``: what changed in the store, and values computed from it
 - ``resting``: which objects a round looks at: not those that wait for a change that has not come
-- ``warm_solver``, ``searches``: a Fleet that stays in memory; long searches beside the loop
+- ``round_solver``, ``searches``: answers, by a Fleet that stays in memory; long searches beside the loop
 - ``decision``, ``preconditions``, ``write_backoff``: what is written, when it may be, and what the store rejected
 - ``release``: take back the devices of a claim
 - ``stored_claims``: claims as they count, and objects that are only stored; ``availability``, ``events``: what is shown

@@ -42,6 +42,7 @@ from devalloc.controller.reconcile.preconditions import (
     fuller_pools,
 )
 from devalloc.controller.reconcile.resting import RestingObjects, RoundResult
+from devalloc.controller.reconcile.round_solver import DEVICE_CLAIMS, REFRESH_PAUSE, RoundSolver
 from devalloc.controller.reconcile.settled import SettledClaims, may_rest
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot
 from devalloc.controller.reconcile.stored_claims import (
@@ -50,7 +51,6 @@ from devalloc.controller.reconcile.stored_claims import (
     ignored_messages,
     is_foreign,
 )
-from devalloc.controller.reconcile.warm_solver import REFRESH_PAUSE, IncrementalSolver
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
@@ -141,10 +141,10 @@ class DeviceClaimAllocator:
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
-        self._warm: IncrementalSolver | None = None
+        self._warm: RoundSolver | None = None
         self._resting: RestingObjects | None = None
         if solve is None:
-            solve = self._warm = IncrementalSolver(self.loop.searches, clock, settings.cel_check)
+            solve = self._warm = RoundSolver(DEVICE_CLAIMS, self.loop.searches, clock, settings.cel_check)
         self._solve: SolveManifests = solve
         self._listener = listener or AllocatorListener()
         self._may_write = may_write
@@ -166,7 +166,7 @@ class DeviceClaimAllocator:
         self._counter = PoolCounter()
         if self._warm is not None:
             settled = SettledClaims((self._warm, self._counter, self._memo))
-            self._resting = RestingObjects(self._warm, clock, settled)
+            self._resting = RestingObjects(self._warm, settled)
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
         self._quotas = False
@@ -337,7 +337,7 @@ class DeviceClaimAllocator:
         if self._resting is None or self._warm is None:
             return None
         documents = [doc for doc in solver_input.documents if not admission.is_admission_object(doc)]
-        self._warm.update(documents, self._settings.placement)
+        self._warm.update(self._warm.split(documents)[0], self._settings.placement)
         return self._resting.wake(objects, everything)
 
     def _settle_held(

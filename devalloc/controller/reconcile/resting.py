@@ -13,24 +13,22 @@ first, in turns of namespaces (``postponed``).
 
 from __future__ import annotations
 
-import time
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from devalloc.api import host_pool_names
-from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
-from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
+from devalloc.controller.reconcile.round_solver import may_rest_with
 from devalloc.controller.reconcile.settled import SettledClaims, may_matter, says_all
 from devalloc.controller.reconcile.snapshot import order_of_key
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
-from devalloc.controller.reconcile.warm_solver import REFRESHED, REFRESHED_SECONDS, WAKE_SECONDS
 from devalloc.store import Key, Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
@@ -38,9 +36,6 @@ from devalloc_solver.pipeline import admission
 MAX_NEW = 100
 """New objects that are looked at in one round: so the most urgent, and those of all namespaces, are answered soon. The
 last group or machine is looked at as a whole."""
-EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS = 60.0, 960.0
-"""How long claims are left alone for whose expressions the time did not suffice, in however many rounds, or that two
-evaluators judge differently: the first time and at most. Doubled each time in between, until they change."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 
@@ -50,8 +45,10 @@ class WaitingSolver(Protocol):
 
     waiting: WaitingBook
 
-    def wake(self, seconds: float | None) -> list[Hashable]: ...
-    def rest(self, unit: Hashable, order: Order, claims: Sequence[Object], answer: Any) -> bool: ...
+    def wake(self, *, has_new: bool) -> set[Hashable]: ...
+    def rest(
+        self, unit: Hashable, order: Order, claims: Sequence[Object], answers: Sequence[Answer], *, is_proven: bool
+    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,6 @@ class RestingObjects:
     """Of one loop. Not thread-safe."""
 
     solver: WaitingSolver
-    clock: Callable[[], float] = time.monotonic
     settled: SettledClaims = field(default_factory=SettledClaims)
     """Claims that hold devices and are left alone."""
     _asleep: dict[Key, Object] = field(default_factory=dict)
@@ -100,10 +96,6 @@ class RestingObjects:
     """Namespaces that hold less than before the last round."""
     _by_hosts: set[Unit] = field(default_factory=set)
     """Machines that no node has anything for, as nodes have published it."""
-    _until: dict[Unit, float] = field(default_factory=dict)
-    """Units whose expressions take too long or are disputed, and when they are asked for again."""
-    _exceeded: dict[Unit, int] = field(default_factory=dict)
-    """Units that were left alone for such a time, and how often in a row."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _equals: set[Hashable] = field(default_factory=set)
     """Units that ask for the same as one that a change could have helped, and that admission kept out."""
@@ -162,9 +154,9 @@ class RestingObjects:
         if len(self.settled) and any(may_matter(*change) for change in changes):
             self.wake_held()
         awake = {self._unit_of[key] for key, _, _ in changes if key in self._unit_of}
-        for key, old, new in changes if self._exceeded else ():
-            self._forget_exceeded(key, new or old or {})
-        awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
+        for key, old, new in changes:
+            self._end_pauses(key, new or old or {})
+        awake |= {unit for unit in self.solver.waiting.due() if isinstance(unit, Unit)}
         awake |= self._touched(changes) | (self._members.keys() & self._equals)
         self._equals.clear()
         self.has_woken = bool(awake)
@@ -213,9 +205,9 @@ class RestingObjects:
     def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:
         """The objects that a round looks at, with those that a change of the fleet could help; None if there are no
         more than ``active``."""
-        units = self.solver.wake(WAKE_SECONDS)
-        units += self.solver.waiting.outdated(REFRESHED, REFRESHED_SECONDS, yields=self._has_new)
-        woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
+        woken = {
+            unit for unit in self.solver.wake(has_new=self._has_new) if isinstance(unit, Unit) and unit in self._members
+        }
         for key in (key for unit in woken for key in self._members[unit]):
             self._postponed.withdraw(key)  # it was woken before, for another reason
         urgent = self._postponed.urgent
@@ -238,10 +230,10 @@ class RestingObjects:
         self._machines.discard(key)
         self._awake.add(key)
 
-    def _forget_exceeded(self, key: Key, obj: Object) -> None:
+    def _end_pauses(self, key: Key, obj: Object) -> None:
         """How often it took too long does not matter any more."""
         if key.kind in (CLAIM, MACHINE):
-            self._exceeded.pop(self._unit_of.get(key) or _unit_of(key, obj), None)
+            self.solver.waiting.end_pauses(self._unit_of.get(key) or _unit_of(key, obj))
 
     @property
     def is_behind(self) -> bool:
@@ -264,7 +256,6 @@ class RestingObjects:
                 if not of_namespace:
                     del self._by_admission[unit.namespace]
             self._by_hosts.discard(unit)
-            self._until.pop(unit, None)
             if unit.group:
                 self._groups.pop((unit.namespace, unit.group), None)
 
@@ -325,13 +316,8 @@ class RestingObjects:
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
                 continue  # a round may have more to say of it
-            if len(answers) == len(keys) and is_settled and any(map(_is_for_later, answers)):
-                self._enter(unit, keys, active, done.written, by_admission=False)
-                times = self._exceeded[unit] = self._exceeded.get(unit, 0) + 1
-                self._until[unit] = self.clock() + backoff_delay(times, EXCEEDED_SECONDS, MAX_EXCEEDED_SECONDS)
-            elif len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
+            if len(answers) == len(keys) and is_settled and may_rest_with(answers):
                 refused[unit] = answers
-                self._exceeded.pop(unit, None)
             elif unit.key.kind == CLAIM:
                 unsettled.add(unit.namespace)
         self._equals -= units.keys()
@@ -373,8 +359,7 @@ class RestingObjects:
                 units[_unit_of(key, obj)].append(key)
                 continue
             self._busy[key] = obj
-            if self._exceeded:
-                self._forget_exceeded(key, obj)
+            self._end_pauses(key, obj)
             if key.kind == CLAIM and key in self._unit_of:
                 self._wake([self._unit_of[key]])
         return units
@@ -413,9 +398,7 @@ class RestingObjects:
             names += [name] if key.kind == CLAIM else solver_input.wishes[name].parts
         claims = [documents[name] for name in names if name in documents]
         order = min(order_of(active[key]) for key in keys)
-        if len(claims) == 1 and not unit.group:
-            return self.solver.rest(unit, order, claims, answers[0])
-        return done.is_proven and not done.gives and self.solver.rest(unit, order, claims, None)
+        return self.solver.rest(unit, order, claims, answers, is_proven=done.is_proven and not done.gives)
 
     def _enter(
         self,
@@ -484,13 +467,6 @@ def _may_serve_others(key: Key, old: Object | None, new: Object | None) -> bool:
         return old is None or new is None
     labels = [None if one is None else one["metadata"].get("labels") for one in (old, new)]
     return key.kind == "Node" and ((old is None) != (new is None) or labels[0] != labels[1])
-
-
-def _is_for_later(answer: Answer) -> bool:
-    """Whether its expressions cost too much, or the time did not suffice for them, in however many rounds; or two
-    evaluators judge them differently, so that it gets nothing of what is free for it."""
-    is_disputed = answer["reason"] == Reason.CHECK_FAILED.value
-    return not (answer["allocated"] or answer.get(STILL_SEARCHING)) and (bool(answer.get("exceeded")) or is_disputed)
 
 
 def _is_kept_out(answers: Collection[Answer]) -> bool:

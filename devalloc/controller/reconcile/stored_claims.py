@@ -76,7 +76,7 @@ def allocated_spec(claim: Object) -> Any:
         return claim.get("spec")  # others wrote there
 
 
-def class_names(claim: Object) -> frozenset[str]:
+def class_names(claim: Mapping[str, Any]) -> frozenset[str]:
     """The classes that the claim's details name; none for a claim that cannot be read."""
     read = decode(claim).object
     if not isinstance(read, DeviceClaim):

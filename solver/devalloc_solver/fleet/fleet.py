@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from devalloc.api.problems import Problem
@@ -19,6 +19,9 @@ from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
 from devalloc_solver.problem.placement_policy import policy_named
+
+ObjectName = tuple[str, str, str, str]
+"""The apiVersion, kind, namespace ("default" if it has none) and name of an object."""
 
 
 class Fleet:
@@ -38,7 +41,7 @@ class Fleet:
     """
 
     def __init__(self, placement: str, cel_check: str = "refuse") -> None:
-        """Make an empty fleet. Use ``from_manifests`` instead.
+        """Make an empty fleet, for ``sync``; ``from_manifests`` makes one of manifests.
 
         Raises:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``cel_check`` neither ``refuse`` nor
@@ -55,6 +58,8 @@ class Fleet:
         """objects of other groups (Nodes), for the back end that is yet to be made"""
         self._quotas: dict[tuple[str, str], dict[str, Any]] = {}
         """ResourceQuotas of devices, by namespace and name: that they do not count"""
+        self._synced: dict[ObjectName, Manifest] = {}
+        """what ``sync`` was given, as it was given last"""
 
     @classmethod
     def from_manifests(
@@ -76,27 +81,25 @@ class Fleet:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``cel_check`` neither ``refuse`` nor
                 ``warn`` (see ``solve_manifests``), or ``documents`` are one manifest or text.
         """
-        with gc_paused(settle=True, freeze=freeze):
-            fleet = cls._load(documents, placement, cel_check)
-            if freeze:
-                for backend in fleet._backends.values():
-                    backend.read_ahead()
-            return fleet
-
-    @classmethod
-    def _load(cls, documents: Iterable[Manifest], placement: str, cel_check: str) -> Fleet:
         fleet = cls(placement, cel_check)
-        numbered = [(api_group_of(document), document) for document in as_manifest_list(documents)]
-        met = {group for group, _ in numbered}
-        groups = [group for group in (RESOURCE_CLAIMS, DEVICE_CLAIMS) if group in met] or [DEVICE_CLAIMS]
-        for group in groups:
-            foreign = {RESOURCE_CLAIMS, DEVICE_CLAIMS} - {group} if group == groups[0] else met - {group}
-            fleet._make(group, [document for own, document in numbered if own not in foreign])
-        if DEVICE_CLAIMS in groups:
-            for group, document in numbered:
-                if group not in groups:
-                    fleet._note_other(document)
+        fleet._load(as_manifest_list(documents), freeze=freeze)
         return fleet
+
+    def _load(self, documents: Iterable[Manifest], *, freeze: bool) -> None:
+        """Read the first documents of an empty fleet."""
+        with gc_paused(settle=True, freeze=freeze):
+            numbered = [(api_group_of(document), document) for document in documents]
+            met = {group for group, _ in numbered}
+            groups = [group for group in (RESOURCE_CLAIMS, DEVICE_CLAIMS) if group in met] or [DEVICE_CLAIMS]
+            for group in groups:
+                foreign = {RESOURCE_CLAIMS, DEVICE_CLAIMS} - {group} if group == groups[0] else met - {group}
+                self._make(group, [document for own, document in numbered if own not in foreign])
+            if DEVICE_CLAIMS in groups:
+                for group, document in numbered:
+                    if group not in groups:
+                        self._note_other(document)
+            for backend in self._backends.values() if freeze else ():
+                backend.read_ahead()
 
     @property
     def problems(self) -> list[ProblemDict]:
@@ -291,6 +294,63 @@ class Fleet:
         if self._quotas and document.get("kind") == quota.KIND:
             self._quotas.pop(_object_key(document), None)
 
+    def sync(
+        self, documents: Iterable[Manifest], remaining: Collection[ObjectName] = frozenset()
+    ) -> dict[ObjectName, Manifest | None]:
+        """Make the objects what they are now: take in what differs from the last call, and remove what is gone.
+
+        Documents are what a list of all objects returned just now: each counts, whatever its version (``is_current`` of
+        ``update``). An object is the same if it equals what was given last, or differs only in ``resourceVersion`` and,
+        unless it is a claim, ``status``. So devices that the fleet itself gave or released since are as the fleet has
+        them until the claim's document changes. Objects that came in by other calls stay, and are yours to delete.
+
+        An empty fleet loads all at once, as ``from_manifests`` does with ``freeze``.
+
+        Args:
+            documents: one for each object. Do not change them afterwards.
+            remaining: names of objects that are as they were and not among the documents.
+
+        Returns:
+            What is new or changed, and None for what is gone.
+
+        Raises:
+            ValueError: if one is not a manifest, or has no kind and name.
+        """
+        now = {self.object_name(document): document for document in documents}
+        if not self._backends:
+            self._load(now.values(), freeze=True)
+            self._synced = now
+            return {**now}
+        changed: dict[ObjectName, Manifest] = {}
+        new = 0
+        for name, document in now.items():
+            if (before := self._synced.get(name)) is document:
+                continue
+            new += before is None
+            if before is None or not _is_same(before, document):
+                changed[name] = document
+        gone: list[ObjectName] = []
+        if len(self._synced) + new > len(now) + len(remaining):
+            gone = [name for name in self._synced if name not in now and name not in remaining]
+        for name in gone:
+            self.delete(self._synced[name])
+            del self._synced[name]
+        for name, document in changed.items():
+            self.update(document, is_current=True)
+            self._synced[name] = document
+        self._synced |= now
+        return {**dict.fromkeys(gone), **changed}
+
+    @staticmethod
+    def object_name(document: Manifest) -> ObjectName:
+        """Read what an object is called. Raises ValueError without a kind or name."""
+        try:
+            metadata = document["metadata"]
+            namespace = metadata.get("namespace") or "default"
+            return document.get("apiVersion") or "", document["kind"], namespace, metadata["name"]
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError("give the manifest of each object, with its kind and its metadata.name") from None
+
     def _note_other(self, document: Manifest) -> list[dict[str, Any]]:
         """Remember an object of no dialect; what to say of it."""
         is_other = isinstance(document, Mapping) and api_group_of(document) not in (RESOURCE_CLAIMS, DEVICE_CLAIMS)
@@ -325,3 +385,15 @@ def _object_key(document: Manifest) -> tuple[str, str]:
 
 def _full_name(document: Manifest) -> tuple[str, ...]:
     return str(document.get("kind")), *_object_key(document)
+
+
+def _is_same(before: Manifest, now: Manifest) -> bool:
+    """Whether the fleet need not read an object again: it knows of claims what they have, and no other status."""
+    if before == now or now["kind"] in ("DeviceClaim", "ResourceClaim"):
+        return before == now
+    return _without_status(before) == _without_status(now)
+
+
+def _without_status(document: Manifest) -> Manifest:
+    metadata = {name: value for name, value in document["metadata"].items() if name != "resourceVersion"}
+    return {**{name: value for name, value in document.items() if name != "status"}, "metadata": metadata}

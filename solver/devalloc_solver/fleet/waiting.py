@@ -31,6 +31,12 @@ QUESTION_SECONDS = 0.1
 MAX_CLASSES = 50_000
 """Classes that are remembered; claims of further ones are not left alone."""
 
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 60.0, 960.0
+"""How long a unit is left alone that takes too long to be judged: the first time and at most. Doubled each time in a
+row."""
+MAX_PAUSES = 10_000
+"""Such units that are remembered; further ones are not left alone."""
+
 T = TypeVar("T")
 Manifest = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -136,6 +142,16 @@ class _Ages:
 
 
 @dataclass(slots=True)
+class _Pause:
+    """Of a unit that takes too long to be judged."""
+
+    times: int = 0
+    """how many there were in a row"""
+    until: float = math.inf
+    """when it ends; infinite once the unit is solved again"""
+
+
+@dataclass(slots=True)
 class WaitingBook:
     """The refusals of one dialect that are still valid, so that a claim is solved again only if it may fit now.
 
@@ -157,6 +173,7 @@ class WaitingBook:
     """the same for classes to which all devices of a driver may matter"""
     _by_rules: dict[Hashable, None] = field(default_factory=dict)
     """classes of which a claim is refused by the rules, whatever is free"""
+    _pauses: dict[Hashable, _Pause] = field(default_factory=dict)
     _dirty: dict[str, dict[Hashable, None]] = field(default_factory=dict)
     """namespace -> classes that a change could have helped"""
     _ages: OrderedDict[str, _Ages] = field(default_factory=OrderedDict)
@@ -186,7 +203,7 @@ class WaitingBook:
     @property
     def units(self) -> Set[Hashable]:
         """All units that wait, including those that are being solved now."""
-        return self._class_of.keys()
+        return self._class_of.keys() | self._pauses.keys()
 
     def equals(self, unit: Hashable) -> list[Hashable]:
         """All units that wait for the same thing as this unit, including itself; empty if it does not wait."""
@@ -250,6 +267,8 @@ class WaitingBook:
 
     def discard(self, unit: Hashable) -> None:
         """Remove a unit that no longer waits, or that others solve."""
+        if unit in self._pauses:
+            self._pauses[unit].until = math.inf
         key = self._class_of.pop(unit, None)
         if key is None:
             return
@@ -308,6 +327,34 @@ class WaitingBook:
 
     def _is_dirty(self, key: Hashable, record: _Class) -> bool:
         return key in self._dirty.get(record.namespace, ())
+
+    # -- what takes too long -------------------------------------------------------------------------------------------
+
+    def pause(self, unit: Hashable, at_least: float = 0.0) -> bool:
+        """Record that a unit takes too long to be judged, and is not to be solved for a while, whatever changes.
+
+        ``at_least``: seconds. False if too many have a pause already.
+        """
+        self.discard(unit)
+        if unit not in self._pauses and len(self._pauses) >= MAX_PAUSES:
+            return False
+        pause = self._pauses.setdefault(unit, _Pause())
+        seconds = min(PAUSE_SECONDS * 2.0 ** min(pause.times, 10), MAX_PAUSE_SECONDS)
+        pause.times, pause.until = pause.times + 1, self.clock() + max(seconds, at_least)
+        return True
+
+    def is_paused(self, unit: Hashable) -> bool:
+        """Whether a unit is left alone for a while."""
+        return unit in self._pauses and self._pauses[unit].until < math.inf
+
+    def end_pauses(self, unit: Hashable) -> None:
+        """Forget how often a unit took too long: it is another one now, or was judged."""
+        self._pauses.pop(unit, None)
+
+    def due(self) -> list[Hashable]:
+        """The units whose pause is over, until they are discarded."""
+        now = self.clock()
+        return [unit for unit, pause in self._pauses.items() if pause.until <= now]
 
     # -- what changes --------------------------------------------------------------------------------------------------
 

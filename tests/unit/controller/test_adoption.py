@@ -296,7 +296,7 @@ def devices_of(*objects: Object) -> dict[str, list[str]]:
     """By device the taints that the solver sees."""
     state = ClusterState()
     state.look([rule(), gpu_slice(), *objects], ALL_OF_IT)
-    slices = [one for one in state.documents().values() if one["kind"] == "ResourceSlice"]
+    slices = [one for one in state.documents() if one["kind"] == "ResourceSlice"]
     return {
         each["name"]: [taint["key"] for taint in each.get("taints", ())]
         for one in slices

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,7 +17,6 @@ from devalloc.api.meta import DEVICE_RECORDS, LEADER
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile import searches
-from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
@@ -28,13 +27,14 @@ from devalloc.controller.reconcile.resource_claims.cluster_state import (
 )
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
 from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dialects.resource_k8s import selectors
+from devalloc_solver.fleet import waiting as waiting_module
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import in_threads, until
 
@@ -270,7 +270,7 @@ class Played:
     """A cluster that gets objects, and the solver behind it."""
 
     def __init__(self, *objects: Object) -> None:
-        self.cluster, self.solver = ClusterState(), IncrementalResourceSolver()
+        self.cluster, self.solver = ClusterState(), RoundSolver(RESOURCE_CLAIMS)
         self.there: dict[Key, Object] = {}
         self.tell(ANY, *objects)
 
@@ -295,7 +295,7 @@ class Played:
             for key in each.want.claims
         }
         documents = [document for each in questions for document in each.documents]
-        for each in self.solver.solve(documents, None) if documents else ():
+        for each in self.solver.solve(documents, None)["claims"] if documents else ():
             results = (each["allocations"] or {}).get("devices", {}).get("results", ())
             given = ", ".join(f"{result['pool'].removesuffix('.devalloc')}/{result['device']}" for result in results)
             by_claim[each["name"]] = given or each["reason"]
@@ -339,7 +339,7 @@ def test_a_claim_that_goes_after_a_failed_round_does_not_hold_up_its_equals(monk
     assert one.answers() == {"x": "DevicesInUse", "y": "DevicesInUse"}
     one.lose(holder)
     with monkeypatch.context() as patch:
-        patch.setattr(one.solver, "_ask", lambda *_: 1 / 0)
+        patch.setattr(one.solver, "_ask", lambda *_, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             one.answers()
     one.lose(claim("x"), pod("p", "x"))
@@ -388,16 +388,16 @@ def costly(name: str) -> Object:
     return one
 
 
-class SlowCluster(IncrementalResourceSolver):
+class SlowCluster(RoundSolver):
     """Has a clock of its own, on which every question takes some seconds."""
 
     def __init__(self) -> None:
-        super().__init__(clock=lambda: self.now)
+        super().__init__(RESOURCE_CLAIMS, clock=lambda: self.now)
         self.now = 1000.0
 
-    def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[Object]:
+    def _ask(self, *args: Any, **options: Any) -> Object:
         self.now += 4.0
-        return super()._ask(claims, deadline)
+        return super()._ask(*args, **options)
 
 
 class Counting:
@@ -427,6 +427,7 @@ def test_a_claim_that_is_too_expensive_costs_nothing_in_later_rounds(monkeypatch
     counting = Counting(monkeypatch)
     assert one.answers() == {"x": "ExpressionTooExpensive"}
     assert counting.count > 0
+    first = slow.now
 
     assert counting.of(one.answers) == 0
     one.tell(claim("y"), pod("q", "y"))
@@ -440,8 +441,9 @@ def test_a_claim_that_is_too_expensive_costs_nothing_in_later_rounds(monkeypatch
     one.tell(a_slice("s", pool="n.devalloc", devices=3))
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10**9)
     assert one.answers()["x"] == "ExpressionTooExpensive"
-    assert not one.solver.is_due
-    slow.now += 80
+    slow.now = first + 79.0
+    assert not one.solver.is_due, "20 times as long as the solver was busy with it"
+    slow.now = first + 80.0
     assert one.solver.is_due
     assert one.answers()["x"].startswith("n/")
     assert not one.solver.is_due
@@ -472,12 +474,12 @@ def test_a_claim_that_had_too_little_time_beside_others_gets_another_turn(monkey
 
 def test_no_more_than_so_many_expensive_claims_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
-    monkeypatch.setattr(resourceclaims_solver, "MAX_EXPENSIVE", 2)
+    monkeypatch.setattr(waiting_module, "MAX_PAUSES", 2)
     waiting = [each for n in range(4) for each in (costly(f"x{n}"), pod(f"p{n}", f"x{n}"))]
     one = Played(node("n"), a_slice("s", pool="n.devalloc"), *waiting)
     for _ in range(2):
         assert one.answers() == {f"x{n}": "ExpressionTooExpensive" for n in range(4)}
-    assert len(one.solver._left_alone) == 2
+    assert len(one.solver.waiting._pauses) == 2
 
 
 def test_a_claim_holds_also_without_its_label_and_whatever_else_it_has() -> None:
@@ -746,7 +748,7 @@ def test_the_answer_records_what_devices_drew_and_it_stays_in_use() -> None:
 
     def is_seen(device: str) -> bool:
         allocator.round()
-        slices = [one for one in allocator._cluster.documents().values() if one["kind"] == "ResourceSlice"]
+        slices = [one for one in allocator._cluster.documents() if one["kind"] == "ResourceSlice"]
         return any(one["name"] == device for each in slices for one in each["spec"].get("devices", ()))
 
     client = FakeClient(FakeKube())
@@ -780,7 +782,7 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
             "allocations": None,
             STILL_SEARCHING: True,
         }
-        return {"claims": [{**each["metadata"], **answer} for each in claims], "again": True}
+        return {"claims": [{**each["metadata"], **answer} for each in claims], "again": True, "optimal": False}
 
     monkeypatch.setattr(BackgroundSearches, "solve", unfinished)
     client = FakeClient(FakeKube())
@@ -790,7 +792,7 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
         create(client, one)
     allocator = ResourceClaimAllocator(store_of(client), stamp="1 a")
     allocator.round()
-    assert allocator._solver.is_again
+    assert allocator.loop.is_again
     if left == "nothing":
         for one in pods:
             path = f"/api/v1/namespaces/a/pods/{one['metadata']['name']}"
@@ -801,10 +803,10 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
 
     def is_done() -> bool:
         allocator.round()
-        return not allocator._solver.is_again
+        return not allocator.loop.is_again
 
     until(is_done)
-    assert not allocator._solver.is_again
+    assert not allocator.loop.is_again
 
 
 @pytest.mark.parametrize("bound", ["steps", "time"])

@@ -12,12 +12,12 @@ import pytest
 
 from devalloc.api.findings import sentences
 from devalloc.api.views import order_of
-from devalloc.controller.reconcile import device_claims, resting
+from devalloc.controller.reconcile import device_claims, resting, round_solver
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.postponed import PostponedUnits, Unit
 from devalloc.controller.reconcile.resting import RestingObjects
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import WaitingBook, testing
@@ -219,7 +219,7 @@ def test_once_a_full_quota_keeps_out_a_claim_that_devices_became_free_for_its_eq
 def test_thousands_of_claims_that_are_given_back_at_once_cost_no_more_each_however_many_rest() -> None:
     costs = []
     for count in (1000, 4000):
-        rests = RestingObjects(IncrementalSolver())
+        rests = RestingObjects(RoundSolver())
         waiting = {Key("DeviceClaim", "a", f"w{number}"): gpu_claim(f"w{number}", namespace="a")
                    for number in range(count)}  # fmt: skip
         entries = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
@@ -246,7 +246,7 @@ class OnlyLookedUp(dict[Key, Any]):
 
 
 def test_what_rests_costs_a_round_nothing_and_what_changed_is_looked_at_in_order() -> None:
-    rests = RestingObjects(IncrementalSolver())
+    rests = RestingObjects(RoundSolver())
     claims = {Key("DeviceClaim", "a", f"w{number}"): gpu_claim(f"w{number}", namespace="a") for number in range(500)}
     objects = OnlyLookedUp(claims)
     first = rests.look(objects, {}, claims.keys())
@@ -334,7 +334,7 @@ def test_members_of_a_group_are_not_looked_at_without_new_ones_that_are_left_to_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resting, "MAX_NEW", 3)
-    rests, name = RestingObjects(IncrementalSolver()), "DeviceClaim"
+    rests, name = RestingObjects(RoundSolver()), "DeviceClaim"
     first = {Key(name, "default", "g1"): gpu_claim("g1", group="g")}
     assert rests.look(first, {}, first.keys()) == first
     more = [*(gpu_claim(f"a{number}") for number in range(4)), gpu_claim("g2", group="g")]
@@ -350,10 +350,10 @@ class ScriptedSolver:
         self.waiting = WaitingBook()
         self.unit = unit
 
-    def wake(self, seconds: float | None) -> list[Hashable]:
-        return [self.unit]
+    def wake(self, *, has_new: bool) -> set[Hashable]:
+        return {self.unit}
 
-    def rest(self, *args: Any) -> bool:
+    def rest(self, *args: Any, **options: Any) -> bool:
         return True
 
 
@@ -528,12 +528,12 @@ def test_a_claim_whose_time_is_over_while_a_round_reads_is_asked_for_in_that_rou
     loop, seconds = Loop(tmp_path), [0.0]
     resting_objects = loop.allocator._resting
     assert resting_objects is not None
-    resting_objects.clock = lambda: seconds[0]
+    resting_objects.solver.waiting.clock = lambda: seconds[0]
     fill(loop.store, gpu_claim("w", 5))
     loop.settle()
     loop.settle()
     (unit,) = resting_objects._members
-    resting_objects._until[unit] = 60.0  # as of one whose expressions take too long
+    assert resting_objects.solver.waiting.pause(unit), "as if its expressions took too long"
     read = loop.allocator.loop.reading.look
 
     def slow() -> Any:
@@ -565,26 +565,27 @@ def test_a_claim_with_expensive_expressions_is_solved_less_and_less_often_until_
 ) -> None:
     now, rests = [0.0], loop.allocator._resting
     assert rests is not None
-    rests.clock = lambda: now[0]
-    monkeypatch.setattr(resting, "_is_for_later", lambda answer: not answer["allocated"])
+    pauses = rests.solver.waiting._pauses
+    rests.solver.waiting.clock = lambda: now[0]
+    monkeypatch.setattr(round_solver, "costs_too_much", lambda answer: not answer["allocated"])
     loop.store.create(gpu_claim("w", 5))
-    pauses = []
+    seconds = []
     for _ in range(7):
         loop.settle()
         loop.settle()
-        (until,) = rests._until.values()
-        pauses.append(until - now[0])
-        now[0] = until
-    assert pauses == [60, 120, 240, 480, 960, 960, 960]
+        (pause,) = pauses.values()
+        seconds.append(pause.until - now[0])
+        now[0] = pause.until
+    assert seconds == [60, 120, 240, 480, 960, 960, 960]
 
     there = loop.store.get("DeviceClaim", "default", "w")
     loop.store.replace({**there, "spec": gpu_claim("w", 6)["spec"]})
     loop.settle()
     loop.settle()
-    assert [until - now[0] for until in rests._until.values()] == [60], "another claim, which costs something else"
+    assert [pause.until - now[0] for pause in pauses.values()] == [60], "another claim, which costs something else"
     loop.store.delete("DeviceClaim", "default", "w")
     loop.settle()
-    assert (rests._until, rests._exceeded) == ({}, {})
+    assert pauses == {}
 
 
 def test_claims_that_a_change_could_help_do_not_go_before_more_urgent_ones_either(

@@ -12,13 +12,13 @@ import pytest
 
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile import searches as searches_module
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.searches import (
     MAX_EVALUATION_ROUNDS,
     OTHER_NAMESPACES,
     BackgroundSearches,
     search_with_new_fleet,
 )
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, IncrementalSolver
 from devalloc_solver.cel import budget
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
 from tests.support.dra_builders import ANY, request, slice_
@@ -438,7 +438,7 @@ def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end
         *(claim(f"c{n}", {"deviceClass": "gpu", "constraints": f"{slow}{n}))"}) for n in range(3)),
     ]
     searches = BackgroundSearches(search_with_new_fleet("pack"))
-    solver = IncrementalSolver(searches)
+    solver = RoundSolver(searches=searches)
     reasons: set[str] = set()
     with searches.in_thread():
         while reasons != {"ExpressionTooExpensive"}:
@@ -476,18 +476,17 @@ def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_d
     waiting = [resource_claim(request("r", 1, slow[name]), name=name, namespace=name) for name in slow]
     quick = resource_claim(request("r"), name="quick", namespace="other")
     searches = BackgroundSearches(search_with_new_fleet("pack"))
-    solver = IncrementalResourceSolver(searches=searches)
-    named = {(one["apiVersion"], one["kind"], "default", one["metadata"]["name"]): one for one in cluster}
+    solver = RoundSolver(RESOURCE_CLAIMS, searches)
     reasons: dict[str, str] = {}
     was_given = True
     with searches.in_thread():
-        solver.update(named)
-        assert [one.get(STILL_SEARCHING) for one in solver.solve(waiting[:1], 30.0)] == [True]
+        solver.update(cluster)
+        assert [one.get(STILL_SEARCHING) for one in solver.solve(waiting[:1], 30.0)["claims"]] == [True]
         solver.solve(waiting, 30.0)
         for _ in range(2 * MAX_EVALUATION_ROUNDS):
             evaluated.clear()
-            solver.update(named)
-            answers = {one["name"]: one for one in solver.solve([*waiting, quick], 30.0)}
+            solver.update(cluster)
+            answers = {one["name"]: one for one in solver.solve([*waiting, quick], 30.0)["claims"]}
             assert len({*evaluated} & {*slow.values()}) <= 1, "one has its turn"
             if answers["quick"]["allocated"]:
                 assert not {*evaluated} & {*slow.values()}, "no claim has to wait for them"

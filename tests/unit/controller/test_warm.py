@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 def test_a_decision_that_was_not_written_holds_nothing() -> None:
     state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b")]
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     for waiting in (["a", "b"], ["b"]):
         documents = [d for d in state if d["kind"] != "DeviceClaim" or d["metadata"]["name"] in waiting]
         answer = warm(documents, placement="pack", deadline=None)
@@ -27,7 +27,7 @@ def test_the_warm_fleet_gets_only_what_changed(monkeypatch: pytest.MonkeyPatch) 
     updates: list[str] = []
     monkeypatch.setattr(Fleet, "update", _noting(Fleet.update, updates))
     monkeypatch.setattr(Fleet, "delete", _noting(Fleet.delete, updates))
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     state = [gpu_pool("p"), gpu_pool("q"), gpu_class()]
     warm(state, placement="pack", deadline=None)
     warm(copy.deepcopy(state), placement="pack", deadline=None)
@@ -39,7 +39,7 @@ def test_the_warm_fleet_gets_only_what_changed(monkeypatch: pytest.MonkeyPatch) 
 def test_the_placement_may_change() -> None:
     held = {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}}
     state = [gpu_pool("p", node="n1"), gpu_pool("q", node="n2"), gpu_class(), held, gpu_claim("b")]
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     for placement, node in (("pack", "n1"), ("spread", "n2"), ("pack", "n1")):
         answer = warm(state, placement=placement, deadline=None)
         assert [each["node"] for each in answer["claims"]] == ["n1", node]
@@ -47,7 +47,7 @@ def test_the_placement_may_change() -> None:
 
 def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a")]
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     warm(state[:2], placement="pack", deadline=None)
     with monkeypatch.context() as patch:
         for verb in ("allocate", "allocate_all"):
@@ -65,7 +65,7 @@ def test_a_settled_claim_keeps_its_devices_without_an_answer_also_after_an_error
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others, held, wanted = [gpu_pool(devices=2), gpu_class()], _held(), gpu_claim("b")
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     before = warm([*others, held], placement="pack", deadline=None)["claims"]
     warm.settle([held])
     for is_failing in (False, True, False):
@@ -86,9 +86,20 @@ def test_a_settled_claim_keeps_its_devices_without_an_answer_also_after_an_error
     assert len(warm([*others, gpu_claim("c", 2)], placement="pack", deadline=None)["claims"][0]["allocations"]) == 2
 
 
+def test_a_settled_claim_that_goes_frees_its_devices_although_nothing_else_changes() -> None:
+    others, held, wanted = [gpu_pool(devices=1), gpu_class()], _held(), gpu_claim("b")
+    warm = RoundSolver()
+    warm([*others, held], placement="pack", deadline=None)
+    warm.settle([held])
+    assert not warm([*others, wanted], placement="pack", deadline=None)["claims"][0]["allocated"]
+    warm.unsettle([held])
+    assert warm.update(others)
+    assert warm([*others, wanted], placement="pack", deadline=None)["claims"][0]["allocated"]
+
+
 def test_a_settled_claim_with_another_answer_is_reported() -> None:
     others, held = [gpu_pool(devices=2), gpu_class()], _held()
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     warm([*others, held], placement="pack", deadline=None)
     warm.settle([held])
     answer = warm([gpu_pool("q"), gpu_class()], placement="pack", deadline=None)
@@ -102,7 +113,7 @@ def test_a_settled_claim_with_another_answer_is_reported() -> None:
 
 def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> None:
     """Versions are smaller then. What the claim had later is free, and what it had before is not."""
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     fleet = [gpu_pool("p", devices=2), gpu_class()]
     for version, device in ((12, "d1"), (9, "d0")):
         held = {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": device}]}}
@@ -114,7 +125,7 @@ def test_after_the_restore_of_a_backup_a_claim_has_what_the_backup_says() -> Non
 
 def test_a_claim_without_a_spec_is_refused_and_stops_no_other() -> None:
     bare = {name: part for name, part in gpu_claim("bare").items() if name != "spec"}
-    warm = IncrementalSolver()
+    warm = RoundSolver()
     state = [gpu_pool(devices=1), gpu_class(), bare]
     for claims in ([], [gpu_claim("a")], [gpu_claim("a"), {**bare, "spec": gpu_claim("x")["spec"]}]):
         documents = [*state[:2], *claims] if len(claims) == 2 else [*state, *claims]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.repository import REPO
 
-SOLVER = REPO / "solver" / "devalloc_solver"
+SOLVER, CONTROLLER = REPO / "solver" / "devalloc_solver", REPO / "devalloc" / "controller"
 
 GONE = {
     "the flow of a solve": (
@@ -31,22 +31,26 @@ GONE = {
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
     "the judge of expressions": ("SelectorJudge", "_VerdictCount", "_evaluate_all"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
+    "the solver of a round": (
+        *("reconcile/warm_solver.py", "IncrementalSolver", "IncrementalResourceSolver", "WarmFleet"),
+        *("_PreviousRound", "_RefusedClaims", "_WaitingFleet"),
+    ),
 }
-"""idea -> files and folders of the solver, and names in it and in the controller"""
+"""idea -> files, folders and names of the solver and the controller"""
 
 
 @cache
 def words_of_the_product() -> frozenset[str]:
-    folders = (SOLVER, REPO / "devalloc" / "controller")
-    paths = (path for folder in folders for path in folder.rglob("*.py"))
+    paths = (path for folder in (SOLVER, CONTROLLER) for path in folder.rglob("*.py"))
     return frozenset(word for path in paths for word in re.findall(r"\w+", path.read_text()))
 
 
 def is_there(twin: str) -> bool:
-    """Whether the solver has the file, or a module in the folder: git leaves a folder that has cached bytecode."""
+    """Whether one of the two has the file, or a module in the folder: git leaves one that has cached bytecode."""
     if "/" not in twin:
         return twin in words_of_the_product()
-    return (SOLVER / twin).is_file() or any((SOLVER / twin).rglob("*.py"))
+    paths = [folder / twin for folder in (SOLVER, CONTROLLER)]
+    return any(path.is_file() or any(path.rglob("*.py")) for path in paths)
 
 
 @pytest.mark.parametrize(("idea", "twin"), [(idea, twin) for idea, twins in GONE.items() for twin in twins])

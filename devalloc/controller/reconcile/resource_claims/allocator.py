@@ -40,8 +40,8 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     allocation_of,
     key_of,
 )
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.snapshot import Snapshot
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Change, Event, EventType, Fence
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_objects
@@ -188,7 +188,7 @@ class ResourceClaimAllocator:
         self._cluster = ClusterState()
         self._adoption = Adoption(store, probe, clock)
         self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, WATCHED_KINDS, clock)
-        self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
+        self._solver = RoundSolver(RESOURCE_CLAIMS, self.loop.searches, clock)
         self._notes: dict[str, _ClaimNotes] = {}
         self._repeats: deque[tuple[float, str]] = deque()
         """When the last Events with another message were recorded, and in which namespace."""
@@ -206,7 +206,6 @@ class ResourceClaimAllocator:
         def act() -> None:
             if self._take_over(stop):
                 self.round()
-                self.loop.is_again |= self._solver.is_again
 
         self.loop.run(stop, act, lambda: self._wait(stop))
 
@@ -247,7 +246,7 @@ class ResourceClaimAllocator:
         requests = [*filter(None, waiting), *self._cluster.build_requests(wanted, avoided, wide)]
         self.loop.is_again |= self._cluster.has_left
         unplaced = self._unplaced(now)
-        is_new = self._solver.update(self._cluster.documents())
+        is_new = self._solver.update(self._cluster.documents(), self._settings.placement)
         is_same = requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished)
         if is_same and not unplaced:
             self._last_requests = requests
@@ -271,8 +270,11 @@ class ResourceClaimAllocator:
 
     def _solve(self, requests: Iterable[SolverRequest]) -> dict[Key, Mapping[str, Any]]:
         documents = [document for each in requests for document in each.documents]
-        answers = self._solver.solve(documents, self._settings.deadline) if documents else []
-        return {(each["namespace"], each["name"]): each for each in answers}
+        if not documents:
+            return {}
+        answer = self._solver.solve(documents, self._settings.deadline)
+        self.loop.is_again |= answer["again"]
+        return {(each["namespace"], each["name"]): each for each in answer["claims"]}
 
     def _share_room(
         self, requests: Sequence[SolverRequest], answers: Mapping[Key, Mapping[str, Any]]

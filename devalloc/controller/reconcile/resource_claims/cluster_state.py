@@ -46,7 +46,6 @@ from devalloc.controller.reconcile.resource_claims.pending import (
 from devalloc.controller.reconcile.resource_claims.shared_room import RoomRequest, most_at_once, plan_nodes
 from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
 from devalloc.controller.reconcile.snapshot import Memo
-from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
@@ -194,10 +193,10 @@ class ClusterState:
     def wants(self) -> list[PendingGroup]:
         return pending_groups(self._objects["Pod"], self._claims)
 
-    def documents(self) -> dict[ObjectName, Object]:
+    def documents(self) -> list[Object]:
         """All that the solver is to know but claims that wait."""
         claims = filter(None, (_allocated_document(claim, self._pools) for claim in self._claims.values()))
-        return {_name(content): content for content in (*self._slices(), *self._objects["DeviceClass"], *claims)}
+        return [*self._slices(), *self._objects["DeviceClass"], *claims]
 
     def gains(self, node: str) -> int:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
@@ -593,10 +592,6 @@ def _no_others_message(want: PendingGroup, count: int, others: Sequence[Object])
         f"{nodes} with devices for devalloc and room for pod {pods} {has} for its other claims, which kube-scheduler "
         f"allocates: {claims}"
     )
-
-
-def _name(content: Object) -> ObjectName:
-    return content["kind"], content["metadata"].get("namespace", ""), content["metadata"]["name"]
 
 
 def _misfit(want: PendingGroup, nodes: int) -> str:

@@ -20,8 +20,8 @@ from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.pending import allocation_of
+from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.snapshot import Snapshot
-from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, ObjectName
 from devalloc.controller.reconcile.write_backoff import rejection_reason
 from devalloc.store import Change, Fence, Key, Store
 
@@ -50,7 +50,7 @@ class StoredClaimAllocator:
         self.loop = ReconcileLoop(
             "could not answer the ResourceClaims", store, self._settings, SUPPLY_KINDS | {CLAIM}, clock
         )
-        self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
+        self._solver = RoundSolver(RESOURCE_CLAIMS, self.loop.searches, clock)
         self._version = ""
         """Of the last round that came to its end; empty before the first one."""
         self._is_unfinished = False
@@ -74,16 +74,14 @@ class StoredClaimAllocator:
         pending = {key: claim for key, claim in waiting.items() if key not in refused}
         answers = [_rejection(key, why) for key, why in refused.items() if key in waiting]
         if pending:
-            others: dict[ObjectName, Object] = {
-                (key.kind, key.namespace or "", key.name): obj
-                for key, obj in snapshot.objects.items()
-                if key.kind != CLAIM or allocation_of(obj) is not None
-            }
-            self._solver.update(others)
-            answers += self._solver.solve([*pending.values()], self._settings.deadline)
+            others = (
+                obj for key, obj in snapshot.objects.items() if key.kind != CLAIM or allocation_of(obj) is not None
+            )
+            self._solver.update(others, self._settings.placement)
+            answer = self._solver.solve([*pending.values()], self._settings.deadline)
+            answers += answer["claims"]
+            self.loop.is_again |= answer["again"] or any(each.get(STILL_SEARCHING) for each in answers)
         self._commit(waiting, answers, snapshot)
-        if pending:
-            self.loop.is_again |= self._solver.is_again or any(each.get(STILL_SEARCHING) for each in answers)
         self._version, self._is_unfinished = snapshot.version, self.loop.is_again
 
     def _commit(self, pending: Mapping[Key, Object], answers: Iterable[Mapping[str, Any]], snapshot: Snapshot) -> None:

@@ -1,0 +1,472 @@
+"""The solver of the loops, for either kind of claims: a Fleet that is kept from round to round and receives only what
+has changed; and the one place that decides whether a claim that was refused is asked for again.
+
+A few new claims are answered one by one, as long as that is as good as jointly: then an answer costs what has changed.
+All else is solved jointly, and what takes long beside the loop (``searches``). A refusal holds until a change could
+help the claim (``WaitingBook``). Claims whose expressions cost too much have a pause.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
+from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
+from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
+from devalloc.controller.reconcile.stored_claims import class_names
+from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
+from devalloc.store import Object
+from devalloc_solver import WaitingBook
+from devalloc_solver.deadline import seconds_left
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT
+
+if TYPE_CHECKING:
+    from devalloc_solver import Fleet
+
+ObjectName = tuple[str, str, str, str]
+"""What a Fleet calls an object: its apiVersion, kind, namespace and name."""
+_Answer = dict[str, Any]
+
+WAKE_SECONDS = 0.02
+"""How long a round looks for units that a change could help; the rest is left to the next one."""
+REFRESHED = 50
+"""Units whose refusals a round finds anew, because they are old."""
+REFRESHED_SECONDS = 0.05
+"""How long a round that finds them anew is to take: a claim that comes meanwhile waits for it."""
+REFRESH_PAUSE = 1.0
+"""Seconds between two such rounds."""
+REST_FACTOR = 20.0
+"""How many times as long as the solver was busy with it a claim is left alone, at least, that costs too much."""
+_WITH_PROBLEMS = frozenset({Reason.CLAIM_INVALID.value, Reason.CHECK_FAILED.value})
+"""Refusals of which the problems of objects say more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKind:
+    """What differs between the kinds of claims."""
+
+    name: str
+    devices: str
+    """the field of the status with the devices of a claim"""
+    compared: str
+    """the part of a refusal that its claims report; of ResourceClaims messages have names in them"""
+    summarized: frozenset[str]
+    """kinds of objects of which the parts of a batch say all: a change of others makes results of searches void"""
+    has_state: bool
+    """whether what claims hold is answered, too, and problems of objects are listed"""
+    most_alone: float
+    """how many claims may be answered one by one"""
+
+
+DEVICE_CLAIMS = ClaimKind("DeviceClaim", "allocations", "message", UNRELATED_KINDS, has_state=True, most_alone=1)
+RESOURCE_CLAIMS = ClaimKind(
+    "ResourceClaim",
+    "allocation",
+    "reason",
+    frozenset({"ResourceSlice", "ResourceClaim"}),
+    has_state=False,
+    most_alone=float("inf"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The answers to a unit that is not asked for again: a claim, or the members of a group."""
+
+    identities: Sequence[object]
+    """which claims these are: an edit of the spec makes another one"""
+    specs: Sequence[object]
+    """as they were asked for, with the nodes that suit their pods"""
+    answers: Sequence[_Answer]
+
+
+class RoundSolver:
+    """Not thread-safe. After an error a round begins anew with all documents."""
+
+    def __init__(
+        self,
+        kind: ClaimKind = DEVICE_CLAIMS,
+        searches: BackgroundSearches | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cel_check: str = "refuse",
+    ) -> None:
+        """``searches``: what is not answered at once is left to; None: all is answered at once. ``cel_check``: see
+        ``AllocatorSettings``."""
+        self._kind = kind
+        self._searches = searches or BackgroundSearches(search_with_new_fleet(DEFAULT_PLACEMENT, cel_check))
+        self._clock = clock
+        self._cel_check = cel_check
+        self.waiting = WaitingBook(kind.name, clock, kind.compared)
+        self._fleet: Fleet | None = None
+        """With the documents of the last update; None after an error."""
+        self._placement = ""
+        self._documents: Sequence[Object] = ()
+        """Those of the last update: all but claims that wait."""
+        self._is_read = False
+        """The fleet is as these say."""
+        self._held: dict[ClaimKey, Object] = {}
+        """The claims among these."""
+        self._changed: dict[ObjectName, Mapping[str, Any] | None] | None = None
+        """What updates took in since the last answers; None: all."""
+        self._seconds = 0.0
+        """How long the last answers took, by ``clock``."""
+        self._refusals: dict[ClaimKey, _Refusal] = {}
+        """By the group of the claims, or the one of them."""
+        # -- what is known of claims that hold something, and of the state, if the kind has it
+        self._answers: dict[ClaimKey, _Answer] = {}
+        self._problems: list[_Answer] | None = None
+        """None: the answers and problems of the last round may be others now."""
+        self._subjects: frozenset[tuple[str, ...]] = frozenset()
+        """Kind, namespace and name of what the problems are of."""
+        self._classes: frozenset[tuple[str, str]] = frozenset()
+        """The apiVersion and name of each class that is there and well."""
+        self._settled: dict[ObjectName, Object] = {}
+        """Claims that hold something and are not among the documents."""
+        self._settled_answers: dict[ClaimKey, _Answer] = {}
+        self.has_unsettled = False
+        """The last call answered one of these in another way than before."""
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def update(self, documents: Iterable[Object], placement: str = DEFAULT_PLACEMENT) -> bool:
+        """Read everything but claims that wait. Returns whether anything has changed since the last time."""
+        from devalloc_solver import Fleet  # takes a while to load
+
+        documents, fleet = [*documents], self._fleet
+        is_new = fleet is None or placement != self._placement
+        is_same = len(documents) == len(self._documents) and all(map(operator.is_, documents, self._documents))
+        if is_same and self._is_read and not is_new:
+            return False
+        so_far, self._changed, self._fleet = self._changed, None, None
+        if fleet is None or is_new:
+            fleet = Fleet(placement, self._cel_check)
+            changed = fleet.sync([*self._settled.values(), *documents])
+        else:
+            changed = fleet.sync(documents, self._settled.keys())
+        if is_new or changed:
+            self.waiting.catch_up(fleet)
+        if is_new or any(name[1] not in self._kind.summarized for name in changed):
+            self._searches.forget()
+        self._documents, self._is_read, self._placement, self._fleet = documents, True, placement, fleet
+        self._held = {ClaimView(one).key: one for one in documents if one["kind"] == self._kind.name}
+        self._changed = None if is_new or so_far is None else so_far | changed
+        return is_new or bool(changed)
+
+    def _take(self) -> Fleet:
+        """The fleet for a question; afterwards it is set again, unless an error may have left something there."""
+        fleet, self._fleet = self._fleet, None
+        assert fleet is not None, "update comes first"
+        return fleet
+
+    @property
+    def can_settle(self) -> bool:
+        """Whether the last call came to its end, and its answers hold as long as nothing changes."""
+        return self._problems is not None
+
+    def settle(self, claims: Iterable[Object]) -> None:
+        """Go on as if these claims, which hold something, were among the documents as they are, until ``unsettle``;
+        they have no more answers."""
+        from devalloc_solver import Fleet
+
+        for key in map(_key_of, claims):
+            if (document := self._held.get(key)) is not None:
+                self._settled[Fleet.object_name(document)] = document
+            if (answer := self._answers.pop(key, None)) is not None:
+                self._settled_answers[key] = answer
+
+    def unsettle(self, claims: Iterable[Object]) -> None:
+        """The next documents have these claims, or they are gone."""
+        from devalloc_solver import Fleet
+
+        self._is_read = False
+        for claim in claims:
+            self._settled.pop(Fleet.object_name(claim), None)
+            answer = self._settled_answers.pop(key := _key_of(claim), None)
+            if answer is None:
+                self._problems = None
+            else:
+                self._answers[key] = answer
+
+    # -- claims that wait ----------------------------------------------------------------------------------------------
+
+    def wake(self, *, has_new: bool) -> set[Hashable]:
+        """The units that are to be asked for again: a change could help them, or their refusals are old.
+
+        ``has_new``: there are new units, for which old refusals are left to later rounds."""
+        fleet = self._take()
+        units = self.waiting.wake(fleet, WAKE_SECONDS)
+        self._fleet = fleet
+        return {*units, *self.waiting.outdated(REFRESHED, REFRESHED_SECONDS, yields=has_new)}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether some are to be asked for again, though nothing has changed."""
+        return self.waiting.is_behind or self.waiting.has_outdated or bool(self.waiting.due())
+
+    def rest(
+        self,
+        unit: Hashable,
+        order: Order,
+        claims: Sequence[Object],
+        answers: Sequence[Mapping[str, Any]],
+        *,
+        is_proven: bool,
+    ) -> bool:
+        """Leave a unit alone that was refused: until a change could help it, or for a while if it costs too much.
+
+        ``is_proven``: nothing was given in that round, and no more could be. Returns False if it is to be asked for in
+        each round: it may get something, or it cannot be told what could help it."""
+        if any(map(costs_too_much, answers)):
+            return self.waiting.pause(unit, REST_FACTOR * self._seconds)
+        self.waiting.end_pauses(unit)
+        if not may_rest_with(answers):
+            return False
+        is_single = len(claims) == 1 and ClaimView(claims[0]).group is None
+        if not (is_single or is_proven):
+            return False
+        fleet = self._take()
+        if is_single:
+            rests = self.waiting.rest(fleet, unit, order, claims[0], {**answers[0]})
+        else:
+            rests = self.waiting.rest_together(fleet, unit, order, claims)
+        self._fleet = fleet
+        return rests
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
+        """The dict of ``solve_manifests`` for these documents, but for ``objective``."""
+        in_fleet, waiting = self.split(documents)
+        self.update(in_fleet, placement)
+        return self.answer(waiting, deadline)
+
+    def split(self, documents: Iterable[Object]) -> tuple[list[Object], list[Object]]:
+        """What ``update`` is to read, and the claims that wait. Without a spec a claim does not: the Fleet says so."""
+        in_fleet: list[Object] = []
+        waiting: list[Object] = []
+        for document in documents:
+            is_waiting = document["kind"] == self._kind.name and "spec" in document and not self._has_devices(document)
+            (waiting if is_waiting else in_fleet).append(document)
+        return in_fleet, waiting
+
+    def _has_devices(self, claim: Object) -> bool:
+        return bool(ClaimView(claim).status.get(self._kind.devices))
+
+    def solve(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
+        """The answers to all claims that wait, in the form of ``solve_manifests``, round after round.
+
+        One that was refused has the same answer again, at no cost, until a change could help it. One that costs too
+        much has it until its pause is over, also if other nodes suit its pod meanwhile."""
+        units = _units([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
+        self._forget_all_but(units)
+        has_new = not units.keys() <= self._refusals.keys()
+        woken = {*self.wake(has_new=has_new), *self.waiting.due()} if self._refusals else set()
+        again: list[_Answer] = []
+        fresh: dict[ClaimKey, list[Object]] = {}
+        for unit, members in units.items():
+            refusal = None if unit in woken else self._refusals.get(unit)
+            if refusal is not None and self._is_of(refusal, unit, members):
+                again += map(dict, refusal.answers)
+            else:
+                self._refusals.pop(unit, None)
+                fresh[unit] = members
+        answer = self.answer([claim for members in fresh.values() for claim in members], deadline)
+        by_key = {(each["namespace"], each["name"]): each for each in answer["claims"]}
+        is_again = bool(answer.get("again"))
+        is_proven = answer["optimal"] and not is_again and not any(each["allocated"] for each in by_key.values())
+        for unit, members in fresh.items():
+            own = [by_key[key] for key in map(_key_of, members) if key in by_key]
+            self.waiting.discard(unit)
+            order = min(map(order_of, members))
+            if len(own) == len(members) and self.rest(unit, order, members, own, is_proven=is_proven):
+                self._refusals[unit] = _Refusal([*map(_identity, members)], [one["spec"] for one in members], own)
+        return {**answer, "claims": [*answer["claims"], *again], "again": is_again or self.waiting.is_behind}
+
+    def _forget_all_but(self, units: Mapping[ClaimKey, object]) -> None:
+        """Forget what waits no more, and what was woken and had no answer."""
+        for unit in self.waiting.units - units.keys():
+            self.waiting.discard(unit)
+            self.waiting.end_pauses(unit)
+        for unit in self._refusals.keys() - units.keys():
+            del self._refusals[unit]
+
+    def _is_of(self, refusal: _Refusal, unit: Hashable, claims: Sequence[Object]) -> bool:
+        is_same = refusal.identities == [*map(_identity, claims)]
+        return is_same and (self.waiting.is_paused(unit) or refusal.specs == [one["spec"] for one in claims])
+
+    def answer(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
+        """The answers to claims that wait among what ``update`` has read, and to those that hold something if the kind
+        has that, in the form of ``solve_manifests``. What takes long has ``STILL_SEARCHING`` in its answer."""
+        ends, began, started = (
+            None if deadline is None else time.monotonic() + deadline,
+            self._clock(),
+            time.monotonic(),
+        )
+        self.has_unsettled = False
+        changed, self._changed = self._changed, {}
+        fleet, problems, self._problems = self._take(), self._problems, None
+        claims = [claim for claim in claims if _key_of(claim) not in self._held]
+        given, claims = self._refused_like_others(fleet, claims)
+        is_current = not self._kind.has_state or (problems is not None and self._renew(fleet, changed))
+        answer = self._ask(fleet, claims, ends, is_current=is_current)
+        given += answer["claims"]
+        if self._kind.has_state:
+            if answer["problems"] is None:
+                answer["problems"] = problems
+            named = {(self._kind.name, *_key_of(claim)) for claim in claims}
+            # What the problems are of may be gone next time.
+            self._problems = answer["problems"] if named.isdisjoint(self._subjects) else None
+            given += self._answers.values()
+        self.waiting.ignore_changes(fleet)
+        self._fleet, self._seconds = fleet, self._clock() - began
+        given.sort(key=lambda each: (each["namespace"], each["name"]))
+        return {**answer, "claims": given, "seconds": round(time.monotonic() - started, 6)}
+
+    def _refused_like_others(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
+        """The answers to claims of which equals wait already, and the other claims."""
+        if self._kind.compared != "message":
+            return [], [*claims]
+        refused: list[_Answer] = []
+        others: list[Object] = []
+        for claim in claims:
+            view = ClaimView(claim)
+            if view.group is not None or (answer := self.waiting.refusal(fleet, claim)) is None:
+                others.append(claim)
+            else:
+                refused.append({**answer, "namespace": view.key[0], "name": view.key[1]})
+        return refused, others
+
+    def _ask(self, fleet: Fleet, claims: Sequence[Object], ends: float | None, *, is_current: bool) -> _Answer:
+        """The answers to claims that wait. ``is_current``: those to others, and the problems, are known."""
+        alone = self._answer_alone(fleet, claims, ends) if is_current else None
+        if alone is not None:
+            is_optimal = all(each["allocated"] or is_final_refusal(each) for each in alone)
+            return {"claims": alone, "problems": None, "optimal": is_optimal}
+        documents = [*self._settled.values(), *self._documents]
+        others = [one for key, one in self._held.items() if not fleet.holds(*key)] if self._kind.has_state else ()
+        answer = self._searches.solve(fleet, documents, claims, seconds_left(ends), others)
+        requested = {*map(_key_of, claims)}
+        given: list[_Answer] = []
+        state: dict[ClaimKey, _Answer] = {}
+        for each in answer["claims"]:
+            key = each["namespace"], each["name"]
+            if key in requested:
+                given.append(each)
+            else:
+                state[key] = each
+        if self._kind.has_state:
+            self._note_state(state, answer["problems"])
+        return {**answer, "claims": given}
+
+    def _answer_alone(self, fleet: Fleet, claims: Sequence[Object], ends: float | None) -> list[_Answer] | None:
+        """The answers to claims one by one; None if they are to be answered jointly: there are too many or a group, or
+        what one gets may depend on the others, because one gets nothing.
+
+        Of several each has its share of a quarter of the time. What takes longer is answered with the others, and what
+        takes longer than a round has beside the loop, or in turns if it is expressions.
+        """
+        if len(claims) > self._kind.most_alone or any(ClaimView(claim).group is not None for claim in claims):
+            return None
+        if self._searches.is_late(claims):
+            return None
+        answers: list[Any] = []
+        for number, claim in enumerate(sorted(claims, key=order_of)):
+            left, is_quick = seconds_left(ends), self._searches.is_open
+            share = left / (4 * (len(claims) - number)) if left is not None and len(claims) > 1 else left
+            if is_quick:
+                share = QUICK_SECONDS if share is None else min(share, QUICK_SECONDS)
+            answers.append(fleet.allocate(claim, share, is_quick=is_quick))
+            if not answers[-1]["allocated"]:
+                break
+        given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
+        for claim in claims:  # the documents of the next round say what of it was written
+            if _key_of(claim) in given:
+                fleet.delete(claim)
+        is_whole = len(given) == len(claims) or (len(claims) == 1 and self._is_settled_alone(answers[0]))
+        return answers if is_whole and not (self._kind.has_state and _has_warnings(answers)) else None
+
+    def _is_settled_alone(self, answer: _Answer) -> bool:
+        """Whether the refusal of a single claim is that of a joint solve, and says all."""
+        if answer["reason"] == Reason.SEARCH_LIMIT and answer.get("exceeded") in (None, "time"):
+            return False  # it is searched for beside the loop, or its expressions are evaluated in turns
+        return not self._kind.has_state or answer["reason"] not in _WITH_PROBLEMS
+
+    # -- what claims hold ----------------------------------------------------------------------------------------------
+
+    def _renew(self, fleet: Fleet, changed: Mapping[ObjectName, Mapping[str, Any] | None] | None) -> bool:
+        """Renew the answers to claims that have changed. False if all are to be looked at: something else has changed,
+        or there is or was a problem of one of these."""
+        if changed is None:
+            return False
+        for name, document in changed.items():
+            if name[1] != self._kind.name or name[1:] in self._subjects:
+                return False
+            self._answers.pop(key := name[2:], None)
+            if document is None:
+                continue
+            if not fleet.holds(*key) or not self._has_classes(document):
+                return False
+            answer: Any = fleet.allocate(document)
+            if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
+                return False
+            self._answers[key] = answer
+        return True
+
+    def _has_classes(self, claim: Mapping[str, Any]) -> bool:
+        """Whether all classes that a claim names are there and well."""
+        return all((claim["apiVersion"], name) in self._classes for name in class_names(claim))
+
+    def _note_state(self, answers: Mapping[ClaimKey, _Answer], problems: Sequence[_Answer]) -> None:
+        """Note the answers to claims that hold something, and what is wrong."""
+        settled = {name[2:] for name in self._settled}
+        for key in settled & answers.keys():
+            if self._settled_answers.get(key) != answers[key]:
+                self.has_unsettled = True
+                self._settled_answers[key] = answers[key]
+        self._answers = {key: each for key, each in answers.items() if key not in settled}
+        parts = [[str(each.get(part) or "") for part in ("kind", "namespace", "name")] for each in problems]
+        self._subjects = frozenset((kind, namespace or "default", name) for kind, namespace, name in parts)
+        self._classes = frozenset(
+            (one["apiVersion"], one["metadata"]["name"])
+            for one in self._documents
+            if one["kind"] == "DeviceClass"
+            and ("DeviceClass", "default", one["metadata"]["name"]) not in self._subjects
+        )
+
+
+def may_rest_with(answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these are all the answers that a unit gets while nothing changes, or it is to have a pause."""
+    return any(map(costs_too_much, answers)) or all(map(is_final_refusal, answers))
+
+
+def costs_too_much(answer: Mapping[str, Any]) -> bool:
+    """Whether its expressions cost too much, or the time did not suffice for them, in however many rounds; or two
+    evaluators judge them differently, so that it gets nothing of what is free for it."""
+    is_disputed = answer["reason"] == Reason.CHECK_FAILED.value
+    return not (answer["allocated"] or answer.get(STILL_SEARCHING)) and (bool(answer.get("exceeded")) or is_disputed)
+
+
+def _has_warnings(answers: Iterable[_Answer]) -> bool:
+    return any(answer.get("warnings") for answer in answers)
+
+
+def _key_of(claim: Object) -> ClaimKey:
+    return ClaimView(claim).key
+
+
+def _units(claims: Iterable[Object]) -> dict[ClaimKey, list[Object]]:
+    """Claims that are answered together, by group or name."""
+    by_key: dict[ClaimKey, list[Object]] = {}
+    for claim in claims:
+        (namespace, name), group = _key_of(claim), ClaimView(claim).group
+        by_key.setdefault((namespace, name if group is None else f"group {group}"), []).append(claim)
+    return by_key
+
+
+def _identity(claim: Object) -> object:
+    """Equal as long as it is the same claim: its spec cannot be edited."""
+    return claim["metadata"].get("uid") or claim.get("spec")
