@@ -6,10 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from heapq import heappop, heappush
 from itertools import accumulate
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import NamedTuple
 
 from devalloc_solver.bounds.node_counts import CountByNode, Node, NodeCounts
@@ -56,9 +56,9 @@ class _Ranked:
 
     @classmethod
     def of(cls, holdings: Iterable[Holding]) -> _Ranked:
-        listed = sorted(holdings, key=lambda holding: (_cost([holding]), holding.owner))
-        costs = [_cost([holding]) for holding in listed]
-        return cls(listed, costs, [*accumulate(costs, lambda one, other: _sum([one, other]))])
+        listed = sorted(holdings, key=lambda holding: (_cost(holding), holding.owner))
+        costs = [*map(_cost, listed)]
+        return cls(listed, costs, [*accumulate(costs, _add)])
 
 
 class _NodeHolders(NamedTuple):
@@ -103,7 +103,7 @@ class LeavingSearch:
         """
         nodes = self._holders(question.unit, self._bounds(question, finder))
         single, proven = self._single(question, finder, nodes)
-        best = None if single is None else (_cost([single]), (single.owner,))
+        best = None if single is None else (_cost(single), (single.owner,))
         if best is not None and all(best[0] <= two for each in nodes for two in each.ranked.least[1:2]):
             return Leaving(best[1], is_least=True)
         smallest_set = 2 if proven and not finder.is_cut_short else 1
@@ -200,7 +200,7 @@ class LeavingSearch:
             if not self._fits(question, finder, node, leaving):
                 continue
             by_name = sorted(leaving, key=lambda holding: holding.owner)
-            for holding in sorted(by_name, key=lambda holding: _cost([holding]), reverse=True):
+            for holding in sorted(by_name, key=_cost, reverse=True):
                 rest = [other for other in leaving if other is not holding]
                 if self._fits(question, finder, node, rest):
                     leaving = rest
@@ -412,27 +412,27 @@ def cheapest_sets(costs: Sequence[Cost], smallest: int) -> Iterator[tuple[Cost, 
     """
     waiting: list[tuple[Cost, int, tuple[int, ...]]] = []
 
-    def add(numbers: tuple[int, ...]) -> None:
-        heappush(waiting, (_sum([costs[number] for number in numbers]), len(numbers), numbers))
+    def push(numbers: tuple[int, ...]) -> None:
+        heappush(waiting, (reduce(_add, [costs[number] for number in numbers]), len(numbers), numbers))
 
     if smallest <= len(costs):
-        add((*range(smallest),))
+        push((*range(smallest),))
     while waiting:
         cost, size, numbers = heappop(waiting)
         yield cost, numbers
         first = next((place for place, number in enumerate(numbers) if number != place), size)
         if first == size < len(costs):
-            add((*range(size + 1),))  # costs no less than the cheapest set that is smaller
+            push((*range(size + 1),))  # costs no less than the cheapest set that is smaller
         for place in {max(0, first - 1), min(first, size - 1)}:
             after = numbers[place] + 1
             if after < (numbers[place + 1] if place + 1 < size else len(costs)):
-                add((*numbers[:place], after, *numbers[place + 1 :]))
+                push((*numbers[:place], after, *numbers[place + 1 :]))
 
 
-def _cost(holdings: Iterable[Holding]) -> Cost:
-    """What it costs that these leave together."""
-    return _sum([holding.leave.cost for holding in holdings if holding.leave is not None])
+def _cost(holding: Holding) -> Cost:
+    """What it costs that its owner leaves."""
+    return () if holding.leave is None else holding.leave.cost
 
 
-def _sum(costs: Iterable[Cost]) -> Cost:
-    return tuple(map(sum, zip(*costs, strict=True)))
+def _add(one: Cost, other: Cost) -> Cost:
+    return tuple(map(add, one, other))
