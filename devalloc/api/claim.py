@@ -239,9 +239,17 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
     for name in (meta.GROUP, meta.NODE):
         if text := annotations.get(name):  # "" counts as absent
             _check_name(name, text)
+    for node in node_names(annotations.get(meta.EXCLUDED_NODES, "")):
+        _check_name(meta.EXCLUDED_NODES, node)
     if annotations.get(meta.RELEASE, meta.RELEASES[0]) not in meta.RELEASES:
         message = f"must be {' or '.join(meta.RELEASES)}, not {quote_value(annotations[meta.RELEASE])}"
         raise_faults([(("metadata", "annotations", meta.RELEASE), message)])
+
+
+@lru_cache(maxsize=1024)
+def node_names(text: str) -> frozenset[str]:
+    """Read names that are separated by commas."""
+    return frozenset(name for part in text.split(",") if (name := part.strip()))
 
 
 @lru_cache(maxsize=1024)
@@ -313,6 +321,11 @@ class DeviceClaim(ApiModel):
     @property
     def pinned_node(self) -> str | None:
         return self.metadata.annotations.get(meta.NODE) or None
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]:
+        """Nodes on which it must not be."""
+        return node_names(self.metadata.annotations.get(meta.EXCLUDED_NODES, ""))
 
     @property
     def allocated_node(self) -> str | None:

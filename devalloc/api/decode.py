@@ -54,6 +54,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.GROUP, (_CLAIM, _RESOURCE_CLAIM), by_users=True),
     MetadataKey("annotations", meta.GROUP_MATCH, (_CLAIM,), by_users=True),
     MetadataKey("annotations", meta.NODE, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", meta.EXCLUDED_NODES, (_CLAIM,), by_users=True),
     MetadataKey("annotations", meta.RELEASE, (_CLAIM,), by_users=True, values=meta.RELEASES),
     MetadataKey("annotations", meta.EVICT, (_MACHINE,)),
     MetadataKey("annotations", meta.LAST_NODE, (_MACHINE,)),

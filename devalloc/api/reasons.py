@@ -120,9 +120,9 @@ class Reason(StrEnum):
         "NodeUnavailable",
         (_SPECIAL, _RULES[1]),
         IMPOSSIBLE_VERDICT,
-        "The node that the claim is pinned to lacks devices that other nodes have.",
-        "Remove the pin (annotation devalloc.io/node, or spec.nodeName of a machine), or pin to a node that has such "
-        "devices.",
+        "The node that the claim is pinned to, or each that it does not exclude, lacks devices that other nodes have.",
+        "Remove the pin (annotation devalloc.io/node, or spec.nodeName of a machine) or the exclusion (annotation "
+        "devalloc.io/excluded-nodes), or pin to a node that has such devices.",
     )
     NOT_ENOUGH_DEVICES = (
         "NotEnoughDevices",

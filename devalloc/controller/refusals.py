@@ -205,6 +205,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
                 if bound
                 else f"{blocker['node']} ({path or 'devalloc.io/node'})",
             )
+        case "excludedNodes":
+            return "excluded nodes", path
         case "poolResource":
             return (
                 "pool resource",

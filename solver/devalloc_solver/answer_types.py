@@ -101,6 +101,7 @@ BlockerKind = Literal[
     "constraint",
     "counter",
     "device",
+    "excludedNodes",
     "feature",
     "limit",
     "matchAttribute",

@@ -195,6 +195,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
         "free",
         f"device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}",
     ),
+    "excludedNodes": lambda edit, style: ("drop", "the annotation devalloc.io/excluded-nodes"),
     "feature": lambda edit, style: ("switch", f"on feature {style.name(edit['feature'])}"),
     "limit": lambda edit, style: ("drop", style.path(edit["path"])),
     "matchAttribute": _match_attribute,

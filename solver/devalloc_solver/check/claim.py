@@ -28,6 +28,8 @@ class PendingClaim(Protocol):
     @property
     def pinned_node(self) -> str | None: ...
     @property
+    def excluded_nodes(self) -> frozenset[str]: ...
+    @property
     def is_allocated(self) -> bool: ...
     @property
     def is_deleting(self) -> bool: ...
@@ -86,6 +88,8 @@ def check_new_claim(
 def _node_violations(
     claim: PendingClaim, pin: str | None, answer: Answer, devices: Sequence[CheckedDevice]
 ) -> list[str]:
+    if answer.node in claim.excluded_nodes:
+        return [f"must not be on node {answer.node}, and is answered there (S7)"]
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]
     if answer.node is None or claim.group is not None or not devices:

@@ -599,7 +599,8 @@ class Explainer(ABC):
             return (none,) if step is None else (none, step)
         short = None if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
-            return (*filter(None, [fact(Cause.BOUND, node=unit.pin), self.unknown_node(unit) or short]),)
+            bound = fact(Cause.NODE_BARRED) if unit.pin is None else fact(Cause.BOUND, node=unit.pin)
+            return (*filter(None, [bound, self.unknown_node(unit) or short]),)
         if short := short or self.joint_shortage(unit):
             return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:

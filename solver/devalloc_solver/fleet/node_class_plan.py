@@ -27,6 +27,10 @@ class ClaimQuery(Protocol):
         """Equal for equal requests: equal shapes share what the search learned about nodes."""
 
     @property
+    def excluded(self) -> frozenset[str]:
+        """Nodes on which it must not be."""
+
+    @property
     def takes_network(self) -> bool:
         """Whether devices of the network may be among its candidates."""
 

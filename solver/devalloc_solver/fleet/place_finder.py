@@ -30,6 +30,8 @@ class PlaceFinder:
     def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
         shape, index = self.shape(query), self.index
+        if pin in query.excluded:
+            return None
         if pin is None and index.records:
             best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()
         else:

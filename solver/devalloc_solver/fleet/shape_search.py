@@ -268,7 +268,7 @@ class ShapeSearch:
                 heappop(heap)
                 continue
             node = index.classes.by_index.get(number)
-            first = None if node is None else index.classes.first(node, index.by_rank)
+            first = None if node is None else self._first(node)
             if node is None or first is None:
                 heappop(heap)
                 del queued[number]
@@ -299,8 +299,8 @@ class ShapeSearch:
         log = self.index.log
         if self.wide and self.network_version != self.index.network_version:
             self.seen = None
-        if self.seen is None or self.seen < log.start:
-            self._start()
+        if self.seen is None or self.seen < log.start or self.query.excluded:
+            self._start()  # the log tells of the first node of a class only, which may be excluded
         else:
             queued, unfit, nowhere = self.queued, self.unfit, self.nowhere
             for kind, number, rank, node in log.since(self.seen):
@@ -320,7 +320,7 @@ class ShapeSearch:
         self.queued.clear()
         for node in index.log.classes(index.classes.by_index):
             score = self._hope(node)
-            first = None if score is None else index.classes.first(node, index.by_rank)
+            first = None if score is None else self._first(node)
             if score is not None and first is not None:
                 self.heap.append((score, first, node.index))
                 self.queued[node.index] = first
@@ -333,6 +333,15 @@ class ShapeSearch:
         else:
             self.queued[node.index] = rank
             heappush(self.heap, (score, rank, node.index))
+
+    def _first(self, node: NodeClass) -> int | None:
+        """The rank of the first node of a class that is not excluded; None if there is none."""
+        index, excluded = self.index, self.query.excluded
+        if not excluded:
+            return index.classes.first(node, index.by_rank)
+        records = (index.by_rank[rank] for rank in node.ranks if rank in index.by_rank)
+        members = (record.rank for record in records if record.member_of is node and record.name not in excluded)
+        return min(members, default=None)
 
     # -- classes -------------------------------------------------------------------------------------------------------
 

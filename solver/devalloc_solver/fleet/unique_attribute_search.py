@@ -186,6 +186,8 @@ class UniqueAttributeSearch:
         """The best score there may be on a node; None where the claim cannot fit."""
         node = record.member_of
         assert node is not None
+        if record.name in self.query.excluded:
+            return None
         if node.index not in self._able:
             if len(self._able) > 4 * len(self.index.records) + SPARE_ENTRIES:
                 self._able.clear()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from devalloc.api.findings import Rule
+from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc_solver.problem.allocations import Holding, Key
+from devalloc_solver.problem.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,18 @@ class Candidates:
     """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
     left_out: frozenset[str] = frozenset()
     """drivers whose parts are not among them, because whole devices are offered (S6b)"""
+
+
+def without_nodes(candidates: Candidates, nodes: frozenset[str], snapshot: Snapshot) -> Candidates:
+    """The candidates that are to be had on other nodes than these."""
+    pools, devices = snapshot.pools, snapshot.devices
+    rejected = tuple(sorted(index for index in candidates.accepted if pools[devices[index].pool].node in nodes))
+    gone = frozenset(rejected)
+    accepted = {index: named for index, named in candidates.accepted.items() if index not in gone}
+    step = FunnelStep(rule(RuleCode.NODE_BARRED), rejected)
+    funnel = (*candidates.funnel, step) if rejected else candidates.funnel
+    bars = candidates.bars - gone
+    return replace(candidates, accepted=accepted, funnel=funnel, bars=bars, barred=candidates.barred | nodes)
 
 
 class AllocationMode(Enum):
@@ -115,6 +128,8 @@ class Demand:
     """no device twice in the claim unless it is shareable, admin details included (resource.k8s.io)"""
     shape: object | None = None
     """equal for claims that ask for the same, whatever their names; None if that is not certain"""
+    excluded: frozenset[str] = frozenset()
+    """nodes on which it must not be: its requests have no candidates there"""
 
     @property
     def key(self) -> Key:

@@ -98,10 +98,13 @@ class MachineMessages:
         return code, replace(finding, causes=[*finding.causes, *ties]), details
 
     def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
-        code = str(_CODES.get(answer["reason"], answer["reason"]))
         target = self._target(key)
         part = answer["namespace"], answer["name"]
         is_own = target is not None and part in target.parts
+        reason = answer["reason"]
+        if is_own and any(one["kind"] == "excludedNodes" for one in answer.get("blockers", ())):
+            reason = Reason.NODES_TOO_SMALL.value  # those that may take it
+        code = str(_CODES.get(reason, reason))
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel")}
         solved = finding_of(answer)
         if target is not None and is_own and target.excluded and not self._nodes(target):
@@ -109,7 +112,7 @@ class MachineMessages:
         is_of_claim = not is_own and answer["reason"] == Reason.NO_MATCHING_DEVICES  # which says what it matches
         is_of_room = answer["reason"] in _REPLACED_REASONS and not is_of_claim
         rooms = self._short(target, code) if target is not None and is_of_room else None
-        blockers = [dict(one) for one in solved.blockers if not is_own or one["kind"] != "constraint"]
+        blockers = [dict(one) for one in solved.blockers if not is_own or one["kind"] not in _OURS]
         if target is None or rooms is None:
             causes: list[Fact] = [*map(self._renamed, solved.causes)]
             if is_own:
@@ -333,6 +336,8 @@ _FIELDS = {
 """The field of a machine that asks for each resource."""
 
 
+_OURS = ("constraint", "excludedNodes")
+"""Kinds of edits of what devalloc asks for a machine, and its user does not."""
 _BARRED = rule(RuleCode.NODE_BARRED)
 """Of devices that an expression of devalloc leaves out."""
 

@@ -36,8 +36,6 @@ MigrationKey = tuple[str, str]
 MAX_PER_NODE = 2
 """Migrations from one node, or to one node, at a time: they share its network."""
 _NOT_THERE = Reason.MACHINE_NOT_FOUND.value
-SOURCE_ATTRIBUTE = "devalloc.io/migration-source"
-"""Attribute of a node's devices for machines, in the solver's input alone: the node, if a machine is to leave it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from devalloc.store import Object
 
 IDENTITY = ("kind", "function", "vendorID", "deviceID", "profile")
 """Attributes, of those that have a text there, in which a device on the target is like the one it stands in for."""
-_INHERITED_NOTES = (meta.NODE, meta.GROUP_MATCH)
+_INHERITED_NOTES = (meta.NODE, meta.EXCLUDED_NODES, meta.GROUP_MATCH)
 
 
 def target_claim(claim: Object, name: tuple[str, str], notes: Mapping[str, str], attributes: PoolAttributes) -> Object:

@@ -6,7 +6,6 @@ room for, are kept back: devices on a node that the machine may never run on are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +45,6 @@ from devalloc.controller.reconcile.vm_scheduling import machines, moving_claims,
 from devalloc.controller.reconcile.vm_scheduling.machines import machine_states
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import (
-    SOURCE_ATTRIBUTE,
     MigrationStates,
     amounts_by_numa_node,
     migrated_amounts,
@@ -262,9 +260,8 @@ class _InputBuilder:
                 continue
             wishes[key] = self._ask(key, doc, machine, label)
         moves = dict(self._move(*each) for each in self.migrations.asking.values())
-        sources = {move.source for move in moves.values()}
         rest = [
-            changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else self._marked(doc, sources)
+            changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else doc
             for doc in self.documents
             if not _is_class(doc)
             and doc.get("kind") != MIGRATION_KIND
@@ -374,7 +371,7 @@ class _InputBuilder:
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        tie, excluded = self._restrict_to_reach(doc, machine, compute, notes)
+        tie, excluded = self._restrict_to_reach(doc, machine, notes)
         notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
@@ -405,22 +402,21 @@ class _InputBuilder:
             if (start := machine.spec.start) is not None and start.numa_node is not None:
                 _restrict_to_numa(details[0], start.numa_node)
                 by_numa = {start.numa_node: _compute_amounts(amounts)}
-        place = f"'{SOURCE_ATTRIBUTE}'"
-        details[0]["constraints"] += f" && (!({place} in device) || device[{place}] != {json.dumps(source)})"
-        receives = json.dumps(host_pool_names.LIVE_MIGRATION_ON)
-        details[0]["constraints"] += f" && device.{host_pool_names.LIVE_MIGRATION} == {receives}"
         notes = {**_priority_annotation(doc)}
         if isinstance(target := MigrationView(migration).spec.get("targetNode"), str) and target:
             notes[meta.NODE] = target
         excluded = frozenset(node for node, pool in self.hosts.items() if not receives_machines(pool)) | {source}
         ties = [] if excluded == {source} else ["only nodes with --migration-address receive machines that run"]
-        of_storage, out_of_reach = self._restrict_to_storage(doc, source, details[0])
+        of_storage, out_of_reach = self._out_of_reach(doc, source)
         ties += filter(None, [of_storage])
+        excluded |= out_of_reach
+        notes |= _exclusion(excluded)
         local = [dict(claim) for claim in local_claims(doc, self.claims, self.networks)]
         ties += ["its claims need devices of the same kind there"] if local else []
         parts, targets = self._move_parts(doc, machine, details, notes, local)
-        tie, excluded = "; ".join(ties), excluded | out_of_reach
-        return key, MigrationRequest(migration, doc, parts, source, amounts, excluded, tie, by_numa, targets)
+        return key, MigrationRequest(
+            migration, doc, parts, source, amounts, excluded, "; ".join(ties), by_numa, targets
+        )
 
     def _move_parts(
         self,
@@ -446,20 +442,14 @@ class _InputBuilder:
         targets: dict[ClaimKey, ClaimKey] = {}
         for number, claim in enumerate(local):
             name = self._free_name(key, f"claim-{number}")
-            request = moving_claims.target_claim(claim, name, {**notes, **agree}, self.attributes)
+            group = {note: text for note, text in notes.items() if note != meta.EXCLUDED_NODES}
+            request = moving_claims.target_claim(claim, name, {**group, **agree}, self.attributes)
             self._add_uncounted(key, request)
             targets[ClaimView(claim).key] = name
         return tuple(parts), targets
 
-    def _marked(self, doc: Object, sources: Collection[str]) -> Object:
-        """The pool of a node that a machine is to leave says so: no attribute names the node of a device."""
-        node = host_pool_names.node_of_host_pool(doc) if sources else None
-        if node not in sources or not self.memo.of("readable", doc, partial(_is_readable, doc)):
-            return doc
-        return self.memo.of("source", doc, partial(_with_source, doc, str(node)))
-
     def _restrict_to_reach(
-        self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]
+        self, doc: Object, machine: VirtualMachine, notes: dict[str, str]
     ) -> tuple[str, frozenset[str]]:
         """Have a machine that left a node be placed there again, or where its disks are; why, in words, and the nodes
         that do not reach them."""
@@ -470,20 +460,18 @@ class _InputBuilder:
         if parts := local_parts(doc, here):
             notes[meta.NODE] = last
             return f"only node {last} has {' and '.join(parts)}", frozenset()
-        return self._restrict_to_storage(doc, last, compute)
+        why, excluded = self._out_of_reach(doc, last)
+        notes |= _exclusion(excluded)
+        return why, excluded
 
-    def _restrict_to_storage(self, doc: Object, last: str, compute: Object) -> tuple[str, frozenset[str]]:
-        """Have a machine be placed where the disks are that it writes on a node; why, in words, and the nodes that do
-        not reach them."""
+    def _out_of_reach(self, doc: Object, last: str) -> tuple[str, frozenset[str]]:
+        """The nodes that do not reach the disks that a machine writes on a node, and why it matters, in words."""
+        if not writable_disks(doc):
+            return "", frozenset()
         here = storage_folders(shared_storage(self.hosts.get(last)))
-        if writable_disks(doc):
-            named = {shared_storage(pool) for pool in self.hosts.values()}
-            values = sorted(one for one in named if reaches_disks(doc, here, storage_folders(one)))
-            listed = json.dumps(values, ensure_ascii=False)
-            compute["constraints"] += f" && device.{host_pool_names.SHARED_STORAGE} in {listed}"
-            why = f"only nodes with the shared storage of node {last} have its disks"
-            return why, frozenset(node for node, pool in self.hosts.items() if shared_storage(pool) not in values)
-        return "", frozenset()
+        by_node = {node: storage_folders(shared_storage(pool)) for node, pool in self.hosts.items()}
+        excluded = frozenset(node for node, there in by_node.items() if not reaches_disks(doc, here, there))
+        return f"only nodes with the shared storage of node {last} have its disks", excluded
 
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
         """What is to become of what is kept for a placed machine, if its spec says something else by now."""
@@ -571,13 +559,6 @@ class _InputBuilder:
         self.uncounted.add(ClaimView(claim).key)
 
 
-def _with_source(pool: Object, node: str) -> Object:
-    attributes = [*(pool["spec"].get("attributes") or ()), {"name": SOURCE_ATTRIBUTE, "stringValue": node}]
-    # Without its version, by which a warm fleet would take it for the stored one.
-    metadata = {name: value for name, value in pool["metadata"].items() if name != "resourceVersion"}
-    return {**pool, "metadata": metadata, "spec": {**pool["spec"], "attributes": attributes}}
-
-
 def _is_class(doc: Object) -> bool:
     return doc.get("kind") == "DeviceClass" and doc["metadata"]["name"] == host_pool_names.CLASS
 
@@ -613,6 +594,11 @@ def _priority_annotation(machine: Object) -> dict[str, str]:
     """The annotation of a machine that its claims have too; empty if it has none."""
     value = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
     return {} if value is None else {meta.PRIORITY: value}
+
+
+def _exclusion(nodes: Collection[str]) -> dict[str, str]:
+    """The annotation that keeps a claim from nodes; empty if there are none."""
+    return {meta.EXCLUDED_NODES: ",".join(sorted(nodes))} if nodes else {}
 
 
 _OF_MACHINE, _MOVE_OF_MACHINE = "of machine", "move of machine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,15 @@ from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.status import DevicesByName, node_of
 from devalloc_solver.pipeline import units
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
+from devalloc_solver.problem.demand import (
+    AllocationMode,
+    Candidates,
+    Demand,
+    FunnelStep,
+    PlacementUnit,
+    Request,
+    without_nodes,
+)
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -31,8 +40,14 @@ def build_units(
 ) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
     """The units worth solving, in the order claims are decided, and the claims that are not."""
     snapshot = eligibility.snapshot
+    by_nodes: dict[frozenset[str], dict[tuple[int, bool], Candidates]] = defaultdict(dict)
+
+    def make(claim: DeviceClaim) -> Demand | RejectedClaim:
+        refusal = find_refusal(claim, problem_input, eligibility)
+        return refusal or outside_excluded(make_demand(claim, eligibility), snapshot, by_nodes[claim.excluded_nodes])
+
     rules: units.UnitRules[DeviceClaim, DeviceClaim] = units.UnitRules(
-        lambda claim: find_refusal(claim, problem_input, eligibility) or make_demand(claim, eligibility),
+        make,
         lambda demand: PlacementUnit((demand,), None, demand.claim.pinned_node),
         partial(node_of, snapshot=snapshot),
         partial(_with_agreeing_candidates, snapshot=snapshot),
@@ -57,6 +72,15 @@ def _with_agreeing_candidates(
             left = partial(_restricted_to, name=name, fit=fit, snapshot=snapshot)
             members = [_with_candidates(d, left, cache) if name in d.shared else d for d in members]
     return members
+
+
+def outside_excluded(demand: Demand, snapshot: Snapshot, cache: dict[tuple[int, bool], Candidates]) -> Demand:
+    """The demand, left with what is not on nodes on which it must not be."""
+    excluded: frozenset[str] = demand.claim.excluded_nodes
+    if not excluded:
+        return demand
+    left = _with_candidates(demand, lambda each: without_nodes(each.candidates, excluded, snapshot), cache)
+    return replace(left, excluded=excluded, shape=None if demand.shape is None else (demand.shape, excluded))
 
 
 def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:

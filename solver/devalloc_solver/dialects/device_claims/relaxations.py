@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
-from devalloc.api.meta import GROUP_MATCH
+from devalloc.api.meta import EXCLUDED_NODES, GROUP_MATCH
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -26,7 +26,7 @@ from devalloc_solver.explain.relaxations import (
     unmatched_requests,
 )
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request, without_nodes
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -87,7 +87,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
         requested = [*own(matches), *withheld, *own(constraints)]
         rest = [*self.pins(), *self.shared(), *self.limits(), *self.amounts()]
         rules = [*matches, *withheld, *constraints, *classes, *rest]
-        tiers = [withheld, own(matches), own(constraints), requested, own(classes), [*requested, *own(classes)]]
+        tiers = [withheld, self.excluded(), own(matches), own(constraints), requested, own(classes)]
+        tiers += [[*requested, *own(classes)]]
         tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
         return ((Reason.NO_MATCHING_DEVICES, edits) for edits in tiers)
 
@@ -182,7 +183,29 @@ class DeviceClaimRelaxations(UnitRelaxations):
         self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], DeviceClaimDetail]
     ) -> Request:
         pin = demand.claim.pinned_node
-        return make_request(request.detail, request.alternative, change(request.spec), self.eligibility, pin)
+        changed = make_request(request.detail, request.alternative, change(request.spec), self.eligibility, pin)
+        if not demand.excluded:
+            return changed
+        left = without_nodes(changed.candidates, demand.excluded, self.eligibility.snapshot)
+        return replace(changed, candidates=left)
+
+    def pins(self) -> list[Relaxation]:
+        return [*UnitRelaxations.pins(self), *self.excluded()]
+
+    def excluded(self) -> list[Relaxation]:
+        """Nodes on which a claim must not be."""
+        return [self._on_all_nodes(demand) for demand in self.unit.demands if demand.excluded]
+
+    def _on_all_nodes(self, demand: Demand) -> Relaxation:
+        path = f"metadata.annotations[{EXCLUDED_NODES}]"
+        entry = {"kind": "excludedNodes", "path": path}
+
+        def anywhere(other: Demand) -> Demand:
+            free = replace(other, excluded=frozenset(), shape=None)
+            details = [[self.judge_changed(free, each, lambda spec: spec) for each in some] for some in free.details]
+            return replace(free, details=tuple(map(tuple, details)))
+
+        return self.edit_demand(demand, entry, anywhere)
 
     # -- the supply ----------------------------------------------------------------------------------------------------
 

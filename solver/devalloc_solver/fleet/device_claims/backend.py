@@ -135,7 +135,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
             return None
         if read.key in self._state.allocations:
             return None
-        return read.namespace, read.shape, read.pinned_node, read.priority, tuple(read.warnings)
+        return read.namespace, read.shape, read.pinned_node, read.excluded_nodes, read.priority, tuple(read.warnings)
 
     def _prospects(self, read: ManifestRecord, key: Hashable) -> Prospects | None:
         assert isinstance(read, ClaimRecord)

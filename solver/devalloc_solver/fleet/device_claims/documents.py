@@ -9,12 +9,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
+from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations, node_names
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
+from devalloc.api.meta import DEVMGMT, EXCLUDED_NODES, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
@@ -184,6 +184,10 @@ class ClaimRecord(ManifestRecord):
     @property
     def pinned_node(self) -> str | None:
         return self.annotations.get(NODE) or None
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]:
+        return node_names(self.annotations.get(EXCLUDED_NODES, ""))
 
 
 def read_manifest(content: object) -> ManifestRecord:

@@ -14,6 +14,7 @@ from typing import Any
 
 from devalloc.api.findings import Rule
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.demands import outside_excluded
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import FleetTotals
@@ -105,7 +106,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._sample = self._slips = None
 
     def _find(self, query: DeviceClaimQuery, claim: ClaimRecord) -> ClaimAnswer:
-        shape = self.places.shape(query)
+        shape = None if claim.excluded_nodes else self.places.shape(query)  # other nodes may stand for those
         if isinstance(shape, ShapeSearch) and not shape.wide:
             answer = self._find_in_part(query, claim, shape)
             if answer is not None:
@@ -222,7 +223,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         allocations, ends = allocations_on(self.holders, subset.places), self.index.allowance.until
         totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
-        unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)
+        demand = outside_excluded(query.demand(subset.judge), subset.snapshot, {})
+        unit = PlacementUnit((demand,), None, claim.pinned_node)
         (answer,) = explainer.explain(unit)
         finding = explainer.by_kind.get(unit.kind)
         return answer, () if finding is None else finding.edits

@@ -76,7 +76,8 @@ def _nodes_for(state: DeviceFleetState, claims: Sequence[ClaimRecord]) -> list[N
     classes = index.log.classes(index.classes.by_index)
     matter = [False] * len(classes)
     for claim in claims:
-        query = None if claim.group is not None or claim.is_allocated else state.query(claim)
+        is_plain = claim.group is None and not claim.is_allocated and not claim.excluded_nodes
+        query = state.query(claim) if is_plain else None
         shape = None if query is None or isinstance(query, RejectedClaim) else state.places.shape(query)
         if not isinstance(shape, ShapeSearch) or shape.wide:
             return None

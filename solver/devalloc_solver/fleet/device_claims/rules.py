@@ -89,7 +89,7 @@ class DeviceClaimRules:
 
     def shape(self, claim: ClaimRecord) -> object:
         """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
-        shape = claim.shape
+        shape: object = (claim.shape, claim.excluded_nodes) if claim.excluded_nodes else claim.shape
         if claim.pinned_node is None:
             return shape
         drivers = self.wholes.drivers_with_parts
@@ -127,6 +127,10 @@ class DeviceClaimQuery(NamedTuple):
 
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         return PlacementUnit((self.demand(self.rules.on(snapshot)),), None, None)
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        return self.claim.excluded_nodes
 
     def demand(self, eligibility: CandidateFinder) -> Demand:
         """In terms of the snapshot of a judge."""

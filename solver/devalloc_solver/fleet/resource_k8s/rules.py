@@ -368,6 +368,7 @@ class ResourceClaimQuery:
     """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     takes_network: ClassVar[bool] = False
+    excluded: ClassVar[frozenset[str]] = frozenset()
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules
