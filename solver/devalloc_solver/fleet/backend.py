@@ -113,9 +113,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     def gains(self) -> Gains:
         """What has become free or new since this was last asked."""
         index, (edition, names) = self._state.index, self._edition()
+        room = index.room_gained()
         kinds, index.gained = frozenset(index.gained), set()
         lost, index.lost = frozenset(index.lost), set()
-        return Gains((index.kinds, *edition), names, kinds, lost, [kind.driver for kind in index.kinds.kinds])
+        return Gains((index.kinds, *edition), names, kinds, room, lost, [kind.driver for kind in index.kinds.kinds])
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:
         """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
@@ -143,14 +144,15 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         places = self._state.places
         shape = places.shape(query)
         requests = [*shape.demand.requests]
-        kinds = None
+        kinds, least = None, 0
         if isinstance(shape, ShapeSearch):
             kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
+            least = shape.fewest if shape.takes_free_only else 0
         drivers = self._drivers(query, requests)
         if places.find(query, pin) is None:
-            return Prospects(key, kinds, drivers, fits=False, most=0)
+            return Prospects(key, kinds, drivers, fits=False, most=0, least=least)
         most = None if kinds is None else _most_copies(shape.demand, stats)
-        return Prospects(key, kinds, drivers, fits=True, most=most)
+        return Prospects(key, kinds, drivers, fits=True, most=most, least=least)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 

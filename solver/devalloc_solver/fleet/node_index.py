@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,6 +109,8 @@ SPARE_KINDS = 10_000
 """Kinds of devices that are remembered beside as many as are needed; when there are more, all nodes are read again."""
 SPARE_RANKS = 1_000
 """Names of nodes that are gone which keep their ranks, beside one for each node."""
+MAX_GAINED = 64
+"""Nodes that have more free devices than before of which it is counted how many: 10 us each."""
 STEP = 1 << 24
 """Room between the ranks of two nodes, for those to come."""
 
@@ -135,6 +138,8 @@ class NodeIndex:
     touched: NodeChangeLog = field(default_factory=NodeChangeLog)
     gained: set[int] = field(default_factory=set)
     """kinds of devices that came, or were freed, or that share a pool with such, since this was last cleared"""
+    _gained_on: set[str | None] = field(default_factory=set)
+    """nodes (None: the network) of these"""
     lost: set[int] = field(default_factory=set)
     """kinds of devices of pools that went or are other than before, the same"""
     read: frozenset[str] = frozenset()
@@ -183,6 +188,7 @@ class NodeIndex:
         lost, gained = _changed_kinds(before, after)
         self.lost |= lost
         self.gained |= gained
+        self._gained_on.add(node)
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
@@ -323,6 +329,7 @@ class NodeIndex:
                 del uses[position]
         for name, (record, pools) in touched.items():
             if is_gain:
+                self._gained_on.add(name)
                 for pool in pools:
                     self.gained |= record.pools[pool].numbers
             self._touch(name)
@@ -354,6 +361,16 @@ class NodeIndex:
         if kinds:
             self.forget()
 
+    def room_gained(self) -> Sequence[Mapping[int, int]] | None:
+        """Of each node that ``gained`` since this was last asked: kind -> devices that are free, with those of the
+        network; None if the network did, or too many nodes."""
+        nodes, self._gained_on = self._gained_on, set()
+        if None in nodes or len(nodes) > MAX_GAINED:
+            return None
+        network = Counter[int]() if self.network is None else _free_devices(self.network)
+        records = [record for name in nodes if name is not None and (record := self.records.get(name)) is not None]
+        return [network + _free_devices(record) for record in records]
+
     # -- for searches --------------------------------------------------------------------------------------------------
 
     @property
@@ -379,6 +396,14 @@ class NodeIndex:
     def forget(self) -> None:
         """What claims ask for has changed: classes, or the meaning of expressions."""
         self.edition += 1
+
+
+def _free_devices(record: NodeRecord) -> Counter[int]:
+    free = Counter[int]()
+    for state in record.states:
+        for kind, number in zip(state.kind.kinds, state.free, strict=True):
+            free[kind.index] += number
+    return free
 
 
 def _changed_kinds(before: NodeRecord | None, after: NodeRecord | None) -> tuple[set[int], set[int]]:

@@ -241,6 +241,8 @@ class ShapeSearch:
     """devices of shares that these take at least"""
     fewest: int = field(init=False)
     """devices that it takes at least"""
+    takes_free_only: bool = field(init=False)
+    """whether all of its devices are whole, and free before"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -250,8 +252,10 @@ class ShapeSearch:
         self.shares = sum(request.mode is AllocationMode.SHARE for request in firsts)
         self.count_bounds = CountBounds(self.demand)
         needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
-        plain = all(request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests)
-        self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
+        self.takes_free_only = all(
+            request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests
+        )
+        self.fewest = sum(needs) if self.takes_free_only else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & request.candidates.accepted.keys() for request in self.demand.requests)
         self.plain = None if self.wide or not has_fast_path(self.demand) else FastPath(self.demand, self.index.policy)

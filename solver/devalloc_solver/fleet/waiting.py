@@ -57,6 +57,8 @@ class Prospects(NamedTuple):
     """whether it has a place now"""
     most: int | None
     """how many of them could have a place at once, at most; None if that is not known"""
+    least: int = 0
+    """free devices of these kinds that a node must have for one of them, with those of the network"""
 
 
 class Gains(NamedTuple):
@@ -68,10 +70,16 @@ class Gains(NamedTuple):
     """another object once there are other objects than before that claims name"""
     kinds: frozenset[int]
     """kinds of devices that there are more of, or whose pools have more room"""
+    room: Sequence[Mapping[int, int]] | None
+    """of each node with such: kind -> devices that are free, with those of the network; None if that is not known"""
     lost: frozenset[int]
     """kinds of devices that there are fewer of: refusals may have other reasons"""
     drivers: Sequence[str]
     """the driver of each kind"""
+
+
+_Need = tuple[frozenset[int], int]
+"""Kinds of devices, and how many of them a node must have free."""
 
 
 class Questioned(Protocol):
@@ -90,6 +98,8 @@ class _Class:
     """of one of them, for questions"""
     namespace: str
     kinds: frozenset[int] | None
+    least: int
+    """free devices of these that a node must have"""
     drivers: frozenset[str] | None
     answer: Answer | None
     """the refusal; None of a unit of several claims"""
@@ -166,7 +176,8 @@ class WaitingBook:
     _class_of: dict[Hashable, Hashable] = field(default_factory=dict)
     """unit -> its class"""
     _orders: dict[Hashable, Order] = field(default_factory=dict)
-    _by_kind: dict[int, dict[Hashable, None]] = field(default_factory=dict)
+    _by_kind: dict[int, dict[_Need, None]] = field(default_factory=dict)
+    _by_need: dict[_Need, dict[Hashable, None]] = field(default_factory=dict)
     _by_driver: dict[str | None, dict[Hashable, None]] = field(default_factory=dict)
     """driver (None: any) -> classes to which devices of a new kind may matter"""
     _of_any_kind: dict[str | None, dict[Hashable, None]] = field(default_factory=dict)
@@ -295,18 +306,22 @@ class WaitingBook:
     ) -> _Class:
         """A class that was judged now, with the prospects of its claims."""
         kinds, drivers = _union(one.kinds for one in prospects), _union(one.drivers for one in prospects)
+        least = min(one.least for one in prospects)
         if record is not None:
             self._take_out(key, record)
-            record.kinds, record.drivers = kinds, drivers
+            record.kinds, record.least, record.drivers = kinds, least, drivers
         else:
             namespace = str(claims[0].get("metadata", {}).get("namespace") or "default")
-            record = _Class(claims, namespace, kinds, drivers, answer, self._changes, self.clock())
+            record = _Class(claims, namespace, kinds, least, drivers, answer, self._changes, self.clock())
             self._classes[key] = record
             self._ages.setdefault(namespace, _Ages()).renew(key)
         for driver in (None,) if drivers is None else drivers:
             (self._by_driver if kinds is not None else self._of_any_kind).setdefault(driver, {})[key] = None
-        for kind in kinds or ():
-            self._by_kind.setdefault(kind, {})[key] = None
+        if kinds:
+            need = kinds, least
+            for kind in kinds if need not in self._by_need else ():
+                self._by_kind.setdefault(kind, {})[need] = None
+            self._by_need.setdefault(need, {})[key] = None
         if any(one.kinds is not None and not one.kinds for one in prospects):
             self._by_rules[key] = None
         return record
@@ -318,8 +333,11 @@ class WaitingBook:
         del self._classes[key]
 
     def _take_out(self, key: Hashable, record: _Class) -> None:
-        for kind in record.kinds or ():
-            _remove(self._by_kind, kind, key)
+        if record.kinds:
+            need = record.kinds, record.least
+            _remove(self._by_need, need, key)
+            for kind in record.kinds if need not in self._by_need else ():
+                _remove(self._by_kind, kind, need)
         for driver in (None,) if record.drivers is None else record.drivers:
             _remove(self._by_driver if record.kinds is not None else self._of_any_kind, driver, key)
         self._by_rules.pop(key, None)
@@ -377,12 +395,10 @@ class WaitingBook:
                 self._mark(key)
         elif len(gains.drivers) > self._judged_kinds:
             self._renew_refusals()
-        for kind in gains.kinds:
-            for key in self._that_could_use(kind, gains.drivers[kind]):
-                self._mark(key)
-        for kind in gains.lost:
-            for key in self._that_could_use(kind, gains.drivers[kind]):
-                self._renew_refusal(key)
+        for key in self._that_could_use(gains.kinds, gains.drivers, gains.room):
+            self._mark(key)
+        for key in self._that_could_use(gains.lost, gains.drivers):
+            self._renew_refusal(key)
         self._judged_kinds = len(gains.drivers)
 
     def _renew_refusals(self) -> None:
@@ -399,15 +415,17 @@ class WaitingBook:
         """Ignore the changes since ``catch_up``: devices were only taken for a while, and are free again."""
         fleet.gains(self.kind)
 
-    def _that_could_use(self, kind: int, driver: str) -> Iterator[Hashable]:
-        """The classes that could use devices of a kind."""
-        if kind < self._judged_kinds:
-            yield from self._by_kind.get(kind, ())
-        else:
-            yield from self._by_driver.get(driver, ())
-            yield from self._by_driver.get(None, ())
-        yield from self._of_any_kind.get(driver, ())
-        yield from self._of_any_kind.get(None, ())
+    def _that_could_use(
+        self, kinds: Set[int], drivers: Sequence[str], room: Sequence[Mapping[int, int]] | None = None
+    ) -> Iterator[Hashable]:
+        """The classes that could use devices of these kinds. ``room``: see ``Gains``; None: wherever they are."""
+        for need in {need: None for kind in kinds for need in self._by_kind.get(kind, ())}:
+            if room is None or any(_suffices(need, free) for free in room):
+                yield from self._by_need[need]
+        for number, among in ((self._judged_kinds, self._by_driver), (0, self._of_any_kind)):
+            own = dict.fromkeys(drivers[kind] for kind in sorted(kinds) if kind >= number)
+            for driver in (*own, None) if own else ():
+                yield from among.get(driver, ())
 
     def _mark(self, key: Hashable) -> None:
         record = self._classes[key]
@@ -517,6 +535,11 @@ class WaitingBook:
         ages.renew(key)
 
 
+def _suffices(need: _Need, free: Mapping[int, int]) -> bool:
+    kinds, least = need
+    return sum(number for kind, number in free.items() if kind in kinds) >= least
+
+
 def _union(sets: Iterable[frozenset[T] | None]) -> frozenset[T] | None:
     """All of them; None if one is."""
     union: frozenset[T] = frozenset()
@@ -540,7 +563,7 @@ def _position(members: list[tuple[Order, Hashable]], entry: tuple[Order, Hashabl
     return None
 
 
-def _remove(index: dict[Any, dict[Hashable, None]], name: Any, key: Hashable) -> None:
+def _remove(index: dict[Any, dict[T, None]], name: Any, key: T) -> None:
     keys = index.get(name)
     if keys is not None:
         keys.pop(key, None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from typing import Any
 
 import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.fleet.waiting import FIRST_REFRESHED, REFRESH_SECONDS, YIELD_SECONDS, WaitingBook
+from tests.support import random_fleets
+from tests.support.examples import examples
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
@@ -94,11 +98,84 @@ def test_no_more_are_woken_than_could_have_a_place_the_first_by_order(waiting: W
     assert waiting.change() == [], "until these have their answers"
 
 
+def of_one_model(name: str) -> Object:
+    claim = gpu_claim(name, count=2)
+    claim["spec"]["claims"][0]["matchAttributes"] = ["model"]
+    return claim
+
+
 def test_a_claim_that_still_fits_nowhere_is_not_woken(waiting: Waiting) -> None:
-    waiting.rest(gpu_claim("two-on-one-node", count=5))
+    waiting.rest(of_one_model("w"))
+    one, other = holder_in(waiting.fleet, "p"), holder_in(waiting.fleet, "q")
+    waiting.fleet.release("default", one)
+    assert waiting.change(released=other) == []
+    assert waiting.questions == ["w"], "two are free, of two models"
+    assert waiting.book.refusal(waiting.fleet, of_one_model("new")) is not None, "it is known again"
+
+
+def test_a_claim_for_which_a_node_has_too_few_free_devices_is_not_asked_about(waiting: Waiting) -> None:
+    group = [gpu_claim("one-of-three", count=3), gpu_claim("two-of-three", count=2)]
+    assert waiting.book.rest_together(waiting.fleet, "group", (0,), group)
+    waiting.rest(gpu_claim("two", count=2), gpu_claim("three", count=3), of_model(gpu_claim("x", count=2), "x"))
     assert waiting.change(released="held-0") == []
-    assert waiting.questions == ["two-on-one-node"]
-    assert waiting.book.refusal(waiting.fleet, gpu_claim("new", count=5)) is not None, "it is known again"
+    assert waiting.questions == []
+    assert waiting.change(released="held-1") == ["group", "two", "x"]
+    assert waiting.questions == ["two", "x"]
+    assert waiting.change(released="held-2") == ["three"]
+
+
+def test_free_devices_of_the_network_count_on_every_node(waiting: Waiting) -> None:
+    waiting.fleet.update(gpu_pool("net", devices=1, node=None, model="x"))
+    waiting.rest(gpu_claim("w", count=2))
+    waiting.book.catch_up(waiting.fleet)
+    waiting.book.wake(waiting.fleet)
+    assert waiting.change(released="held-0") == ["w"]
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_no_claim_is_left_alone_that_could_have_a_place(seed: int) -> None:
+    """In random fleets, with partitions, shares and devices of the network, while claims and pools come and go."""
+    chance = random.Random(seed)
+    documents = random_fleets.documents(chance)
+    fleet, book = Fleet.from_manifests(documents), WaitingBook()
+    book.catch_up(fleet)
+    drawn = [one for _ in range(4) for one in random_fleets.documents(chance) if one["kind"] == "DeviceClaim"]
+    claims = [
+        {**one, "metadata": {**one["metadata"], "name": f"w{number}"}}
+        for number, one in enumerate(drawn)
+        if "status" not in one
+    ]
+    pools = [document for document in documents if document["kind"] == "DevicePool"]
+    for _ in range(12):
+        for number, claim in enumerate(claims):
+            if claim["metadata"]["name"] not in book and not fleet.holds("default", claim["metadata"]["name"]):
+                answer: Any = fleet.allocate(claim)
+                if not answer["allocated"]:
+                    book.rest(fleet, claim["metadata"]["name"], (number,), claim, answer)
+        chance.choice((release, republish))(chance, fleet, claims, pools)
+        book.catch_up(fleet)
+        for claim in claims:
+            if claim["metadata"]["name"] in book and book.refusal(fleet, claim) is not None:
+                prospects = fleet.prospects(claim)
+                assert prospects is not None
+                assert not prospects.fits
+        if chance.random() < 0.5:
+            for unit in book.wake(fleet):
+                book.discard(unit)
+
+
+def release(chance: random.Random, fleet: Fleet, claims: list[Object], pools: list[Object]) -> None:
+    names = [name for claim in claims if fleet.holds("default", name := claim["metadata"]["name"])]
+    for name in chance.sample(names, min(len(names), 2)):
+        fleet.release("default", name)
+
+
+def republish(chance: random.Random, fleet: Fleet, claims: list[Object], pools: list[Object]) -> None:
+    pool = copy.deepcopy(chance.choice(pools))
+    devices = pool["spec"].get("devices")
+    if isinstance(devices, list) and devices:
+        pool["spec"]["devices"] = chance.sample(devices, chance.randint(1, len(devices)))
+    fleet.update(pool)
 
 
 def test_a_pool_that_is_new_or_larger_wakes_and_one_of_another_driver_does_not(waiting: Waiting) -> None:
@@ -138,7 +215,7 @@ def test_namespaces_take_turns_and_the_rest_is_left_to_the_next_call(waiting: Wa
     many = [of_model(gpu_claim(f"a{number}", count=number + 1, namespace="a"), "x") for number in range(50)]
     waiting.rest(*many, of_model(gpu_claim("b", namespace="b"), "x"))
     waiting.questions.clear()
-    waiting.fleet.update(gpu_pool("r", node="other", model="x"))
+    waiting.fleet.update(gpu_pool("r", node="other", devices=50, model="x"))
     waiting.book.catch_up(waiting.fleet)
     waiting.book.clock = lambda: len(waiting.questions)
     waiting.book.wake(waiting.fleet, 4)
