@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from copy import deepcopy
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from devalloc.api.findings import text_fact
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
+from devalloc_solver.fleet.claim_reader import ClaimReader
 from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.node_class_plan import ClaimQuery
+from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery
+from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.state import FleetState
 from devalloc_solver.fleet.waiting import Gains, Prospects
@@ -23,7 +27,9 @@ from devalloc_solver.pipeline.decomposition import (
     summarize_units,
 )
 from devalloc_solver.pipeline.flow import UnsolvedProblem
+from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
 Manifest = Mapping[str, Any]
@@ -35,23 +41,50 @@ Answer = dict[str, Any]
 """of one claim, as ``solve_manifests`` has it"""
 
 
+class ReadClaim(Protocol):
+    """A claim as it was read. What it asks for counts only of one that is valid."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def group(self) -> str | None: ...
+
+    @property
+    def pinned_node(self) -> str | None: ...
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def shape(self) -> Hashable | None:
+        """Equal for claims that ask for the same; None if unknown."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What its answer says of how it is written."""
+
+
 StateT = TypeVar("StateT", bound=FleetState)
-ReadT = TypeVar("ReadT")
-"""a claim as it was read"""
+ReadT = TypeVar("ReadT", bound=ReadClaim)
+QueryT = TypeVar("QueryT", bound=ClaimQuery)
 
 
-class FleetBackend(ABC, Generic[StateT, ReadT]):
+class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     """Objects of one dialect, kept and indexed, and answers to claims; see ``Fleet``. Not thread-safe."""
 
-    def __init__(self, state: StateT) -> None:
-        self._state = state
+    def __init__(self, state: StateT, reader: ClaimReader[ReadT, Any], stats: FleetStats) -> None:
+        self._state, self._reader, self._stats = state, reader, stats
         self._assumed: set[Key] = set()
         """claims that were given devices here, and of which no state with these has come in yet"""
 
     def read_ahead(self) -> None:
         """Read now what is otherwise read when a claim first needs it: for a fleet that stays."""
 
-    # -- claims --------------------------------------------------------------------------------------------------------
+    # -- one claim -----------------------------------------------------------------------------------------------------
 
     def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS, *, is_quick: bool = False) -> Answer:
         """Place one claim, have the answer checked, and keep what it got. ``is_quick``: see ``Allowance.begin``."""
@@ -59,25 +92,91 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         index = self._state.index
         index.allowance.begin(end_time(deadline, started), started, started, is_quick=is_quick)
         read = self._read(claim)
-        answer = self._settled(read)
-        if answer is not None:
-            return answer
-        group = self._group_of(read)
-        if group is not None:
-            message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
-            return self._rejected(read, Reason.GROUP_UNSATISFIABLE, message)
+        settled = self._settled(read)
+        if settled is not None:
+            return self._write(settled)
+        if read.group is not None:
+            message = f"is a member of group {read.group}, and a group is answered as a whole: use allocate_all"
+            causes = (text_fact(message),)
+            return self._write(RejectedClaim(read.key, Reason.GROUP_UNSATISFIABLE, causes, read.group).answer())
         try:
             answer = self._place(read)
-            if answer["allocated"]:
-                self._assumed.add((answer["namespace"], answer["name"]))
-            return answer
         except OutOfTime as error:
             index.forget()
-            return self._timed_out(read, error)
+            return self._write(timeout_rejection(read, error).answer())
+        if answer["allocated"]:
+            self._assumed.add(read.key)
+        return answer
 
-    @abstractmethod
-    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False) -> Any:
+    def _place(self, read: ReadT) -> Answer:
+        """The answer to a valid claim that stands alone and holds nothing.
+
+        Raises OutOfTime; nothing is changed then.
+        """
+        try:
+            return self._place_by_index(read)
+        except self._errors:
+            return self._place_after_error(read)
+
+    def _place_by_index(self, read: ReadT) -> Answer:
+        """Raises ``_errors`` and OutOfTime; nothing is changed then."""
+        query = self._query(read)
+        if isinstance(query, RejectedClaim):
+            return self._write(query.answer())
+        if query is None:
+            return self._place_on_whole(read)
+        spot = self._state.places.find(query, read.pinned_node)
+        if query.is_strange:
+            return self._place_on_whole(read)
+        if spot is not None:
+            return self._accept(read, query, spot)
+        refused = self._explain(query)
+        return self._place_on_whole(read) if refused is None else deepcopy(self._write(refused))
+
+    def _accept(self, read: ReadT, query: QueryT, spot: ChosenPlace) -> Answer:
+        """Check, keep and answer what the index has found."""
+        placed = self._placed(read, query, spot)
+        refused = self._check(read, placed)
+        if refused is not None:
+            return self._write(refused.answer())
+        self._grant(read, placed)
+        return placed.answer
+
+    # -- several claims ------------------------------------------------------------------------------------------------
+
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]:
         """Place claims jointly, with the kept members of their groups, and keep what they got."""
+        call = Call(deadline, is_quick=is_quick)
+        fresh = self._fresh(claims)
+        answer = self._allocate_in_part(fresh, call)
+        if answer is not None:
+            return answer
+        solution, waiting = self._solve(fresh, call)
+        self._record_all(solution, waiting)
+        return solution.to_dict(self._write)
+
+    def _allocate_in_part(self, fresh: Sequence[ReadT], call: Call) -> dict[str, Any] | None:
+        """The same from the nodes that matter to a few claims; None where all is to be looked at."""
+        return None
+
+    def _record_all(self, solution: Solution, waiting: Iterable[ReadT]) -> None:
+        """Keep what claims got that held nothing before."""
+        by_key = {read.key: read for read in waiting}
+        for answer in solution.claims:
+            if answer.allocated and answer.key in by_key:
+                self._record(by_key[answer.key], answer)
+                self._assumed.add(answer.key)
+
+    @gc_paused()
+    def parts(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
+    ) -> list[SubproblemSummary]:
+        """The parts of these claims that compete for no device with each other, without placing any."""
+        prepared = self._prepare(self._fresh(claims), Call(deadline))
+        summarize = summarize_units if alone else summarize_subproblems
+        return summarize(prepared.snapshot, prepared.allocations, prepared.units)
 
     def problems(self) -> list[dict[str, Any]]:
         """What is wrong with the objects, and with what claims hold of them."""
@@ -86,15 +185,6 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     @abstractmethod
     def kinds(self) -> Iterator[str]:
         """The kind of each object."""
-
-    @gc_paused()
-    def parts(
-        self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
-    ) -> list[SubproblemSummary]:
-        """The parts of these claims that compete for no device with each other, without placing any."""
-        prepared = self._prepare(claims, Call(deadline))
-        summarize = summarize_units if alone else summarize_subproblems
-        return summarize(prepared.snapshot, prepared.allocations, prepared.units)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending."""
@@ -125,22 +215,32 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         except (ValueError, KeyError):
             return None
 
+    def _waiting_key(self, read: ReadT) -> Hashable | None:
+        if not self._is_waiting(read) or read.shape is None:
+            return None
+        return read.key[0], read.shape, read.pinned_node, read.excluded_nodes, read.priority, (*read.warnings,)
+
     def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
         """What a claim alone could have, whatever group it is in; None if that cannot be told, or not in time."""
         started, index = time.monotonic(), self._state.index
         index.allowance.begin(end_time(deadline, started), started, started)
+        unknown: tuple[type[Exception], ...] = (ValueError, KeyError, *self._errors)
         try:
             read = self._read(claim)
             key = self._waiting_key(read)
             return None if key is None else self._prospects(read, key)
-        except (ValueError, KeyError):
+        except unknown:
             return None
         except OutOfTime:
             index.forget()
             return None
 
-    def _prospects_by_index(self, query: ClaimQuery, key: Hashable, pin: str | None, stats: FleetStats) -> Prospects:
-        """Those of a claim of which the index knows all."""
+    def _prospects(self, read: ReadT, key: Hashable) -> Prospects | None:
+        query = self._query(read)
+        if isinstance(query, RejectedClaim):
+            return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
+        if query is None or query.is_strange or not query.is_monotone:
+            return None
         places = self._state.places
         shape = places.shape(query)
         requests = [*shape.demand.requests]
@@ -149,9 +249,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
             kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
             least = shape.fewest if shape.takes_free_only else 0
         drivers = self._drivers(query, requests)
-        if places.find(query, pin) is None:
+        if places.find(query, read.pinned_node) is None:
             return Prospects(key, kinds, drivers, fits=False, most=0, least=least)
-        most = None if kinds is None else _most_copies(shape.demand, stats)
+        most = None if kinds is None else _most_copies(shape.demand, self._stats)
         return Prospects(key, kinds, drivers, fits=True, most=most, least=least)
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -194,49 +294,73 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     # -- what the dialects differ in -----------------------------------------------------------------------------------
 
-    _claim_kind: str
-
-    @abstractmethod
-    def _metadata_of(self, name: Name) -> Mapping[str, Any]:
-        """``uid`` and ``resourceVersion`` of a claim, as far as they are known."""
-
-    @abstractmethod
-    def _is_allocated(self, document: Manifest) -> bool:
-        """Whether the status of a claim's manifest records devices."""
+    _claim_kind: ClassVar[str]
+    _errors: ClassVar[tuple[type[Exception], ...]]
+    """what the index raises for an expression that cannot be evaluated on some device"""
 
     @abstractmethod
     def _read(self, claim: Manifest) -> ReadT:
         """A claim, or the kept one of its name. Raises ValueError and KeyError as ``Fleet.allocate``."""
 
     @abstractmethod
-    def _settled(self, read: ReadT) -> Answer | None:
+    def _settled(self, read: ReadT) -> ClaimAnswer | None:
         """The answer to a claim that is invalid or has devices; None for one that is to be solved."""
 
     @abstractmethod
-    def _group_of(self, read: ReadT) -> str | None: ...
+    def _is_waiting(self, read: ReadT) -> bool:
+        """Whether a claim is valid, and holds nothing."""
 
     @abstractmethod
-    def _rejected(self, read: ReadT, reason: Reason, message: str) -> Answer: ...
+    def _write(self, answer: ClaimAnswer) -> Answer:
+        """An answer as ``solve_manifests`` has it."""
 
     @abstractmethod
-    def _timed_out(self, read: ReadT, error: OutOfTime) -> Answer: ...
+    def _query(self, read: ReadT) -> QueryT | RejectedClaim | None:
+        """What a claim asks the index for, or why it is not solved; None for what the index has no words for."""
 
     @abstractmethod
-    def _place(self, read: ReadT) -> Answer:
-        """The answer to a valid claim that stands alone and holds nothing.
+    def _explain(self, query: QueryT) -> ClaimAnswer | None:
+        """The answer for a claim that fits nowhere; None where the index does not tell."""
 
-        Raises OutOfTime; nothing is changed then.
+    @abstractmethod
+    def _place_after_error(self, read: ReadT) -> Answer:
+        """The answer to a claim of which the index raised one of ``_errors``."""
+
+    @abstractmethod
+    def _place_on_whole(self, read: ReadT) -> Answer:
+        """The answer to a claim that the index has no words for."""
+
+    @abstractmethod
+    def _placed(self, read: ReadT, query: QueryT, spot: ChosenPlace) -> PlacedClaim: ...
+
+    @abstractmethod
+    def _check(self, read: ReadT, placed: PlacedClaim) -> RejectedClaim | None:
+        """Judge an answer independently; why it is not given, if expressions are disputed.
+
+        Raises errors.AnswerRefused.
         """
 
     @abstractmethod
-    def _waiting_key(self, read: ReadT) -> Hashable | None:
-        """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
+    def _grant(self, read: ReadT, placed: PlacedClaim) -> None:
+        """A claim has what its place gives it, from now on."""
 
     @abstractmethod
-    def _prospects(self, read: ReadT, key: Hashable) -> Prospects | None:
-        """What a claim alone could have; None if that cannot be told. Raises OutOfTime."""
+    def _record(self, read: ReadT, answer: ClaimAnswer) -> None:
+        """The same for an answer that was given jointly."""
 
-    def _drivers(self, query: ClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
+    @abstractmethod
+    def _fresh(self, claims: Iterable[Manifest]) -> list[ReadT]:
+        """Claims that are asked for, as they were read, but for those that hold devices."""
+
+    @abstractmethod
+    def _prepare(self, fresh: Sequence[ReadT], call: Call) -> UnsolvedProblem[Any]:
+        """The problem of these claims, with the kept members of their groups."""
+
+    @abstractmethod
+    def _solve(self, fresh: Sequence[ReadT], call: Call) -> tuple[Solution, Iterable[ReadT]]:
+        """Solve that problem; the claims that may have got devices come with it."""
+
+    def _drivers(self, query: QueryT, requests: Sequence[Request]) -> frozenset[str] | None:
         """The drivers whose devices a claim may ever have, of kinds too that are yet to come; None for any."""
         return None
 
@@ -245,8 +369,12 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Other objects once what claims ask for has another meaning, and one once other objects can be named."""
 
     @abstractmethod
-    def _prepare(self, claims: Iterable[Manifest], call: Call) -> UnsolvedProblem[Any]:
-        """The problem of these claims, with the kept members of their groups."""
+    def _metadata_of(self, name: Name) -> Mapping[str, Any]:
+        """``uid`` and ``resourceVersion`` of a claim, as far as they are known."""
+
+    @abstractmethod
+    def _is_allocated(self, document: Manifest) -> bool:
+        """Whether the status of a claim's manifest records devices."""
 
     @abstractmethod
     def _release(self, key: Key) -> None: ...

@@ -52,7 +52,7 @@ class Fleet:
             raise TypeError(f"placement must be text, not {type_name(placement)}: Fleet.from_manifests takes manifests")
         check_cel_check(cel_check)
         self._policy, self._cel_check = policy_named(placement), cel_check
-        self._backends: dict[str, FleetBackend[Any, Any]] = {}
+        self._backends: dict[str, FleetBackend[Any, Any, Any]] = {}
         """API group -> the back end of its dialect, as far as there is anything of it"""
         self._others: dict[tuple[object, ...], Manifest] = {}
         """objects of other groups (Nodes), for the back end that is yet to be made"""
@@ -113,7 +113,7 @@ class Fleet:
         objects = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
         return f"<Fleet: {objects or 'empty'}>"
 
-    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend[Any, Any]:
+    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend[Any, Any, Any]:
         if group == RESOURCE_CLAIMS:
             from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
 
@@ -124,7 +124,7 @@ class Fleet:
             )
         return self._backends[group]
 
-    def _backend(self, document: object) -> FleetBackend[Any, Any]:
+    def _backend(self, document: object) -> FleetBackend[Any, Any, Any]:
         """Of the dialect of a manifest, or of what is named by its kind; of anything else, that which has Nodes."""
         group = api_group_of(document)
         if group not in (RESOURCE_CLAIMS, DEVICE_CLAIMS):
@@ -210,7 +210,7 @@ class Fleet:
         claims = as_manifest_list(claims, "claims")
         return self._backend_of_all(claims).parts(claims, deadline, alone=alone)
 
-    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend[Any, Any]:
+    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend[Any, Any, Any]:
         backends = [*dict.fromkeys(map(self._backend, claims))]
         if len(backends) > 1:
             raise ValueError("the claims are of both dialects, which are solved separately: make a call for each")
@@ -235,7 +235,7 @@ class Fleet:
         """Whether a claim of that name (and kind, if given) holds devices: from this fleet, or from its status."""
         return any(backend.holds(namespace, name) for backend in self._of_kind(kind))
 
-    def _of_kind(self, kind: str | None) -> list[FleetBackend[Any, Any]]:
+    def _of_kind(self, kind: str | None) -> list[FleetBackend[Any, Any, Any]]:
         return [*self._backends.values()] if kind is None else [self._backend({"kind": kind})]
 
     # -- claims that wait ----------------------------------------------------------------------------------------------

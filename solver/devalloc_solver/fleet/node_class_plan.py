@@ -34,6 +34,14 @@ class ClaimQuery(Protocol):
     def takes_network(self) -> bool:
         """Whether devices of the network may be among its candidates."""
 
+    @property
+    def is_monotone(self) -> bool:
+        """Whether it never fits better if there are fewer devices."""
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether an expression turned out too expensive for the index."""
+
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """The unit, without pin, in terms of a snapshot. This is called often, so implementations cache verdicts."""
 

@@ -14,8 +14,8 @@ from devalloc_solver.fleet import node_index as index_nodes
 from devalloc_solver.fleet import place_finder
 from devalloc_solver.fleet.device_claims import part
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.placed import PlacedClaim
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.problem.snapshot import take_snapshot
 from tests.support import dra_builders
 from tests.support.manifests import (
@@ -509,7 +509,7 @@ def test_several_claims_of_one_name_are_a_warning() -> None:
 def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     fleet.allocate(wants("a", 1))
-    good = state_of(fleet).placed
+    good = DeviceClaimFleet._placed
 
     def twice(*arguments: Any) -> PlacedClaim:
         placed = good(*arguments)
@@ -517,7 +517,7 @@ def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPat
         return placed
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(state_of(fleet)), "placed", lambda self, *arguments: twice(*arguments))
+        patch.setattr(DeviceClaimFleet, "_placed", twice)
         with pytest.raises(AnswerRefused, match="p0/g0 is used whole by default/a"):
             fleet.allocate(wants("b", 1))
     assert devices_of(fleet.allocate(wants("b", 3))) == ["p0/g1", "p0/g2", "p0/g3"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -27,26 +27,28 @@ from devalloc_solver.fleet.device_claims.documents import (
     read_manifest,
 )
 from devalloc_solver.fleet.device_claims.part import Echoes, part_for, settled_answer
+from devalloc_solver.fleet.device_claims.placed import place_claim
+from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
-from devalloc_solver.fleet.node_class_plan import ClaimQuery
-from devalloc_solver.fleet.waiting import Prospects
-from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
+from devalloc_solver.fleet.node_class_plan import ChosenPlace
+from devalloc_solver.fleet.placed import PlacedClaim
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.answer import Solution
+from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 
-class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
+class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClaimQuery]):
     """Pools, classes and claims."""
 
     _claim_kind = "DeviceClaim"
+    _errors = (ExpressionError,)
 
     def __init__(self, state: DeviceFleetState, cel_check: str) -> None:
         """Use ``from_manifests``."""
-        super().__init__(state)
+        super().__init__(state, DeviceClaimReader(), state.refusals.stats)
         self._cel_check = cel_check
-        self._reader = DeviceClaimReader()
         self._standing = SolveCache()
         self._echoes = Echoes(state)
 
@@ -76,7 +78,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
             raise ValueError("claim must have metadata.name")
         return read
 
-    def _settled(self, read: ManifestRecord) -> Answer | None:
+    def _settled(self, read: ManifestRecord) -> ClaimAnswer | None:
         state = self._state
         held = read.key in state.allocations
         if not held and isinstance(read, ClaimRecord) and not read.is_allocated:
@@ -84,71 +86,59 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         answer = settled_answer(state, read)
         if answer.allocated and not held:
             state.replace(read)
-        return answer.to_dict()
-
-    def _group_of(self, read: ManifestRecord) -> str | None:
-        return read.group if isinstance(read, ClaimRecord) else None
-
-    def _rejected(self, read: ManifestRecord, reason: Reason, message: str) -> Answer:
-        return RejectedClaim(read.key, reason, (text_fact(message),), self._group_of(read)).answer().to_dict()
-
-    def _timed_out(self, read: ManifestRecord, error: OutOfTime) -> Answer:
-        assert isinstance(read, ClaimRecord)
-        return timeout_rejection(read, error).answer().to_dict()
-
-    def _place(self, read: ManifestRecord) -> Answer:
-        assert isinstance(read, ClaimRecord)
-        begin = True
-        while True:
-            try:
-                return self._place_once(read)
-            except ExpressionError:
-                self._state.expression_failed(begin=begin)
-                begin = False
-
-    def _place_once(self, claim: ClaimRecord) -> Answer:
-        """Raises ExpressionError when the budget of an expression is spent, and OutOfTime; nothing is changed then."""
-        state = self._state
-        query = state.query(claim)
-        if isinstance(query, RejectedClaim):
-            return query.answer().to_dict()
-        spot = state.places.find(query, claim.pinned_node)
-        if spot is None:
-            return state.refusals.explain(query)
-        placed = state.placed(claim, spot)
-        answer = placed.answer
-        violations = state.judge.judge(claim, answer)
-        if violations:
-            raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
-        if state.judge.disagreements:
-            if self._cel_check == "refuse" and (disputed := state.judge.disputed):
-                causes = tuple(map(text_fact, disputed[:3]))
-                return RejectedClaim(claim.key, Reason.CHECK_FAILED, causes, claim.group).answer().to_dict()
-            answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
-        state.grant(claim, placed)
         return answer
 
-    # -- claims that wait ----------------------------------------------------------------------------------------------
-
-    def _waiting_key(self, read: ManifestRecord) -> Hashable | None:
+    def _is_waiting(self, read: ManifestRecord) -> bool:
         if not isinstance(read, ClaimRecord) or read.is_deleting or read.is_allocated:
-            return None
-        if read.key in self._state.allocations:
-            return None
-        return read.namespace, read.shape, read.pinned_node, read.excluded_nodes, read.priority, tuple(read.warnings)
+            return False
+        return read.key not in self._state.allocations
 
-    def _prospects(self, read: ManifestRecord, key: Hashable) -> Prospects | None:
+    def _write(self, answer: ClaimAnswer) -> Answer:
+        return answer.to_dict()
+
+    def _query(self, read: ManifestRecord) -> DeviceClaimQuery | RejectedClaim:
         assert isinstance(read, ClaimRecord)
-        state = self._state
-        try:
-            query = state.query(read)
-            if isinstance(query, RejectedClaim):
-                return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
-            return self._prospects_by_index(query, key, read.pinned_node, state.refusals.stats)
-        except ExpressionError:
-            return None
+        return self._state.query(read)
 
-    def _drivers(self, query: ClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
+    def _explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
+        return self._state.refusals.explain(query)
+
+    def _place_after_error(self, read: ManifestRecord) -> Answer:
+        """The budget of an expression is spent; see ``DeviceFleetState.expression_failed``."""
+        self._state.expression_failed(begin=True)
+        while True:
+            try:
+                return self._place_by_index(read)
+            except ExpressionError:
+                self._state.expression_failed(begin=False)
+
+    def _place_on_whole(self, read: ManifestRecord) -> Answer:
+        raise AssertionError("the index has words for every DeviceClaim")
+
+    def _placed(self, read: ManifestRecord, query: DeviceClaimQuery, spot: ChosenPlace) -> PlacedClaim:
+        return place_claim(query.claim, spot, query.rules.problem_input)
+
+    def _check(self, read: ManifestRecord, placed: PlacedClaim) -> RejectedClaim | None:
+        judge, answer = self._state.judge, placed.answer
+        assert isinstance(read, ClaimRecord)
+        violations = judge.judge(read, answer)
+        if violations:
+            raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
+        if judge.disagreements:
+            if self._cel_check == "refuse" and (disputed := judge.disputed):
+                return RejectedClaim(read.key, Reason.CHECK_FAILED, tuple(map(text_fact, disputed[:3])), read.group)
+            answer["warnings"] = [*answer.get("warnings", ()), *judge.disagreements]
+        return None
+
+    def _grant(self, read: ManifestRecord, placed: PlacedClaim) -> None:
+        assert isinstance(read, ClaimRecord)
+        self._state.grant(read, placed)
+
+    def _record(self, read: ManifestRecord, answer: ClaimAnswer) -> None:
+        if isinstance(read, ClaimRecord) and answer.key not in self._state.allocations:
+            self._state.record(read, answer.to_dict())
+
+    def _drivers(self, query: DeviceClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
         named = [query.drivers(request) for request in requests]  # as its classes say
         return None if None in named else frozenset().union(*(one for one in named if one is not None))
 
@@ -160,20 +150,6 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
 
     def kinds(self) -> Iterator[str]:
         return (name[0] for name, same in self._state.documents.by_name.items() for _ in same)
-
-    def allocate_all(
-        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
-    ) -> dict[str, Any]:
-        call, state = Call(deadline, is_quick=is_quick), self._state
-        fresh = self._fresh(claims)
-        in_part = self._allocate_in_part(fresh, call)
-        if in_part is not None:
-            return in_part
-        everything, before = state.everything(fresh), {*state.allocations}
-        solution = solve_input(everything, state.policy, call, self._standing, cel_check=self._cel_check)
-        self._echoes.note(solution, before)
-        self._record(solution, (*state.pending(), *fresh))
-        return solution.to_dict()
 
     def _allocate_in_part(self, fresh: Sequence[ManifestRecord], call: Call) -> dict[str, Any] | None:
         """The same for a few claims in a fleet where nothing is wrong, from the nodes that matter to them; None where
@@ -193,25 +169,22 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord]):
         placed = [answer for answer in solution.claims if answer.key in keys and answer.allocated]
         if len(placed) < len(keys) or solution.problems:
             return None
-        self._record(solution, claims)
+        self._record_all(solution, claims)
         answers = [*self._echoes.all_but(keys), *(answer.to_dict() for answer in placed)]
         answers.sort(key=lambda answer: (answer["namespace"], answer["name"]))
         return {**solution.to_dict(), "claims": answers}
 
-    def _record(self, solution: Solution, waiting: Iterable[ManifestRecord]) -> None:
-        """Keep what claims got that held nothing before."""
-        state = self._state
-        by_key = {read.key: read for read in waiting if isinstance(read, ClaimRecord)}
-        for answer in solution.claims:
-            if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
-                state.record(by_key[answer.key], answer.to_dict())
-                self._assumed.add(answer.key)
+    def _prepare(self, fresh: Sequence[ManifestRecord], call: Call) -> DeviceClaimProblem:
+        return prepare(self._state.everything(fresh), self._standing, call)
 
-    def _prepare(self, claims: Iterable[Manifest], call: Call) -> DeviceClaimProblem:
-        return prepare(self._state.everything(self._fresh(claims)), self._standing, call)
+    def _solve(self, fresh: Sequence[ManifestRecord], call: Call) -> tuple[Solution, Iterable[ManifestRecord]]:
+        state = self._state
+        everything, before = state.everything(fresh), {*state.allocations}
+        solution = solve_input(everything, state.policy, call, self._standing, cel_check=self._cel_check)
+        self._echoes.note(solution, before)
+        return solution, (*state.pending(), *fresh)
 
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
-        """Those that hold nothing."""
         documents = [self._read(claim) for claim in claims]
         return [document for document in documents if document.key not in self._state.allocations]
 

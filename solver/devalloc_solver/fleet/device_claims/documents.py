@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -74,6 +74,29 @@ class ManifestRecord:
         """Namespace and name."""
         return self.name[1], self.name[2]
 
+    @property
+    def group(self) -> str | None:
+        return None
+
+    @property
+    def pinned_node(self) -> str | None:
+        return None
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def priority(self) -> int:
+        return 0
+
+    @property
+    def shape(self) -> Hashable | None:
+        return None
+
+    warnings: Sequence[str] = ()
+    """the messages of the problems of a valid claim"""
+
 
 class _CachedSpec(NamedTuple):
     """A spec that was read before."""
@@ -98,7 +121,6 @@ class ClaimRecord(ManifestRecord):
     is_deleting: bool
     spec: DeviceClaimSpec
     warnings: Sequence[str]
-    """the messages of its problems"""
     _cached: _CachedSpec | None
     _metadata: dict[str, Any]
     _shape: str | None

@@ -7,10 +7,8 @@ one of each kind with the least in use, and those where the fewest claims block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from devalloc.api.findings import Rule
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -88,7 +86,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._node_selections: dict[object, NodeSelection] = {}
         self._splits: dict[tuple[str, ...], RefinedKinds] = {}
 
-    def explain(self, query: DeviceClaimQuery) -> dict[str, Any]:
+    def explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
         """The answer for a claim without a group that fits nowhere now."""
         claim = query.claim
         self._catch_up(query.rules)
@@ -96,7 +94,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
-        return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(claim.warnings)).to_dict())
+        return replace(answer, namespace=namespace, name=name, warnings=tuple(claim.warnings))
 
     def _forget(self) -> None:
         """Judges and slips too: they remember each shape that was ever explained."""

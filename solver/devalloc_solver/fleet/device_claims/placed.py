@@ -16,19 +16,9 @@ from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
+from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.problem.ghosts import device_record
 from devalloc_solver.problem.snapshot import Device, Pool
-
-
-class PlacedClaim(NamedTuple):
-    """A claim with the place that was found for it."""
-
-    answer: dict[str, Any]
-    """its dict (settled L2), which the caller gets"""
-    written: dict[str, Any]
-    """what of it is written on the claim: never changed, because later answers share it"""
-    held: HeldDevices
-    items: Sequence[HeldItem]
 
 
 class _WholeDevice(NamedTuple):

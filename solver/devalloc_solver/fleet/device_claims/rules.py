@@ -125,6 +125,14 @@ class DeviceClaimQuery(NamedTuple):
     def takes_network(self) -> bool:
         return True
 
+    @property
+    def is_monotone(self) -> bool:
+        return True
+
+    @property
+    def is_strange(self) -> bool:
+        return False
+
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         return PlacementUnit((self.demand(self.rules.on(snapshot)),), None, None)
 

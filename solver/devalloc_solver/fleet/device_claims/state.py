@@ -30,10 +30,10 @@ from devalloc_solver.fleet.device_claims.documents import (
     without_status,
 )
 from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
-from devalloc_solver.fleet.device_claims.placed import PlacedClaim, place_claim, status_of_answer, with_status
+from devalloc_solver.fleet.device_claims.placed import status_of_answer, with_status
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
+from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import FleetState, Node
 from devalloc_solver.pipeline.units import RejectedClaim
@@ -66,7 +66,7 @@ class DeviceFleetState(FleetState):
         for document in documents:
             self.documents.add(document)
         super().__init__(policy, read=_read_by_classes(self.documents))
-        self.granted: dict[Key, tuple[ClaimRecord, dict[str, Any]]] = {}
+        self.granted: dict[Key, tuple[ClaimRecord, Mapping[str, Any]]] = {}
         """claims that were allocated here, with what their answers write on them"""
         self._written: dict[Key, tuple[object, ClaimRecord]] = {}
         """claims with their answers written on them, as far as requested for these"""
@@ -350,10 +350,6 @@ class DeviceFleetState(FleetState):
         """What a pending claim asks for, or why it is not solved."""
         rules = self.rules
         return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
-
-    def placed(self, claim: ClaimRecord, spot: ChosenPlace) -> PlacedClaim:
-        """A claim with the devices of a place."""
-        return place_claim(claim, spot, self.rules.problem_input)
 
     def pending(self) -> Iterator[ClaimRecord]:
         """The kept claims that are valid and hold nothing."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
-from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
-from devalloc.api.reasons import Reason
-from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
+from devalloc_solver.cel.budget import BudgetExceeded
 from devalloc_solver.deadline import CHECK_SECONDS, Call, seconds_left
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.answers import (
@@ -46,7 +44,6 @@ from devalloc_solver.dialects.resource_k8s.problem import (
     usage_of_claims,
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import (
-    NO_RECORDS,
     PublishedDevice,
     lost_devices,
     record_of_device,
@@ -57,32 +54,32 @@ from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
+from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.fleet.resource_k8s.device_properties import RESERVED, published_device
 from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
-from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import solve_problem
-from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.answer import ClaimAnswer, held_answer
+from devalloc_solver.problem.answer import ClaimAnswer, Solution, held_answer
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Pool
 
 
-class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
+class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceClaimQuery]):
     """ResourceSlices, DeviceClasses, Nodes and ResourceClaims."""
 
     _claim_kind = "ResourceClaim"
+    _errors = (AllocationError, BudgetExceeded)
 
     def __init__(self, state: ClusterState) -> None:
         """Use ``from_manifests``."""
-        super().__init__(state)
-        self._gates = state.gates
-        self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
+        super().__init__(state, ResourceClaimReader(state.gates), self._refusals.stats)
+        self._gates = state.gates
         self._cache = ClusterCache()
 
     @classmethod
@@ -97,95 +94,56 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     def _read(self, claim: Manifest) -> ReadResourceClaim:
         return self._reader.read(self._manifest(claim))
 
-    def _settled(self, read: ReadResourceClaim) -> Answer | None:
+    def _settled(self, read: ReadResourceClaim) -> ClaimAnswer | None:
         claim = read.claim
         if isinstance(claim, RejectedClaim):
-            return answer_dict(claim.answer())
+            return claim.answer()
         if claim.allocation is not None:
             lost = lost_devices(claim.allocation, self._state.absent_devices)
-            return answer_dict(held_answer(claim.key, node_of(claim), claim.allocation, lost))
+            return held_answer(claim.key, node_of(claim), claim.allocation, lost)
         return None
 
-    def _group_of(self, read: ReadResourceClaim) -> str | None:
-        assert isinstance(read.claim, ResourceClaim)
-        return read.claim.group
+    def _is_waiting(self, read: ReadResourceClaim) -> bool:
+        return isinstance(read.claim, ResourceClaim) and read.claim.allocation is None
 
-    def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        return answer_dict(RejectedClaim(read.claim.key, reason, (text_fact(message),), self._group_of(read)).answer())
+    def _write(self, answer: ClaimAnswer) -> Answer:
+        return answer_dict(answer)
 
-    def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
-        return answer_dict(timeout_rejection(read.claim, error).answer())
-
-    def _place(self, read: ReadResourceClaim) -> Answer:
-        claim, rules = read.claim, self._state.rules
-        assert isinstance(claim, ResourceClaim)
+    def _query(self, read: ReadResourceClaim) -> ResourceClaimQuery | RejectedClaim | None:
+        rules, claim = self._state.rules, read.valid
         if not rules.has_met(read.shape) and (refusal := find_refusal(claim, self._state.classes)) is not None:
-            return answer_dict(refusal.answer())
-        query = None if read.shape is None else rules.query(claim, read.shape)
-        try:
-            spot = None if query is None else self._state.places.find(query, claim.pinned_node)
-            if query is not None and not query.is_strange:
-                if spot is not None:
-                    return self._accept(read, claim, query, spot)
-                if (refused := self._refusals.explain(claim, query)) is not None:
-                    return deepcopy(answer_dict(refused))
-        except (AllocationError, BudgetExceeded):
-            pass  # of one device or the other: the whole cluster is asked, and says of which
-        return self._place_on_whole(read, claim)
+            return refusal
+        return None if read.shape is None else rules.query(claim, read.shape)
 
-    # -- claims that wait ----------------------------------------------------------------------------------------------
+    def _explain(self, query: ResourceClaimQuery) -> ClaimAnswer | None:
+        return self._refusals.explain(query)
 
-    def _waiting_key(self, read: ReadResourceClaim) -> Hashable | None:
-        claim = read.claim
-        if isinstance(claim, RejectedClaim) or claim.allocation is not None or read.shape is None:
-            return None
-        return claim.key[0], read.shape, claim.pinned_node, priority_of(claim)
-
-    def _prospects(self, read: ReadResourceClaim, key: Hashable) -> Prospects | None:
-        claim, rules = read.claim, self._state.rules
-        assert isinstance(claim, ResourceClaim)
-        assert read.shape is not None
-        try:
-            if not rules.has_met(read.shape) and find_refusal(claim, self._state.classes) is not None:
-                return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
-            query = rules.query(claim, read.shape)
-            if query is None or query.is_strange or not query.is_monotone:
-                return None
-            return self._prospects_by_index(query, key, claim.pinned_node, self._refusals.stats)
-        except (AllocationError, BudgetExceeded):
-            return None
+    def _place_after_error(self, read: ReadResourceClaim) -> Answer:
+        """Of one device or the other: the whole cluster is asked, and says of which."""
+        return self._place_on_whole(read)
 
     def _edition(self) -> tuple[tuple[object, ...], object]:
         return (self._state.rules,), None
 
     # -- several claims ------------------------------------------------------------------------------------------------
 
-    def kinds(self) -> Iterator[str]:
-        return (name[0] for name, same in self._state.objects.items() for _ in same)
+    def _fresh(self, claims: Iterable[Manifest]) -> list[ReadResourceClaim]:
+        reads = map(self._read, claims)
+        return [read for read in reads if isinstance(read.claim, RejectedClaim) or read.claim.allocation is None]
 
-    def allocate_all(
-        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
-    ) -> dict[str, Any]:
-        call = Call(deadline, is_quick=is_quick)
-        problem_input = self._intake(claims)
-        problem = prepare(problem_input, self._gates, call, self._cache)
-        solution = solve_problem(problem, self._state.policy, call)
-        by_key = {answer.key: answer for answer in solution.claims}
-        for claim in problem_input.claims:
-            given = by_key[claim.key]
-            if claim.allocation is None and given.allocated:
-                read = ReadResourceClaim(claim, problem_input.manifests[claim.key], None)
-                records = records_of_claim(given.annotations)
-                self._keep(read, claim, _deep_copy(given.allocations), None, given.annotations, records)
-                self._assumed.add(claim.key)
-        return solution.to_dict(answer_dict)
+    def _prepare(self, fresh: Sequence[ReadResourceClaim], call: Call) -> ResourceClaimProblem:
+        return prepare(self._intake(fresh), self._gates, call, self._cache)
 
-    def _prepare(self, claims: Iterable[Manifest], call: Call) -> ResourceClaimProblem:
-        return prepare(self._intake(claims), self._gates, call, self._cache)
+    def _solve(self, fresh: Sequence[ReadResourceClaim], call: Call) -> tuple[Solution, Iterable[ReadResourceClaim]]:
+        problem = self._prepare(fresh, call)
+        problem_input = problem.dialect.problem_input
+        waiting = (claim for claim in problem_input.claims if claim.allocation is None)
+        reads = (ReadResourceClaim(claim, problem_input.manifests[claim.key], None) for claim in waiting)
+        return solve_problem(problem, self._state.policy, call), reads
 
-    def _intake(self, claims: Iterable[Manifest]) -> ClusterInput:
+    def _intake(self, fresh: Sequence[ReadResourceClaim]) -> ClusterInput:
         """All there is to decide on these claims, with the kept members of their groups."""
-        requested, state = [self._manifest(claim) for claim in claims], self._state
+        requested, state = [read.manifest for read in fresh], self._state
         wanted = {_name(manifest) for manifest in requested}
         groups = {_group_key(manifest) for manifest in requested} - {None}
         documents = [
@@ -195,6 +153,9 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             if name not in wanted and (name[0] != "ResourceClaim" or is_allocated(one) or _group_key(one) in groups)
         ]
         return read_documents([*documents, *requested], self._gates, state.read_slices(), state.checked)
+
+    def kinds(self) -> Iterator[str]:
+        return (name[0] for name, same in self._state.objects.items() for _ in same)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -243,11 +204,9 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     # -- one claim by the index ----------------------------------------------------------------------------------------
 
-    def _accept(
-        self, read: ReadResourceClaim, claim: ResourceClaim, query: ResourceClaimQuery, spot: ChosenPlace
-    ) -> dict[str, Any]:
-        """Check, keep and answer what the index has found. Raises AllocationError."""
-        state = self._state
+    def _placed(self, read: ReadResourceClaim, query: ResourceClaimQuery, spot: ChosenPlace) -> PlacedClaim:
+        """Raises AllocationError."""
+        state, claim = self._state, read.valid
         given: list[AllocatedRequestDevice] = []
         entries: list[HeldDevice] = []
         records: dict[PoolDevice, DeviceRecord] = {}
@@ -260,7 +219,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             chosen[request.detail] = request.alternative
             if not subrequest.admin:
-                record = self._record(pool, offer) if pool.resources else None
+                record = self._record_of_device(pool, offer) if pool.resources else None
                 if record is not None:
                     records[pool.name, device.name] = record
                 entries.append(HeldDevice(offer.pool.id, device.name, taken, record))
@@ -268,11 +227,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
-        self._check(node, read, claim, result)
         annotations = annotations_of(records) if records else {}
-        granted = HeldDevices(priority_of(claim), None, tuple(entries)), items
-        self._keep(read, claim, result, granted, annotations, records if annotations else NO_RECORDS)
-        return ClaimAnswer(
+        answer = ClaimAnswer(
             *claim.key,
             allocated=True,
             node=node,
@@ -281,8 +237,10 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             annotations=annotations,
             warnings=tuple(warnings),
         ).to_dict()
+        held = HeldDevices(priority_of(claim), None, tuple(entries))
+        return PlacedClaim(answer, result, held, items)
 
-    def _record(self, pool: Pool, offer: PublishedDevice) -> DeviceRecord | None:
+    def _record_of_device(self, pool: Pool, offer: PublishedDevice) -> DeviceRecord | None:
         """What is to be recorded of a device of the index."""
         record = pool.records.get(offer.device.name)
         if record is None and (record := record_of_device(offer, self._gates)) is not None:
@@ -296,38 +254,40 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         assert not isinstance(takes, str)
         return takes
 
-    def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
-        key, until = claim.key, self._state.index.allowance.until
+    def _check(self, read: ReadResourceClaim, placed: PlacedClaim) -> None:
+        self._check_result(placed.answer["node"], read, placed.written)
+
+    def _check_result(self, node: str, read: ReadResourceClaim, result: Manifest) -> None:
+        until = self._state.index.allowance.until
         ends = None if until is None else until + CHECK_SECONDS
-        if violations := self._state.checker.wrong(node, [(key, read.manifest, result)], ends):
+        if violations := self._state.checker.wrong(node, [(read.key, read.manifest, result)], ends):
             raise ResourceAnswerRefused(violations)
 
-    def _keep(
-        self,
-        read: ReadResourceClaim,
-        claim: ResourceClaim,
-        result: Manifest,
-        granted: tuple[HeldDevices, list[HeldItem]] | None,
-        annotations: Mapping[str, str],
-        records: Mapping[PoolDevice, DeviceRecord],
-    ) -> None:
-        """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index.
-        ``annotations``: what its answer writes on it besides, and ``records``: what these record of its devices."""
-        state, key, manifest = self._state, claim.key, _annotated(read.manifest, annotations)
+    def _grant(self, read: ReadResourceClaim, placed: PlacedClaim) -> None:
+        annotations = placed.answer.get("annotations", {})
+        recorded = ((entry, entry.record) for entry in placed.held.entries if annotations)
+        records = {("/".join(entry.pool), entry.device): record for entry, record in recorded if record is not None}
+        self._note(read, placed.written, annotations)
+        self._state.grant(read.key, placed.held, placed.items, placed.written, records)
+
+    def _record(self, read: ReadResourceClaim, answer: ClaimAnswer) -> None:
+        result = _deep_copy(answer.allocations)
+        self._note(read, result, answer.annotations)
+        self._state.hold(read.key, read.priority, result, records_of_claim(answer.annotations))
+
+    def _note(self, read: ReadResourceClaim, result: Manifest, annotations: Mapping[str, str]) -> None:
+        """A claim has a result, which no other code changes. ``annotations``: what its answer writes on it besides."""
+        manifest = _annotated(read.manifest, annotations)
         status = manifest.get("status")
         before = status if status is not None and isinstance(status, Mapping) else {}
         new_status = {**before, "allocation": result}
-        state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
-        if granted is None:
-            state.hold(key, priority_of(claim), result, records)
-        else:
-            state.grant(key, *granted, result, records)
+        self._state.objects["ResourceClaim", *read.key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
 
     # -- one claim by the whole cluster --------------------------------------------------------------------------------
 
     @gc_paused()
-    def _place_on_whole(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
-        """The answer for a claim that the index has no words for, or cannot explain."""
+    def _place_on_whole(self, read: ReadResourceClaim) -> Answer:
+        claim = read.valid
         if any(one.attribute in RESERVED for one in claim.constraints):  # which mean something to the index
             answers = self.allocate_all([read.manifest], seconds_left(self._state.index.allowance.until))["claims"]
             return next(one for one in answers if (one["namespace"], one["name"]) == claim.key)
@@ -344,9 +304,9 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         given = devices_of_placement(placement.entries, offers)
         node = node_of_placement(placement, offers, state.all_nodes())
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
-        self._check(node, read, claim, result)
-        answer = placed_answer(placement, _deep_copy(result), offers, self._gates)
-        self._keep(read, claim, result, None, answer.annotations, records_of_claim(answer.annotations))
+        self._check_result(node, read, result)
+        answer = placed_answer(placement, result, offers, self._gates)
+        self._record(read, answer)
         return answer.to_dict()
 
 

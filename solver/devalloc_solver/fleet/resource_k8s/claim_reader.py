@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
 from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.manifests import (
+    Key,
     Manifest,
+    priority_of,
     read_documents,
     with_defaults,
 )
@@ -26,6 +28,35 @@ class ReadResourceClaim(NamedTuple):
     """with the API server's defaults"""
     shape: Hashable | None
     """equal for claims that ask for the same; None if unknown"""
+
+    @property
+    def key(self) -> Key:
+        return self.claim.key
+
+    @property
+    def group(self) -> str | None:
+        return self.claim.group
+
+    @property
+    def pinned_node(self) -> str | None:
+        return self.valid.pinned_node
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def priority(self) -> int:
+        return priority_of(self.valid)
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def valid(self) -> ResourceClaim:
+        assert isinstance(self.claim, ResourceClaim)
+        return self.claim
 
 
 class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):

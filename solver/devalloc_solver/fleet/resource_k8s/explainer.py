@@ -67,9 +67,10 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         self._whole_selectors: Judge | None = None
         self._whole_slips: ResourceTypoFinder | None = None
 
-    def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> ClaimAnswer | None:
+    def explain(self, query: ResourceClaimQuery) -> ClaimAnswer | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
-        state, pin = self.state, claim.pinned_node
+        state, claim = self.state, query.claim
+        pin = claim.pinned_node
         if state.holders.scattered or query.is_strange:
             return None
         if not query.rules.is_beside_network(claim):
