@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra
 from devalloc_solver.answer_types import AllocationResult
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from tests.support import upstream_allocator
 from tests.support.dra_differential import allocated
 from tests.support.dra_hard_instances import API, HardInstance, as_documents, everyday, hard

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from devalloc.api.reasons import Reason
     from devalloc.version import VERSION as __version__  # noqa: N811
     from devalloc_solver.errors import AnswerRefused
-    from devalloc_solver.fleet.fleet import Fleet
     from devalloc_solver.fleet.waiting import WaitingBook
     from devalloc_solver.problem.answer import ClaimAnswer, Solution
+    from devalloc_solver.public.fleet import Fleet
     from devalloc_solver.public.manifests import solve, solve_manifests
     from devalloc_solver.public.remaining_capacity import Capacity, capacity
 
@@ -46,7 +46,7 @@ _HOMES = {
     "AnswerRefused": ".errors",
     "Capacity": ".public.remaining_capacity",
     "ClaimAnswer": ".problem.answer",
-    "Fleet": ".fleet.fleet",
+    "Fleet": ".public.fleet",
     "Reason": "devalloc.api.reasons",
     "Solution": ".problem.answer",
     "WaitingBook": ".fleet.waiting",

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from devalloc.api.manifests import load
 from devalloc.cli.main import cli
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dialects.resource_k8s.manifests import with_defaults
 from devalloc_solver.dra import AllocationError, allocate, solve_manifests
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support.examples import examples
 from tests.support.manifest_mutations import mutated
 from tests.support.repository import REPO

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dra import explain, solve_manifests
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support.dra_builders import ANY, claim, counter_slice, device, node, request, slice_
 from tests.support.examples import examples
 

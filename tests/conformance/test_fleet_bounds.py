@@ -13,8 +13,12 @@ from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
+from devalloc_solver.dialects.device_claims import fleet_explainer as explainer
+from devalloc_solver.dialects.device_claims import fleet_rules as rules
 from devalloc_solver.dialects.device_claims import typos
 from devalloc_solver.dialects.resource_k8s import cluster_devices
+from devalloc_solver.dialects.resource_k8s import fleet_explainer as resource_explainer
+from devalloc_solver.dialects.resource_k8s import fleet_rules as resource_rules
 from devalloc_solver.eligibility import judge
 from devalloc_solver.fleet import (
     claim_reader,
@@ -25,9 +29,6 @@ from devalloc_solver.fleet import (
     unique_attribute_search,
 )
 from devalloc_solver.fleet import explainer as kept
-from devalloc_solver.fleet.device_claims import explainer, rules
-from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
-from devalloc_solver.fleet.resource_k8s import rules as resource_rules
 from tests.support import dra_builders as dra
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 

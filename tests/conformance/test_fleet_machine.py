@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
+from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.fleet import equal_devices, node_index
-from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from tests.support.examples import examples
 from tests.support.identity_attributes import with_identities
 from tests.support.manifests import Manifest

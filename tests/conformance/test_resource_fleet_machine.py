@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
+from devalloc_solver.dialects.resource_k8s.device_properties import published_device
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
+from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState, usage_of
 from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.place_finder import PlaceFinder
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.fleet.subset import WholeFleet
 from devalloc_solver.problem.placement_policy import policy_named
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dra import AllocationError, allocate, explain, solve_manifests
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support.dra_builders import (
     answer,
     ask,

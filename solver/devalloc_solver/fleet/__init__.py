@@ -1,8 +1,11 @@
-"""The fleet that stays in memory: one index of nodes and one flow of calls, with a small backend for each dialect.
+"""The fleet that stays in memory: one index of nodes, one state and one flow of calls, whatever the dialect.
 
-- ``fleet``: the public class, for both dialects at once
-- ``backend``, ``explainer``: what calls do, and why a claim waits, in either dialect
-- ``device_claims``, ``resource_k8s``: the backends, which alone know their dialects
+``public.fleet`` is the class that users see; a dialect fills in the steps (``fleet``, ``fleet_state``, ``fleet_rules``
+and ``fleet_explainer`` of ``dialects``).
+
+- ``backend``, ``explainer``: what calls do, and why a claim waits
+- ``state``: what claims hold of the nodes, while pools and claims come and go
+- ``placed``: what a claim gets by its place
 - ``waiting``: refusals that still hold, and which of them a change could lift
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class

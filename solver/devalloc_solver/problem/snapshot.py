@@ -127,7 +127,7 @@ class Pool:
     records: dict[str, DeviceRecord] = field(default_factory=dict, init=False, repr=False)
     """what claims record of its devices (``problem.ghosts``), as far as that was asked for"""
     given: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
-    """index of a device -> what a fleet keeps of it for all claims that get it (``fleet.device_claims.placed``)"""
+    """index of a device -> what a fleet keeps of it for all claims that get it (``placed_claims``)"""
 
     @property
     def order(self) -> tuple[object, ...]:

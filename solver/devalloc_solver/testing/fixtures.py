@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from devalloc_solver.fleet.fleet import Fleet
+from devalloc_solver.public.fleet import Fleet
 from devalloc_solver.testing import Manifest, check_manifests, flatten
 
 

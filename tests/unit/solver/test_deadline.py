@@ -252,7 +252,7 @@ def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
     stage = importlib.import_module(
         "devalloc_solver.dialects.device_claims.solve"
         if dialect == "ours"
-        else "devalloc_solver.fleet.resource_k8s.backend"
+        else "devalloc_solver.dialects.resource_k8s.fleet"
     )
     prepare_soon = stage.prepare
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests, testing
+from devalloc_solver.dialects.device_claims import fleet_part as part
+from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
+from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.fleet import node_index as index_nodes
 from devalloc_solver.fleet import place_finder
-from devalloc_solver.fleet.device_claims import part
-from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.problem.snapshot import take_snapshot
 from tests.support import dra_builders

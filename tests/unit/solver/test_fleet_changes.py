@@ -9,7 +9,7 @@ import pytest
 
 from devalloc.api.meta import DEVALLOC
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.fleet.device_claims.rules import DeviceClaimRules
+from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimRules
 from tests.support.call_count import calls
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.manifests import config, config_reference

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from devalloc.api.meta import GROUP, NODE, ONLY_CLASS, PRIORITY
 from devalloc_solver import Fleet, testing
 from devalloc_solver.cel.device_claims.reads import equalities
-from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
-from devalloc_solver.fleet import node_index
-from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.documents import (
+from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
+from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     DeviceClaimReader,
     ManifestRecord,
     read_manifest,
 )
+from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
+from devalloc_solver.fleet import node_index
 from devalloc_solver.fleet.equal_devices import (
     UNSHARED,
     EqualDevices,
@@ -47,7 +47,7 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         names.append(manifest["metadata"]["name"])
         return read_manifest(manifest)
 
-    monkeypatch.setattr("devalloc_solver.fleet.device_claims.documents.read_manifest", note)
+    monkeypatch.setattr("devalloc_solver.dialects.device_claims.manifest_records.read_manifest", note)
     reader = DeviceClaimReader()
     for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
         document = reader.read(claim(name, {"requests": {"count": count}}))

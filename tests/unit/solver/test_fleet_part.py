@@ -11,8 +11,8 @@ import pytest
 
 from devalloc.api.meta import GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet
-from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
+from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.testing import device, device_class, pool
 from tests.support.manifests import claim
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.dialects.resource_k8s.cluster_counts import ClusterFunnels
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
+from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from devalloc_solver.explain.funnel import FunnelCounter
 from devalloc_solver.fleet.funnels import RefinedKinds
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterFunnels
-from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from tests.support import dra_builders
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 

@@ -31,6 +31,7 @@ GONE = {
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
     "the judge of expressions": ("SelectorJudge", "_VerdictCount", "_evaluate_all"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
+    "the fleet": ("fleet/device_claims", "fleet/resource_k8s"),
     "the solver of a round": (
         *("reconcile/warm_solver.py", "IncrementalSolver", "IncrementalResourceSolver", "WarmFleet"),
         *("_PreviousRound", "_RefusedClaims", "_WaitingFleet"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import PRIORITY
+from devalloc_solver.dialects.resource_k8s.claim_reader import ResourceClaimReader
+from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.claim_reader import ResourceClaimReader
 from tests.support.dra_builders import ANY, counter_slice, device, request, slice_
 from tests.unit.solver.dra.test_joint import node_slice, wants
 

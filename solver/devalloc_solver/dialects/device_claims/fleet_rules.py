@@ -13,10 +13,10 @@ from devalloc_solver.cel.device_claims.reads import attributes_read, compared_li
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
+from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.eligibility.judge import ExpressionError, Judge
-from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request

@@ -13,8 +13,18 @@ from functools import partial
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.cluster_counts import (
+    ClusterCounts,
+    ClusterFunnels,
+    NamedDevices,
+    all_texts,
+    has_binding_conditions,
+)
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.device_properties import published_device
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
+from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery, ResourceClaimRules, is_broken
+from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState
 from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
@@ -24,16 +34,6 @@ from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.funnel import FunnelSource
 from devalloc_solver.explain.leaving import MAX_TRIES
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
-from devalloc_solver.fleet.resource_k8s.cluster_counts import (
-    ClusterCounts,
-    ClusterFunnels,
-    NamedDevices,
-    all_texts,
-    has_binding_conditions,
-)
-from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
-from devalloc_solver.fleet.resource_k8s.state import ClusterState
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.subset import FleetSubset, WholeFleet, allocations_on, make_subset
 from devalloc_solver.pipeline.units import RejectedClaim

@@ -15,11 +15,9 @@ from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.pool import DevicePool
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
-from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
-from devalloc_solver.dialects.device_claims.parts import WholeDevices
-from devalloc_solver.dialects.device_claims.status import admin_entries, allocated_amounts
-from devalloc_solver.fleet.backend import Name
-from devalloc_solver.fleet.device_claims.documents import (
+from devalloc_solver.dialects.device_claims.fleet_explainer import DeviceClaimsExplainer
+from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     ManifestRecord,
     ManifestStore,
@@ -29,9 +27,11 @@ from devalloc_solver.fleet.device_claims.documents import (
     select_valid,
     without_status,
 )
-from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
-from devalloc_solver.fleet.device_claims.placed import status_of_answer, with_status
-from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
+from devalloc_solver.dialects.device_claims.parts import WholeDevices
+from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer, with_status
+from devalloc_solver.dialects.device_claims.status import admin_entries, allocated_amounts
+from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord

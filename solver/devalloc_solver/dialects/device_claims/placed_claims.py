@@ -12,8 +12,8 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, COMPATIBILITY_GROUP, DEVICE_RECORDS
 from devalloc.api.quantity import Quantity
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
+from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
-from devalloc_solver.fleet.device_claims.documents import ClaimRecord
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.placed import PlacedClaim

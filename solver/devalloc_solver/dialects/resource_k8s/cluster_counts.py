@@ -13,6 +13,8 @@ from itertools import islice
 
 from devalloc.api.findings import Rule
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
+from devalloc_solver.dialects.resource_k8s.device_properties import published_device
+from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
 )
@@ -23,8 +25,6 @@ from devalloc_solver.fleet.explanation_nodes import NodeSelection
 from devalloc_solver.fleet.fleet_stats import DevicePosition, FleetStats
 from devalloc_solver.fleet.funnels import FleetFunnels, RefinedKinds, RejectedDevices
 from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolKind, PoolState
-from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 
 

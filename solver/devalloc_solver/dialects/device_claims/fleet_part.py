@@ -11,16 +11,16 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.pool import DevicePool
 from devalloc_solver.dialects.device_claims.answers import allocated_answer
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput
-from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
-from devalloc_solver.fleet.device_claims.documents import (
+from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
+from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     ManifestRecord,
     full_name,
     pools_of,
     select_valid,
 )
-from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.pipeline.units import RejectedClaim

@@ -14,7 +14,14 @@ from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.device_properties import (
+    MetProperties,
+    local_snapshot,
+    network_snapshot,
+    published_device,
+)
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimRules
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
@@ -37,13 +44,6 @@ from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSl
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.resource_k8s.device_properties import (
-    MetProperties,
-    local_snapshot,
-    network_snapshot,
-    published_device,
-)
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules
 from devalloc_solver.fleet.state import NO_KEYS, FleetState, Node
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PlacementPolicy

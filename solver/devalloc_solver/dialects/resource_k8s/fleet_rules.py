@@ -13,6 +13,11 @@ from typing import Any, ClassVar
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
+from devalloc_solver.dialects.resource_k8s.device_properties import (
+    RESERVED,
+    DeviceProperties,
+    published_device,
+)
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
@@ -22,11 +27,6 @@ from devalloc_solver.eligibility.predicate import Predicate
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.resource_k8s.device_properties import (
-    RESERVED,
-    DeviceProperties,
-    published_device,
-)
 from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 

@@ -12,8 +12,8 @@ from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionD
 from devalloc_solver.check import check_cel_check
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
+from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
 from devalloc_solver.fleet.backend import FleetBackend, Manifest
-from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
@@ -115,7 +115,7 @@ class Fleet:
 
     def _make(self, group: str, documents: list[Manifest]) -> FleetBackend[Any, Any, Any]:
         if group == RESOURCE_CLAIMS:
-            from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
+            from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet  # with its CEL runtime
 
             self._backends[group] = ResourceClaimFleet.from_manifests(documents, policy=self._policy)
         else:

@@ -14,13 +14,13 @@ from devalloc.api.findings import Rule
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import outside_excluded
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
+from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
 from devalloc_solver.dialects.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_claims.documents import ClaimRecord
-from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
 from devalloc_solver.fleet.fleet_stats import NETWORK, DevicePosition

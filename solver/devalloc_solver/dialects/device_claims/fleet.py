@@ -14,22 +14,22 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import Call
-from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
-from devalloc_solver.dialects.device_claims.solve import solve_input
-from devalloc_solver.eligibility.judge import ExpressionError
-from devalloc_solver.errors import AnswerRefused
-from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
-from devalloc_solver.fleet.device_claims.documents import (
+from devalloc_solver.dialects.device_claims.fleet_part import Echoes, part_for, settled_answer
+from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery
+from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
+from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     DeviceClaimReader,
     ManifestRecord,
     name_of,
     read_manifest,
 )
-from devalloc_solver.fleet.device_claims.part import Echoes, part_for, settled_answer
-from devalloc_solver.fleet.device_claims.placed import place_claim
-from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery
-from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.dialects.device_claims.placed_claims import place_claim
+from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
+from devalloc_solver.dialects.device_claims.solve import solve_input
+from devalloc_solver.eligibility.judge import ExpressionError
+from devalloc_solver.errors import AnswerRefused
+from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.pipeline.units import RejectedClaim

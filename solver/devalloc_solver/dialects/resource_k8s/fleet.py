@@ -26,11 +26,16 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     placed_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
+from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED, published_device
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
+from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
+from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
+from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState, is_allocated
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     key_of,
@@ -55,11 +60,6 @@ from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.placed import PlacedClaim
-from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
-from devalloc_solver.fleet.resource_k8s.device_properties import RESERVED, published_device
-from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import solve_problem
 from devalloc_solver.pipeline.units import RejectedClaim
