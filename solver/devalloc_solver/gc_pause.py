@@ -48,14 +48,16 @@ def freeze_objects() -> None:
     takes half a second, whatever call it happens in.
 
     What has stayed after a later collection that took long is exempt, too. Objects are still freed with the last
-    reference to them. Of those that refer to each other in a circle, this frees what earlier calls exempted.
+    reference to them. Of those that refer to each other in a circle, this frees what earlier calls exempted; the first
+    call frees none: a load leaves less than a hundred, and to look for them takes 0.9 s with 140,000 devices.
     """
-    gc.unfreeze()
-    gc.collect()
+    if _freeze_after_long_collection in gc.callbacks:
+        gc.unfreeze()
+        gc.collect()
+    else:
+        gc.callbacks.append(_freeze_after_long_collection)
     gc.freeze()
     gc.collect()  # of nothing: the collector looks again once there is much more than it last left
-    if _freeze_after_long_collection not in gc.callbacks:
-        gc.callbacks.append(_freeze_after_long_collection)
 
 
 _began = 0.0

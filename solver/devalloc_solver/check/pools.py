@@ -62,13 +62,13 @@ class CheckedDevice:
         self.undefined_resources: Sequence[str] = ()
         """what it requests although its pool does not define it: it can never be allocated (S12)"""
         if device.requests:
-            defined = pool.spec.resources
+            defined = checked.resources
             self.draws = [
-                (resource.name, blocks, floor_blocks(resource.capacity, resource.block))
-                for resource in defined
-                if (blocks := self.drawn_blocks(resource))
+                (name, blocks, there)
+                for name, (resource, there) in defined.items()
+                if name in device.requests and (blocks := self.drawn_blocks(resource))
             ]
-            self.undefined_resources = sorted(device.requests.keys() - {resource.name for resource in defined})
+            self.undefined_resources = sorted(device.requests.keys() - defined.keys())
         self._resources: Mapping[str, ResourceCapacity] | None = None
 
     @property
@@ -99,12 +99,13 @@ class CheckedDevice:
 class CheckedPool:
     """A pool that exists, with those of its devices that were asked for: most never are."""
 
-    __slots__ = ("_attributes", "_devices", "_listed", "_missing", "key", "pool")
+    __slots__ = ("_attributes", "_devices", "_listed", "_missing", "_resources", "key", "pool")
 
     def __init__(self, key: PoolKey, pool: DevicePool) -> None:
         self.key = key
         self.pool = pool
         self._attributes: Mapping[str, AttributeValue] | None = None
+        self._resources: Mapping[str, tuple[ResourceCapacity, int]] | None = None
         self._listed: Mapping[str, Device] | None = None
         self._devices: dict[str, CheckedDevice] = {}
         self._missing: dict[str, CheckedDevice] | None = None
@@ -115,6 +116,16 @@ class CheckedPool:
         if self._attributes is None:
             self._attributes = _values_of(self.pool.spec.attributes)
         return self._attributes
+
+    @property
+    def resources(self) -> Mapping[str, tuple[ResourceCapacity, int]]:
+        """Those that its devices consume, with the blocks that there are of each."""
+        if self._resources is None:
+            self._resources = {
+                resource.name: (resource, floor_blocks(resource.capacity, resource.block))
+                for resource in self.pool.spec.resources
+            }
+        return self._resources
 
     def find(self, name: str) -> CheckedDevice | None:
         """Its device of that name."""
