@@ -339,6 +339,11 @@ class DeviceClaim(ApiModel):
     def is_deleting(self) -> bool:
         return self.metadata.deletion_timestamp is not None
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is to give its devices back, and does so when it can."""
+        return self.is_deleting or meta.RELEASE in self.metadata.annotations
+
     def allocation_details(self) -> list[tuple[int, int | None]] | None:
         """(index into spec.claims, index of the alternative or None) of each status.allocations entry.
 

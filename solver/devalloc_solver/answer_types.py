@@ -122,6 +122,8 @@ class Blocker(TypedDict):
     (docs/reasons.md)."""
 
     kind: BlockerKind
+    leaving: NotRequired[bool]
+    """Whether a claim is being deleted or released."""
 
     # where it is written
     claim: NotRequired[str]

@@ -39,11 +39,11 @@ def _by_verb(steps: Sequence[_Step]) -> list[str]:
 
 
 def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
-    """What to do about who holds what is needed: one's own is released, others' waited for."""
-    own = [each for each in holders if each.get("name") is not None]
-    foreign = [each for each in holders if each.get("name") is None]
+    """What to do about who holds what is needed: one's own is released, others' and what is leaving waited for."""
+    own = [each for each in holders if each.get("name") is not None and not each.get("leaving")]
+    others = [each for each in holders if each not in own]
     most = len(holders) if style.is_whole else _NAMED
-    steps = [f"{verb} {style.owners(refs, most)}" for verb, refs in (("release", own), ("wait for", foreign)) if refs]
+    steps = [f"{verb} {style.owners(refs, most)}" for verb, refs in (("release", own), ("wait for", others)) if refs]
     return " and ".join(steps)
 
 

@@ -39,7 +39,7 @@ from devalloc_solver.explain.relaxations import (
 )
 from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
-from devalloc_solver.problem.allocations import Holding, Key
+from devalloc_solver.problem.allocations import Holding, Key, LeaveMode
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -122,8 +122,8 @@ class Explainer(ABC):
     """all that is held now: ``allocations``, then what was given"""
     by_kind: dict[object, Explanation] = field(init=False, default_factory=dict)
     """kind of a unit -> what is found out about it, which holds for all its equals"""
-    priorities: Mapping[Key, int] = field(init=False)
-    """of the claims that hold anything"""
+    holding_of: Mapping[Key, Holding] = field(init=False)
+    """what each claim holds that holds anything"""
     explained: PlacementUnit | None = field(init=False, default=None)
     """what is being explained"""
     is_proven: bool = field(init=False, default=False)
@@ -138,7 +138,7 @@ class Explainer(ABC):
     def __post_init__(self) -> None:
         self.before = tuple(self.allocations)
         self.in_use = (*self.allocations, *(placement.holding() for placement in self.placements))
-        self.priorities = {allocation.owner: allocation.priority for allocation in self.in_use}
+        self.holding_of = {holding.owner: holding for holding in self.in_use}
         self.funnels = self.fleet.funnels or FunnelCounter(self.snapshot, self.in_use)
 
     @property
@@ -452,7 +452,7 @@ class Explainer(ABC):
             return Explanation(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
         holders = blocking.owners if in_batch else ()
-        highest = max((self.priorities[key] for key in holders), default=own_priority)
+        highest = max((self.holding_of[key].priority for key in holders), default=own_priority)
         order: list[Fact] = []
         if highest > own_priority:
             reason = Reason.LOST_TO_HIGHER_PRIORITY
@@ -482,7 +482,7 @@ class Explainer(ABC):
         """Who must go so that the unit fits. It does not fit beside them."""
         here = self.blocking(self.question(unit, self.in_use))
         binding = unit.bound_by
-        if not binding or len(unit.pinned_by) > len(binding) or not self.priorities.keys() >= {*binding}:
+        if not binding or len(unit.pinned_by) > len(binding) or not self.holding_of.keys() >= {*binding}:
             return here
         if here.owners and len(binding) >= len(here.owners):
             return here
@@ -669,12 +669,16 @@ class Explainer(ABC):
 
     def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""
-        claims = (
-            {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}
-            for key in finding.claims
-        )
+        claims = (_claim_entry(self.holding_of[key]) for key in finding.claims)
         edits = [dict(edit.entry) for edit in finding.edits]  # a node of two members is one edit for each
         return [*(each for number, each in enumerate(edits) if each not in edits[:number]), *claims]
+
+
+def _claim_entry(holding: Holding) -> dict[str, Any]:
+    """A claim in the way, as JSON."""
+    namespace, name = holding.owner
+    leaves = {"leaving": True} if holding.leave is not None and holding.leave.mode is LeaveMode.LEAVING else {}
+    return {"kind": "claim", "namespace": namespace, "name": name, "priority": holding.priority, **leaves}
 
 
 def _leave_no_request(edits: Sequence[Relaxation], unit: PlacementUnit) -> bool:

@@ -21,7 +21,7 @@ from devalloc_solver.fleet.equal_devices import (
 )
 from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord, PoolKind
 from devalloc_solver.place import SearchDeadline
-from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.allocations import HELD_BEFORE, Key, Leave
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Pool, Snapshot
@@ -453,6 +453,7 @@ class HeldDevices(NamedTuple):
     node: str | None
     """where the pools are, if the claim says so"""
     entries: tuple[HeldDevice, ...]
+    leave: Leave = HELD_BEFORE
 
     @property
     def pools(self) -> set[Hashable]:

@@ -62,7 +62,8 @@ def allocation_on(key: Key, holders: Holders, places: Places) -> Holding:
     """What a claim holds of a subset."""
     items = [AllocatedDevice(places[n][d], amounts) for n, d, amounts in holders.index.held[key] if n in places]
     items.sort(key=lambda one: one.device)
-    return Holding(key, holders.by_claim[key].priority, tuple(items))
+    held = holders.by_claim[key]
+    return Holding(key, held.priority, tuple(items), held.leave)
 
 
 def allocations_on(holders: Holders, places: Places) -> list[Holding]:

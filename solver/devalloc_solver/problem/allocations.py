@@ -61,6 +61,7 @@ class Leave:
 
 
 HELD_BEFORE = Leave(LeaveMode.RELEASE, (1, 1))
+LEAVING = Leave(LeaveMode.LEAVING, (1, 1))
 GIVEN_NOW = Leave(LeaveMode.RELEASE, (1, 0))
 """As few owners as possible leave; of as many, most are to be those that got their devices in this batch."""
 

@@ -65,6 +65,17 @@ class TestWhere:
         amounts_of = reserved_for(store, "big")
         assert sum(int(amounts.get("cpu", "0")) for amounts in amounts_of.values()) == 3
 
+    def test_a_machine_that_is_being_deleted_is_waited_for(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=2), machine("old", "2", "1Gi"))
+        rounds(store)
+        hold(store, "old", "a", phase="Running")
+        fill(store, machine("new", "2", "1Gi"))
+        rounds(store)
+        assert status(store, "new")["message"].endswith("; release machine default/old")
+        store.delete("VirtualMachine", "default", "old")
+        rounds(store)
+        assert status(store, "new")["message"].endswith("; wait for machine default/old")
+
     @pytest.mark.parametrize("hides_names", [False, True])
     def test_machines_of_other_namespaces_are_not_named_on_a_cluster(
         self, store: SQLiteStore, hides_names: bool

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import solve_manifests, testing
+from devalloc_solver import Fleet, solve_manifests, testing
 from devalloc_solver.explain import leaving
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.leaving import LeavingSearch
@@ -315,6 +315,32 @@ def test_all_users_of_a_shared_device_block_a_claim_for_the_whole_device() -> No
     ]
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 1, "memory": "4Gi"}})
     assert [b["name"] for b in blockers(GPU, card, *held, wanted)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["devalloc.io/node"]},
+        {"annotations": {"devalloc.io/release": "asked"}},
+    ],
+)
+def test_a_claim_that_is_leaving_is_waited_for(marks: dict[str, Any]) -> None:
+    pools = pool("n1-gpus", "n1", devices=[device("g0"), device("g1")])
+    stays, leaves = (
+        allocated(claim(name, {"deviceClass": "gpu"}), [entry("n1-gpus", card)], node="n1")
+        for name, card in (("a", "g0"), ("b", "g1"))
+    )
+    notes = leaves["metadata"].get("annotations", {}) | marks.get("annotations", {})
+    leaves = {**leaves, "metadata": {**leaves["metadata"], **marks, "annotations": notes}}
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
+    refusal = answer("c", GPU, pools, stays, leaves, wanted)
+    assert [each.get("leaving") for each in refusal["blockers"]] == [None, True]
+    assert refusal["message"].endswith("; release default/a and wait for default/b")
+
+    fleet = Fleet.from_manifests([GPU, pools, stays, {**leaves, "metadata": {"name": "b"}}])
+    assert fleet.allocate(wanted)["message"].endswith("; release default/a and default/b")
+    fleet.update(leaves)
+    assert fleet.allocate(wanted) == refusal
 
 
 def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:

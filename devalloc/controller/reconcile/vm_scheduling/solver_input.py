@@ -336,6 +336,8 @@ class _InputBuilder:
         """A machine that is placed, as claims that hold: those on NUMA nodes apart if others are to agree."""
         node = machines.running_node(doc) if key in self.standing.running else MachineView(doc).status["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
+        if ObjectView(doc).is_deleting or machines.is_leaving(doc):
+            notes[meta.RELEASE] = meta.RELEASES[0]  # who waits for its place need not release it
         if label is None or key not in self.standing.agree:
             self._add(key, "", doc, [{}], notes | ({} if label is None else {meta.GROUP: label}), entries)
             return

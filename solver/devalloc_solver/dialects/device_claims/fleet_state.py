@@ -37,7 +37,7 @@ from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import FleetState, Node
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Key
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
     has_draws,
@@ -458,7 +458,8 @@ def _held_devices(claim: DeviceClaim, problem_input: ProblemInput) -> HeldDevice
     marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
     records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
     entries = tuple(_held_device(entry, records) for entry, is_admin in marks if not is_admin)
-    return HeldDevices(claim.priority, claim.allocated_node or claim.pinned_node, entries)
+    node, leave = claim.allocated_node or claim.pinned_node, LEAVING if claim.is_leaving else HELD_BEFORE
+    return HeldDevices(claim.priority, node, entries, leave)
 
 
 def _held_device(entry: DeviceAllocation, records: Mapping[PoolDevice, DeviceRecord]) -> HeldDevice:

@@ -11,7 +11,7 @@ from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key, LostDevice
+from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, AllocatedDevice, Holding, Key, LostDevice
 from devalloc_solver.problem.ghosts import HeldRecords
 from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
@@ -27,6 +27,7 @@ class Holder:
     """each with whether it belongs to an admin detail, and so holds nothing (S14, S18)"""
     records: Mapping[PoolDevice, DeviceRecord] = field(default_factory=dict)
     is_valid: bool = True
+    is_leaving: bool = False
 
     @classmethod
     def of(cls, claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Holder:
@@ -34,7 +35,8 @@ class Holder:
         assert claim.status is not None
         entries = [*zip(claim.status.allocations, admin_entries(claim, classes), strict=True)]
         records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
-        return cls(claim.key, claim.priority, claim.allocated_node or claim.pinned_node, entries, records)
+        node = claim.allocated_node or claim.pinned_node
+        return cls(claim.key, claim.priority, node, entries, records, is_leaving=claim.is_leaving)
 
     @classmethod
     def of_invalid(cls, claim: RejectedClaim) -> Holder:
@@ -63,7 +65,8 @@ def read_allocations(
                 problems.append(_ambiguous_device(holder.key, entry, len(published)))
             if not admin:
                 held += _held_devices(devices, allocated_amounts(entry))
-        allocations.append(Holding(holder.key, holder.priority, tuple(held)))
+        leave = LEAVING if holder.is_leaving else HELD_BEFORE
+        allocations.append(Holding(holder.key, holder.priority, tuple(held), leave))
     return allocations, lost, problems
 
 

@@ -45,6 +45,7 @@ from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import NO_KEYS, FleetState, Node
+from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Leave
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -361,16 +362,21 @@ class ClusterState(FleetState):
         if not any(is_allocated(one) for one in self.objects.get(name, ())):
             return
         problem_input = read_documents(self.objects[name], self.gates)
-        allocated = [
-            (c.key, priority_of(c), c.allocation, records_of_claim(c.annotations)) for c in problem_input.claims
-        ]
-        allocated += [(refused.key, 0, refused.allocation, NO_RECORDS) for refused in problem_input.refused]
-        for key, priority, allocation, records in allocated:
-            if allocation is not None:
-                self.hold(key, priority, allocation, records)
+        for claim in problem_input.claims:
+            if claim.allocation is not None:
+                leave = LEAVING if claim.metadata.is_deleting else HELD_BEFORE
+                self.hold(claim.key, priority_of(claim), claim.allocation, records_of_claim(claim.annotations), leave)
+        for refused in problem_input.refused:
+            if refused.allocation is not None:
+                self.hold(refused.key, 0, refused.allocation)
 
     def hold(
-        self, key: Key, priority: int, allocation: Manifest, records: Mapping[PoolDevice, DeviceRecord] = NO_RECORDS
+        self,
+        key: Key,
+        priority: int,
+        allocation: Manifest,
+        records: Mapping[PoolDevice, DeviceRecord] = NO_RECORDS,
+        leave: Leave = HELD_BEFORE,
     ) -> None:
         """A claim has an allocation, in place of any it had. ``records``: what it recorded of its devices."""
         usage = DeviceUsage()
@@ -386,7 +392,7 @@ class ClusterState(FleetState):
             )
             for one in devices
         )
-        held = HeldDevices(priority, None, entries)
+        held = HeldDevices(priority, None, entries, leave)
         self.free(key)
         self._hold(key, held)
         self._add_shares(key, [(device, share) for device, ids in usage.share_ids.items() for share in ids])

@@ -38,7 +38,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.problem import overuse
-from devalloc_solver.problem.allocations import Holding, LostDevice
+from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Holding, LostDevice
 from devalloc_solver.problem.answer import ClaimAnswer, held_answer, loss_problems
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.placement import Placement
@@ -112,14 +112,18 @@ def prepare(
     units, refused = build_units(problem_input, judge)
     allowance.begin_search()
     used = devices.used
-    allocations = [(key, priority, used.items(held)) for key, priority, held in holders]
+    leaving = {claim.key for claim in problem_input.claims if claim.metadata.is_deleting}
+    allocations = [
+        Holding(key, priority, used.items(held), LEAVING if key in leaving else HELD_BEFORE)
+        for key, priority, held in holders
+    ]
     overused = overuse.overuse_problems(_overuse_problems(used, holders, gates), "ResourceClaim", "/".join)
     lost = lost_by_claim(problem_input, devices.book)
     ignored = devices.book.ignored
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in ignored]
     return UnsolvedProblem(
         snapshot=devices.snapshot(constrained_attributes(problem_input.claims)),
-        allocations=tuple(Holding(*one) for one in sorted(allocations, key=lambda h: h[0])),
+        allocations=tuple(sorted(allocations, key=lambda h: h.owner)),
         units=tuple(units),
         refused=(*problem_input.refused, *refused),
         priorities=tuple(priority_of(claim) for claim in problem_input.claims if claim.allocation is None),

@@ -52,6 +52,23 @@ def test_the_message_of_a_loser_names_the_owners_and_whose_release_would_do() ->
     assert [(one["name"], one["count"]) for one in funnel["usedBy"]] == [("high", 2), ("small", 1)]
 
 
+def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
+    cards, waiting = pool("n1", devices(*"ab")), wants("waits", request("r", 2))
+    stored = [
+        {**held, "status": {"allocation": solved(cards, held)[held["metadata"]["name"]]["allocations"]}}
+        for held in (wants("leaves", request("r", 2)),)
+    ]
+    metadata = {**stored[0]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]}
+    leaving = {**stored[0], "metadata": metadata}
+
+    refusal = solved(cards, leaving, waiting)["waits"]
+    assert refusal["message"].endswith("; wait for default/leaves")
+    fleet = Fleet.from_manifests([ANY, GPU, cards, *stored])
+    assert fleet.allocate(waiting)["message"].endswith("; release default/leaves")
+    fleet.update(leaving)
+    assert fleet.allocate(waiting) == refusal
+
+
 def test_the_funnel_of_a_loser_calls_no_device_free_that_another_claim_of_the_batch_got() -> None:
     (funnel,) = solved(
         pool("n1", devices(*"abc")), wants("low", request("r", 2)), wants("high", request("r", 2), priority="7")
