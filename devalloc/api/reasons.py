@@ -87,7 +87,7 @@ class Reason(StrEnum):
     )
     CHECK_FAILED = (
         "CheckFailed",
-        (f"{_DIALECTS}/device_claims/solve.py", f"{_FLEET}/device_claims/backend.py"),
+        (f"{_DIALECTS}/device_claims/solve.py", f"{_DIALECTS}/device_claims/fleet.py"),
         "waits for a correction of devalloc",
         "The two evaluators judge a device of the answer differently by an expression of the claim or its class.",
         "Write the expression in another way, and report the message: one of the two evaluators is wrong.",
