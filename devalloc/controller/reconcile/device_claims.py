@@ -270,11 +270,11 @@ class DeviceClaimAllocator:
             result = RoundResult(as_solved, written, undone, gives, is_proven)
             self._resting.settle(objects, solver_input, result)
             self.loop.is_again |= self._resting.is_behind
-        seen = {**objects, **written}
+        seen, replaced = {**objects, **written}, {id(objects[key]): obj for key, obj in written.items()}
         self._quotas = any(key.kind == quota.KIND and quota.is_quota(obj) for key, obj in seen.items())
         if self._settings.labels_nodes and not self.has_labelled:
             self.has_labelled = not missing_labels(seen.items(), self.loop.refusals.keys(), self._memo)
-        state = self._documents(seen.values()) if written else documents
+        state = [replaced.get(id(doc), doc) for doc in documents]
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:

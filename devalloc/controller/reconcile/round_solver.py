@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
-from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
+from devalloc.controller.reconcile.searches import (
+    QUICK_SECONDS,
+    BackgroundSearches,
+    ClaimUnit,
+    by_unit,
+    forget_given,
+    key_of_answer,
+    key_of_claim,
+    search_with_new_fleet,
+)
 from devalloc.controller.reconcile.stored_claims import class_names
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
@@ -114,8 +123,7 @@ class RoundSolver:
         """What updates took in since the last answers; None: all."""
         self._seconds = 0.0
         """How long the last answers took, by ``clock``."""
-        self._refusals: dict[ClaimKey, _Refusal] = {}
-        """By the group of the claims, or the one of them."""
+        self._refusals: dict[ClaimUnit, _Refusal] = {}
         # -- what is known of claims that hold something, and of the state, if the kind has it
         self._answers: dict[ClaimKey, _Answer] = {}
         self._problems: list[_Answer] | None = None
@@ -172,7 +180,7 @@ class RoundSolver:
         they have no more answers."""
         from devalloc_solver import Fleet
 
-        for key in map(_key_of, claims):
+        for key in map(key_of_claim, claims):
             if (document := self._held.get(key)) is not None:
                 self._settled[Fleet.object_name(document)] = document
             if (answer := self._answers.pop(key, None)) is not None:
@@ -185,7 +193,7 @@ class RoundSolver:
         self._is_read = False
         for claim in claims:
             self._settled.pop(Fleet.object_name(claim), None)
-            answer = self._settled_answers.pop(key := _key_of(claim), None)
+            answer = self._settled_answers.pop(key := key_of_claim(claim), None)
             if answer is None:
                 self._problems = None
             else:
@@ -261,12 +269,12 @@ class RoundSolver:
 
         One that was refused has the same answer again, at no cost, until a change could help it. One that costs too
         much has it until its pause is over, also if other nodes suit its pod meanwhile."""
-        units = _units([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
+        units = by_unit([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
         self._forget_all_but(units)
         has_new = not units.keys() <= self._refusals.keys()
         woken = {*self.wake(has_new=has_new), *self.waiting.due()} if self._refusals else set()
         again: list[_Answer] = []
-        fresh: dict[ClaimKey, list[Object]] = {}
+        fresh: dict[ClaimUnit, list[Object]] = {}
         for unit, members in units.items():
             refusal = None if unit in woken else self._refusals.get(unit)
             if refusal is not None and self._is_of(refusal, unit, members):
@@ -275,18 +283,18 @@ class RoundSolver:
                 self._refusals.pop(unit, None)
                 fresh[unit] = members
         answer = self.answer([claim for members in fresh.values() for claim in members], deadline)
-        by_key = {(each["namespace"], each["name"]): each for each in answer["claims"]}
+        by_key = {key_of_answer(each): each for each in answer["claims"]}
         is_again = bool(answer.get("again"))
         is_proven = answer["optimal"] and not is_again and not any(each["allocated"] for each in by_key.values())
         for unit, members in fresh.items():
-            own = [by_key[key] for key in map(_key_of, members) if key in by_key]
+            own = [by_key[key] for key in map(key_of_claim, members) if key in by_key]
             self.waiting.discard(unit)
             order = min(map(order_of, members))
             if len(own) == len(members) and self.rest(unit, order, members, own, is_proven=is_proven):
                 self._refusals[unit] = _Refusal([*map(_identity, members)], [one["spec"] for one in members], own)
         return {**answer, "claims": [*answer["claims"], *again], "again": is_again or self.waiting.is_behind}
 
-    def _forget_all_but(self, units: Mapping[ClaimKey, object]) -> None:
+    def _forget_all_but(self, units: Mapping[ClaimUnit, object]) -> None:
         """Forget what waits no more, and what was woken and had no answer."""
         for unit in self.waiting.units - units.keys():
             self.waiting.discard(unit)
@@ -309,7 +317,7 @@ class RoundSolver:
         self.has_unsettled = False
         changed, self._changed = self._changed, {}
         fleet, problems, self._problems = self._take(), self._problems, None
-        claims = [claim for claim in claims if _key_of(claim) not in self._held]
+        claims = [claim for claim in claims if key_of_claim(claim) not in self._held]
         given, claims = self._refused_like_others(fleet, claims)
         is_current = not self._kind.has_state or (problems is not None and self._renew(fleet, changed))
         answer = self._ask(fleet, claims, ends, is_current=is_current)
@@ -317,13 +325,13 @@ class RoundSolver:
         if self._kind.has_state:
             if answer["problems"] is None:
                 answer["problems"] = problems
-            named = {(self._kind.name, *_key_of(claim)) for claim in claims}
+            named = {(self._kind.name, *key_of_claim(claim)) for claim in claims}
             # What the problems are of may be gone next time.
             self._problems = answer["problems"] if named.isdisjoint(self._subjects) else None
             given += self._answers.values()
         self.waiting.ignore_changes(fleet)
         self._fleet, self._seconds = fleet, self._clock() - began
-        given.sort(key=lambda each: (each["namespace"], each["name"]))
+        given.sort(key=key_of_answer)
         return {**answer, "claims": given, "seconds": round(time.monotonic() - started, 6)}
 
     def _refused_like_others(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
@@ -349,12 +357,11 @@ class RoundSolver:
         documents = [*self._settled.values(), *self._documents]
         others = [one for key, one in self._held.items() if not fleet.holds(*key)] if self._kind.has_state else ()
         answer = self._searches.solve(fleet, documents, claims, seconds_left(ends), others)
-        requested = {*map(_key_of, claims)}
+        requested = {*map(key_of_claim, claims)}
         given: list[_Answer] = []
         state: dict[ClaimKey, _Answer] = {}
         for each in answer["claims"]:
-            key = each["namespace"], each["name"]
-            if key in requested:
+            if (key := key_of_answer(each)) in requested:
                 given.append(each)
             else:
                 state[key] = each
@@ -382,10 +389,8 @@ class RoundSolver:
             answers.append(fleet.allocate(claim, share, is_quick=is_quick))
             if not answers[-1]["allocated"]:
                 break
-        given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
-        for claim in claims:  # the documents of the next round say what of it was written
-            if _key_of(claim) in given:
-                fleet.delete(claim)
+        forget_given(fleet, claims, answers)
+        given = [answer for answer in answers if answer["allocated"]]
         is_whole = len(given) == len(claims) or (len(claims) == 1 and self._is_settled_alone(answers[0]))
         return answers if is_whole and not (self._kind.has_state and _has_warnings(answers)) else None
 
@@ -452,19 +457,6 @@ def costs_too_much(answer: Mapping[str, Any]) -> bool:
 
 def _has_warnings(answers: Iterable[_Answer]) -> bool:
     return any(answer.get("warnings") for answer in answers)
-
-
-def _key_of(claim: Object) -> ClaimKey:
-    return ClaimView(claim).key
-
-
-def _units(claims: Iterable[Object]) -> dict[ClaimKey, list[Object]]:
-    """Claims that are answered together, by group or name."""
-    by_key: dict[ClaimKey, list[Object]] = {}
-    for claim in claims:
-        (namespace, name), group = _key_of(claim), ClaimView(claim).group
-        by_key.setdefault((namespace, name if group is None else f"group {group}"), []).append(claim)
-    return by_key
 
 
 def _identity(claim: Object) -> object:

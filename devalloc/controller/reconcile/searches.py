@@ -61,7 +61,7 @@ OTHER_NAMESPACES = "(others)"
 
 _Answer = dict[str, Any]
 _Key = tuple[str, str]
-_Unit = tuple[str, str, str]
+ClaimUnit = tuple[str, str, str]
 """Equal for claims that are answered together: their namespace, and their group or the name of the one."""
 
 
@@ -258,7 +258,7 @@ class BackgroundSearches:
 
     def is_late(self, claims: Iterable[Object]) -> bool:
         """Whether the expressions of one of these claims are evaluated in turns, round after round."""
-        return any(_key(claim) in self._late_rounds for claim in claims)
+        return any(key_of_claim(claim) in self._late_rounds for claim in claims)
 
     def solve(
         self,
@@ -280,7 +280,7 @@ class BackgroundSearches:
         if not self.is_open or (deadline is not None and deadline <= QUICK_SECONDS):
             return self._of_fleet(fleet, claims, deadline, others)
         self._await_solver(claims)
-        batch = _AnswerBatch({_key(claim): claim for claim in claims})
+        batch = _AnswerBatch({key_of_claim(claim): claim for claim in claims})
         self._calls += 1
         heavy = self._heavy()
         with self._lock:
@@ -308,15 +308,15 @@ class BackgroundSearches:
         began = self.clock()
         answer = self._of_fleet(fleet, batch.open, LATE_SECONDS if is_late else QUICK_SECONDS, others, is_quick=True)
         with self._lock:
-            self._usage.charge((key[0] for key in map(_key, batch.open)), self.clock() - began, self.clock())
-        quick = {_key_of_answer(each): each for each in answer["claims"]}
+            self._usage.charge((key[0] for key in map(key_of_claim, batch.open)), self.clock() - began, self.clock())
+        quick = {key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
         late = unproven | {
             key
             for key, each in quick.items()
             if key in batch.claims and each["reason"] == Reason.SEARCH_LIMIT and each.get("exceeded") != "time"
         }
-        left = {_key(claim): claim for claim in batch.open}
+        left = {key_of_claim(claim): claim for claim in batch.open}
         batch.answers |= quick
         for part in _parts_of(fleet, left) if late else ():
             if not late.isdisjoint(part.claims):
@@ -385,15 +385,15 @@ class BackgroundSearches:
 
     def _given(self, fleet: SearchableFleet, claims: Sequence[Object]) -> dict[_Key, _Answer]:
         """What a round finds for these claims."""
-        keys = {_key(claim) for claim in claims}
+        keys = {key_of_claim(claim) for claim in claims}
         answers = self._of_fleet(fleet, claims, QUICK_SECONDS)["claims"]
-        return {key: each for each in answers if (key := _key_of_answer(each)) in keys and each["allocated"]}
+        return {key: each for each in answers if (key := key_of_answer(each)) in keys and each["allocated"]}
 
-    def _let_one_be_evaluated(self, batch: _AnswerBatch, late_units: Collection[_Unit]) -> bool:
+    def _let_one_be_evaluated(self, batch: _AnswerBatch, late_units: Collection[ClaimUnit]) -> bool:
         """Leave claims whose expressions take long to later rounds, with their groups. Rounds alternate: one has all
         other claims, which are answered at once, the next one such claim or group, which has all the time that it
         takes. Of these the first is that of the namespace that has used least. Returns whether this round has one."""
-        units = {unit: claims for unit, claims in _by_unit(batch.open).items() if unit in late_units}
+        units = {unit: claims for unit, claims in by_unit(batch.open).items() if unit in late_units}
         others = [claim for claim in batch.open if _unit(claim) not in units]
         self._gave_way = bool(units and others) and not self._gave_way
         if not units:
@@ -401,16 +401,16 @@ class BackgroundSearches:
         if not self._gave_way:
             now = self.clock()
             others = min(units.values(), key=lambda claims: self._turn(claims, now))
-        batch.waiting |= {*map(_key, batch.open)} - {*map(_key, others)}
+        batch.waiting |= {*map(key_of_claim, batch.open)} - {*map(key_of_claim, others)}
         batch.is_again = True
         return not self._gave_way
 
     def _turn(self, claims: Sequence[Object], now: float) -> tuple[float, int, Order]:
         """The place of a unit among those whose expressions take long. Those of a namespace are evaluated one after the
         other: the fleet remembers a limited number of verdicts."""
-        rounds = max(self._late_rounds.get(_key(claim), 0) for claim in claims)
+        rounds = max(self._late_rounds.get(key_of_claim(claim), 0) for claim in claims)
         with self._lock:
-            return self._usage.of(_key(claims[0])[0], now), -rounds, min(map(order_of, claims))
+            return self._usage.of(key_of_claim(claims[0])[0], now), -rounds, min(map(order_of, claims))
 
     def _leave_unread(self, batch: _AnswerBatch, unproven: set[_Key]) -> None:
         """Claims whose expressions take longer than a round has are not refused yet, nor are their groups: the fleet
@@ -437,12 +437,9 @@ class BackgroundSearches:
         *,
         is_quick: bool = False,
     ) -> _Answer:
-        """Its answer, which it does not keep: the documents of a later round say what of it was written."""
+        """Its answer, which it does not keep."""
         answer: _Answer = fleet.allocate_all([*others, *claims], deadline, is_quick=is_quick)
-        given = {_key_of_answer(each) for each in answer["claims"] if each["allocated"]}
-        for claim in claims:
-            if _key(claim) in given:
-                fleet.delete(claim)
+        forget_given(fleet, claims, answer["claims"])
         return answer
 
     # -- what is known of parts ----------------------------------------------------------------------------------------
@@ -540,7 +537,7 @@ class BackgroundSearches:
                 _load_solver()
                 began = self.clock()
                 answer = self.search(job.documents, [*job.part.claims.values()], job.deadline)
-                answers = {key: each for each in answer["claims"] if (key := _key_of_answer(each)) in job.part.claims}
+                answers = {key: each for each in answer["claims"] if (key := key_of_answer(each)) in job.part.claims}
                 result = _SearchResult(answers, answer["optimal"])
             except Exception:
                 log.exception("could not answer %s", ", ".join("/".join(key) for key in [*job.part.claims][:8]))
@@ -654,24 +651,35 @@ def _failed_answer(key: _Key) -> _Answer:
     return refusal_answer(key, Reason.SEARCH_LIMIT, message)
 
 
-def _unit(claim: Object) -> _Unit:
-    (namespace, name), group = _key(claim), ClaimView(claim).group
+def _unit(claim: Object) -> ClaimUnit:
+    (namespace, name), group = key_of_claim(claim), ClaimView(claim).group
     return (namespace, "", name) if group is None else (namespace, group, "")
 
 
-def _by_unit(claims: Iterable[Object]) -> dict[_Unit, list[Object]]:
-    units: dict[_Unit, list[Object]] = {}
+def forget_given(fleet: SearchableFleet, claims: Iterable[Object], answers: Iterable[_Answer]) -> None:
+    """Take from the fleet what claims that wait were given: the documents of a later round say what was written."""
+    given = {key_of_answer(each) for each in answers if each["allocated"]}
+    for claim in claims:
+        if key_of_claim(claim) in given:
+            fleet.delete(claim)
+
+
+def by_unit(claims: Iterable[Object]) -> dict[ClaimUnit, list[Object]]:
+    """Claims that are answered together."""
+    units: dict[ClaimUnit, list[Object]] = {}
     for claim in claims:
         units.setdefault(_unit(claim), []).append(claim)
     return units
 
 
-def _key(claim: Object) -> _Key:
+def key_of_claim(claim: Object) -> _Key:
+    """Namespace and name."""
     metadata = claim["metadata"]
     return metadata.get("namespace") or "default", metadata["name"]
 
 
-def _key_of_answer(answer: _Answer) -> _Key:
+def key_of_answer(answer: _Answer) -> _Key:
+    """Namespace and name of its claim."""
     return answer["namespace"], answer["name"]
 
 

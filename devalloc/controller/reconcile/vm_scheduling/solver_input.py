@@ -172,6 +172,8 @@ def scheduling_input(
     machines that are not among them wait for room, so that the solver is to know what they ask for."""
     machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
     migration_docs = migrations_in(documents)
+    if not (machine_docs or migration_docs or others_wait):
+        return SchedulingInput(documents)
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
     is_needed = (
