@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
-    QUICK_SECONDS,
     BackgroundSearches,
     ClaimUnit,
     by_unit,
@@ -382,11 +381,10 @@ class RoundSolver:
             return None
         answers: list[Any] = []
         for number, claim in enumerate(sorted(claims, key=order_of)):
-            left, is_quick = seconds_left(ends), self._searches.is_open
+            left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and len(claims) > 1 else left
-            if is_quick:
-                share = QUICK_SECONDS if share is None else min(share, QUICK_SECONDS)
-            answers.append(fleet.allocate(claim, share, is_quick=is_quick))
+            share = self._searches.bounded(share)
+            answers.append(fleet.allocate(claim, share, is_quick=self._searches.is_open))
             if not answers[-1]["allocated"]:
                 break
         forget_given(fleet, claims, answers)

@@ -256,6 +256,12 @@ class BackgroundSearches:
         with self._lock:
             return dict(self._usage.total)
 
+    def bounded(self, seconds: float | None) -> float | None:
+        """The seconds that a round may take for one claim: what takes longer is searched for in the thread."""
+        if not self.is_open:
+            return seconds
+        return QUICK_SECONDS if seconds is None else min(seconds, QUICK_SECONDS)
+
     def is_late(self, claims: Iterable[Object]) -> bool:
         """Whether the expressions of one of these claims are evaluated in turns, round after round."""
         return any(key_of_claim(claim) in self._late_rounds for claim in claims)

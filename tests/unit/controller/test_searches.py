@@ -469,8 +469,8 @@ def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_d
 
     monkeypatch.setattr(budget.Costs, "evaluate", note)
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 1_500_000)
-    monkeypatch.setattr(searches_module, "QUICK_SECONDS", 0.1)
-    monkeypatch.setattr(searches_module, "LATE_SECONDS", 0.02)
+    monkeypatch.setattr(searches_module, "QUICK_SECONDS", 0.05)
+    monkeypatch.setattr(searches_module, "LATE_SECONDS", 0.01)
     cluster = [ANY, slice_("s", [gpu(f"g{number}", {"i": number}) for number in range(120)])]
     slow = {f"slow{number}": slow_selector(number) for number in range(2)}
     waiting = [resource_claim(request("r", 1, slow[name]), name=name, namespace=name) for name in slow]
