@@ -54,10 +54,6 @@ from devalloc.controller.reconcile.vm_scheduling.migrations import (
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.store import Object
 
-_FUNCTION_EXPRESSION = "device.function == '{}'"
-_COMPUTE_EXPRESSION = _FUNCTION_EXPRESSION.format(host_pool_names.FUNCTION_COMPUTE)
-
-
 MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
 """End of the names of claims that stand for machines."""
 Group = tuple[str, str]
@@ -437,8 +433,8 @@ class _InputBuilder:
         notes = {**notes, meta.GROUP: _group_label(key[1], _MOVE_OF_MACHINE)}
         agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
         if agree:
-            compute = [detail for detail in details if _COMPUTE_EXPRESSION in detail["constraints"]]
-            others = [detail for detail in details if _COMPUTE_EXPRESSION not in detail["constraints"]]
+            compute = [detail for detail in details if _is_of_numa_nodes(detail)]
+            others = [detail for detail in details if not _is_of_numa_nodes(detail)]
             parts = [self._add(key, "move", doc, compute, {**notes, **agree})]
             parts += [self._add(key, "move-io", doc, others, notes)] if others else []
         else:
@@ -576,11 +572,10 @@ def _resource_names(entry: Mapping[str, Any]) -> set[str]:
 
 
 def _machine_details(amounts: Mapping[str, Quantity]) -> list[Object]:
-    """What is asked for of NUMA nodes, and of the node as a whole."""
+    """What is asked for of NUMA nodes, and of the node as a whole: other devices than theirs have that."""
     compute = _compute_amounts(amounts)
     others = {name: amount for name, amount in amounts.items() if name not in compute}
-    entries = [_detail(host_pool_names.FUNCTION_COMPUTE, compute)] if compute else []
-    return [*entries, _detail(host_pool_names.FUNCTION_IO, others)] if others else entries
+    return [{"requests": {name: str(one) for name, one in each.items()}} for each in (compute, others) if each]
 
 
 def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
@@ -590,8 +585,12 @@ def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
 
 def _restrict_to_numa(detail: Object, number: int) -> None:
     """Have what is of NUMA nodes come from that one."""
-    if _COMPUTE_EXPRESSION in detail["constraints"]:
-        detail["constraints"] += f" && device.numa == {number}"
+    if _is_of_numa_nodes(detail):
+        detail["constraints"] = f"device.numa == {number}"
+
+
+def _is_of_numa_nodes(detail: Object) -> bool:
+    return {*detail["requests"]} <= {*host_pool_names.COMPUTE}
 
 
 def _priority_annotation(machine: Object) -> dict[str, str]:
@@ -612,11 +611,6 @@ def _group_label(machine: str, what: str = _OF_MACHINE) -> str:
     """The label of the group that a machine and its claims are, as long at most as groups' names are."""
     label = f"{what} {machine}"
     return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"
-
-
-def _detail(function: str, amounts: Mapping[str, Any]) -> Object:
-    requests = {name: str(amount) for name, amount in amounts.items()}
-    return {"constraints": _FUNCTION_EXPRESSION.format(function), "requests": requests}
 
 
 def _with_group(claim: Object, label: str, *, agree: bool) -> Object:
