@@ -169,7 +169,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
                 self._record(by_key[answer.key], answer)
                 self._assumed.add(answer.key)
 
-    @gc_paused()
+    @gc_paused(settle=True)
     def parts(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
     ) -> list[SubproblemSummary]:

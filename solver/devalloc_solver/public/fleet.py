@@ -162,7 +162,7 @@ class Fleet:
         """
         return cast(ClaimAnswerDict, self._backend(claim).allocate(claim, deadline, is_quick=is_quick))
 
-    @gc_paused()
+    @gc_paused(settle=True)
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> SolutionDict:

@@ -10,7 +10,7 @@ import pytest
 
 from devalloc_solver import Fleet, gc_pause
 from devalloc_solver.gc_pause import freeze_objects
-from tests.support.fleet_manifests import gpu_class, gpu_pool
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
 
 class Circle:
@@ -36,6 +36,19 @@ def test_a_large_fleet_is_exempt_from_collections_on_request(
     monkeypatch.setattr(gc_pause, "COLLECTION_THRESHOLD", threshold)
     Fleet.from_manifests([gpu_class(), gpu_pool("p", node="n")], freeze=freeze)
     assert (gc.get_freeze_count() > 1000) == is_exempt
+
+
+@pytest.mark.parametrize(("threshold", "is_settled"), [(-1e9, True), (1e9, False)])
+def test_what_a_call_leaves_is_looked_at_in_that_call_if_it_is_much(
+    monkeypatch: pytest.MonkeyPatch, threshold: float, is_settled: bool
+) -> None:
+    """Else a small call later takes as long as that."""
+    fleet = Fleet.from_manifests([gpu_class(), gpu_pool("p", node="n")])
+    collected: list[int] = []
+    gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
+    monkeypatch.setattr(gc_pause, "COLLECTION_THRESHOLD", threshold)
+    fleet.allocate_all([gpu_claim("a"), gpu_claim("b")])
+    assert (2 in collected) == is_settled
 
 
 def test_the_next_fleet_frees_what_is_garbage_of_the_last() -> None:
