@@ -54,6 +54,17 @@ def test_a_node_that_comes_later_does_for_a_shape_that_had_none() -> None:
     assert fleet.allocate(waiting("n1"))["node"] == "n2"
 
 
+def test_several_claims_at_once_get_what_they_would_get_from_a_cold_solve() -> None:
+    """A warm fleet looks at a few nodes of each kind only."""
+    strange = pool("strange", "other", driver="gpu", devices=[device("g0", attributes={"model": "x"})])
+    nodes = [GPU, *(gpus(f"n{number:02}") for number in range(20)), strange]
+    first = waiting(*(f"n{number:02}" for number in range(8)))
+    second = {**waiting("n08"), "metadata": {**waiting("n08")["metadata"], "name": "d"}}
+    warm = Fleet.from_manifests(nodes).allocate_all([first, second])["claims"]
+    assert [(one["name"], one["node"]) for one in warm] == [("c", "n08"), ("d", "n00")]
+    assert warm == [answer(*nodes, first, second, name=name) for name in ("c", "d")]
+
+
 def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() -> None:
     refused = answer(GPU, gpus("n1", 2), gpus("n2"), waiting("n1", count=2))
     assert refused["reason"] == "NodeUnavailable"
