@@ -50,13 +50,18 @@ class UnschedulableReason:
     advice: str
     """A sentence with {node}: what an admin does."""
     why: str
+    is_cordon: bool
 
 
-_UNCORDON, _NODE = "uncordon", "node {node}"
 _UNSCHEDULABLE_REASONS = (
-    (f"{FENCED}node, ", "unfence", _NODE, "When the node is back, run `devalloc unfence node/{node}`."),
-    (f"{CORDONED}node, ", _UNCORDON, _NODE, "Run `devalloc uncordon node/{node}`."),
-    (NODE_CORDONED, _UNCORDON, _NODE, "Run `kubectl uncordon {node}`."),
+    (
+        f"{FENCED}node, ",
+        "run",
+        "`devalloc unfence node/{node}`",
+        "When the node is back, run `devalloc unfence node/{node}`.",
+    ),
+    (f"{CORDONED}node, ", "run", "`devalloc uncordon node/{node}`", "Run `devalloc uncordon node/{node}`."),
+    (NODE_CORDONED, "run", "`kubectl uncordon {node}`", "Run `kubectl uncordon {node}`."),
     (_NOT_READY, "wait until", "node {node} is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
     (
         _TAINTED,
@@ -82,14 +87,18 @@ def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
         if row is None:
             return ()
         reasons.append(
-            UnschedulableReason(*row[1:], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
+            UnschedulableReason(
+                *row[1:],
+                part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1),
+                part.startswith((CORDONED, NODE_CORDONED)),
+            )
         )
     return tuple(reasons)
 
 
 def is_cordoned(reason: UnschedulableReason) -> bool:
     """Whether a node gets nothing new because an admin has cordoned it."""
-    return reason.verb == _UNCORDON
+    return reason.is_cordon
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:

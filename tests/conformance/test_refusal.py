@@ -164,7 +164,7 @@ def test_a_refusal_shows_what_has_changed_since(fleet: Fleet) -> None:
     fleet.update(gpus("n39", count=3, model="l4"))
     assert fleet.allocate(pending)["reason"] == "NotEnoughDevices"
     fleet.update(device_class("gpu", driver="another"))
-    assert fleet.allocate(pending)["funnel"][0]["steps"][0]["what"] == "are of another driver"
+    assert fleet.allocate(pending)["funnel"][0]["steps"][0]["what"] == "are not of driver another"
     fleet.delete(gpus("n0"))
     assert fleet.allocate(pending)["funnel"][0]["devices"] == 155
 

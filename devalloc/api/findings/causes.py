@@ -8,7 +8,7 @@ from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
 from devalloc.api.findings.rules import rule_words
-from devalloc.api.findings.style import WHOLE, Style, count_devices, count_parts
+from devalloc.api.findings.style import WHOLE, Style, count_devices, count_of, count_parts, joined
 from devalloc.printable import printable
 
 
@@ -18,8 +18,18 @@ class Words:
 
     text: str
     remedy: str = ""
+    guess: str = ""
+    """what was most likely meant"""
+    hint: str = ""
+    """what to do if no change is known"""
     is_complete: bool = False
     """whether the text says what to do, too"""
+
+    def then(self, step: str) -> str:
+        """What to do about it, and after that."""
+        if self.guess:
+            return f"did you mean {self.guess}?{f' Then {step}' if step else ''}"
+        return joined([self.remedy, step])
 
 
 def words_of(cause: Fact, style: Style) -> Words:
@@ -37,24 +47,29 @@ def _text(cause: Fact, style: Style) -> str:
 def _no_driver(cause: Fact, style: Style) -> Words:
     """``drivers`` that have no device, those that are ``there``, and the ``near`` one."""
     text = f"no device of driver {style.listed(cause['drivers'], 'or')} exists"
-    text += f" (there are {style.listed(cause['there'])})" if style.width == WHOLE else ""
+    text += f" (only of {style.listed(cause['there'])})" if style.width == WHOLE else ""
     if near := cause.get("near"):
-        return Words(text, f"did you mean {style.name(near)}?")
+        return Words(text, guess=style.name(near))
     if any(driver.endswith(".devalloc.io") for driver in cause["drivers"]):
         return Words(text, "`devalloc discover` shows why a card is not offered")
-    return Words(text, "publish one, or correct the class")
+    return Words(text, "publish one, or name another class")
 
 
 def _invalid_pool(cause: Fact, style: Style) -> Words:
     """``why`` a pool counts nothing; the ``drivers`` that have no other."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
-    return Words(f"no device{of} counts: {style.text(cause['why'])}", "correct it")
+    return Words(f"no valid pool{of} exists: {style.text(cause['why'])}", "correct it")
 
 
 def _no_match(cause: Fact, style: Style) -> str:
     """The ``request``, if there are several."""
-    return f"no device matches request {style.name(cause['request'])}" if "request" in cause else "no device matches"
+    return f"no device matches {_request(cause, style)}" if "request" in cause else "no device matches"
+
+
+def _request(cause: Fact, style: Style) -> str:
+    """The ``request``, or its ``path`` where its name is a number."""
+    return style.path(cause["path"]) if "path" in cause else f"request {style.name(cause['request'])}"
 
 
 def _step(cause: Fact, style: Style) -> str:
@@ -62,23 +77,33 @@ def _step(cause: Fact, style: Style) -> str:
     first one (``example``)."""
     example = f" ({style.text(cause['example'])})" if "example" in cause else ""
     what = style.text(rule_words(cause["rule"], cause.get("args"), cause["count"]))
-    return f"{cause['count']} of {count_devices(cause['total'])} {what}{example}"
+    return f"{count_of(cause['count'], cause['total'])} {what}{example}"
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
-    what = f"{cause['what']} " if "what" in cause else ""
-    text = f"{what}{style.code(cause['name'])} exists on {cause['count']} of {count_devices(cause['total'])}"
-    return Words(text, f"did you mean {style.code(cause['near'])}?" if "near" in cause else "")
+    name = style.code(cause["name"])
+    what = {"amount": f"{name} to share", "capacity": f"capacity {name}"}.get(
+        cause.get("what", ""), f"attribute {name}"
+    )
+    text = f"{_few(cause['count'], cause['total'])} {what}"
+    return Words(text, guess=style.code(cause["near"]) if "near" in cause else "")
+
+
+def _few(count: int, total: int) -> str:
+    """Such as "none of 3 devices has", or "only 1 of 3 devices has"."""
+    if not count:
+        return "no device has" if total == 1 else f"none of {total} devices has"
+    return f"only {count} of {count_devices(total)} {'has' if count == 1 else 'have'}"
 
 
 def _unknown_value(cause: Fact, style: Style) -> Words:
     """A ``value`` of ``name`` that none of ``total`` devices has; the ``near`` one, or a longer one that contains it
     (``whole``), and the expression that finds that (``write``)."""
-    text = f"{style.code(cause['name'])} is {_quoted(cause['value'], style)} on 0 of {count_devices(cause['total'])}"
+    text = f"{_few(0, cause['total'])} {style.code(cause['name'])} {_quoted(cause['value'], style)}"
     if "near" in cause:
-        return Words(text, f"did you mean {_quoted(cause['near'], style)}?")
-    return Words(f"{text}, and part of {_quoted(cause['whole'], style)}", f"write {cause['write']}")
+        return Words(text, guess=_quoted(cause["near"], style))
+    return Words(f"{text}, but there is {_quoted(cause['whole'], style)}", f"write {cause['write']}")
 
 
 def _quoted(text: str, style: Style) -> str:
@@ -144,10 +169,11 @@ def _too_few_agree(cause: Fact, style: Style) -> str:
 
 def _competition(cause: Fact, style: Style) -> str:
     """``count`` requests, their names if they are few (``requests``), want ``wanted`` devices, and ``most`` match."""
-    names = cause.get("requests")
-    who = f"requests {style.listed(names)}" if names else f"{cause['count']} requests"
+    names, paths = cause.get("requests"), cause.get("paths")
+    who = style.listed([*map(style.path, paths)]) if paths else ""
+    who = who or (f"requests {style.listed(names)}" if names else f"{cause['count']} requests")
     where = f"node {style.name(cause['node'])} has" if "node" in cause else "no node has more than"
-    return f"{who} want {cause['wanted']} devices together, and {where} {cause['most']} that match"
+    return f"{who} want {cause['wanted']} devices together, and {where} {cause['most']}"
 
 
 def _amounts(cause: Fact, style: Style) -> str:
@@ -159,15 +185,16 @@ def _amounts(cause: Fact, style: Style) -> str:
 
 def _node_unknown(cause: Fact, style: Style) -> Words:
     """The ``node``, and the ``near`` one."""
-    near = f"did you mean {_quoted(cause['near'], style)}?" if "near" in cause else ""
-    return Words(f"no node {_quoted(cause['node'], style)} has devices", near)
+    near = _quoted(cause["near"], style) if "near" in cause else ""
+    return Words(f"no node {_quoted(cause['node'], style)} has devices", guess=near)
 
 
-def _members(cause: Fact, style: Style) -> str:
+def _members(cause: Fact, style: Style) -> Words:
     """The ``members`` of a ``group`` that cannot be satisfied."""
-    names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in cause["members"]]
-    who = style.listed(names, more=cause.get("more", 0))
-    return f"{_group(cause, style)} is all-or-nothing, and {who} cannot be satisfied"
+    who = style.owners(cause["members"], more=cause.get("more", 0))
+    get = "gets" if len(cause["members"]) == 1 and not cause.get("more") else "get"
+    its = "its message" if get == "gets" else "their messages"
+    return Words(f"{_group(cause, style)} gets all or nothing, and {who} {get} nothing", hint=f"see {its}")
 
 
 def _group(cause: Fact, style: Style) -> str:
@@ -175,15 +202,27 @@ def _group(cause: Fact, style: Style) -> str:
     return f"machine {style.name(cause['machine'])}" if "machine" in cause else f"group {style.name(cause['group'])}"
 
 
+def _all_of(cause: Fact, style: Style) -> str:
+    """All claims of the ``group``, or the ``machine`` and its claims."""
+    what = "and its claims" if "machine" in cause else ""
+    return f"{_group(cause, style)} {what}" if what else f"all claims of {_group(cause, style)}"
+
+
 def _unpublished(cause: Fact, style: Style) -> str:
     """A ``device`` of a ``pool`` that a ``holder`` has, and that is published no longer, or with ``less``; how many
     ``more`` there are."""
     how = "with less than it drew" if cause.get("less") else "no longer"
-    more = f" (and {cause['more']} more such)" if "more" in cause else ""
+    more = f" (and {cause['more']} more such)" if cause.get("more") else ""
     device = f"{style.name(cause['pool'])}/{style.name(cause['device'])}"
     return f"{style.owner(cause['holder'])} has {device}, which is published {how}{more}"
 
 
+_EXCLUSIVE = {
+    "groups": "the devices are of several compatibility groups, which no pool mixes",
+    "limits": "together the devices need more of their pool than it has",
+    "any": "the devices cannot be used together: their pool has too little for all of them",
+}
+_MORE_TIME = "give it more time (--deadline)"
 _CUT_SHORT = {
     "reason": "the search ended before it found the reason",
     "place": "it fits, but the search ended before it found where",
@@ -196,7 +235,8 @@ def _member_fails(cause: Fact, style: Style) -> Words:
     """The ``member`` of a ``group`` that fails for a ``reason``, and its ``cause``."""
     why = words_of(cause["cause"], style)
     member = style.owner(cause["member"])
-    return Words(f"member {member} of {_group(cause, style)} fails: {cause['reason']}: {why.text}", why.remedy)
+    text = f"{member} of {_group(cause, style)} fails: {cause['reason']}: {why.text}"
+    return Words(text, why.remedy, why.guess)
 
 
 def _members_apart(cause: Fact, style: Style) -> Words:
@@ -237,34 +277,39 @@ def _over_drawn(cause: Fact, style: Style) -> Words:
     """The same of devices that draw on their pool."""
     hold = "holds" if len(cause["holders"]) == 1 else "hold"
     which = style.listed(cause["devices"], most=MAX_LISTED, more=cause.get("moreDevices", 0))
-    what = f"draw more {style.name(cause['resource'])} than their pool has"
-    return Words(f"devices {which} {what}: {_holders(cause, style)} {hold} them", "release some of them")
+    is_one = len(cause["devices"]) == 1 and not cause.get("moreDevices")
+    draw, them = ("device {} draws", "it") if is_one else ("devices {} draw", "them")
+    what = f"{draw.format(which)} more {style.name(cause['resource'])} than {'its' if is_one else 'their'} pool has"
+    return Words(f"{what}: {_holders(cause, style)} {hold} {them}", "release some of them")
 
 
 def _holders(cause: Fact, style: Style) -> str:
     return style.owners(cause["holders"], most=MAX_LISTED, more=cause.get("more", 0))
 
 
-def _room(cause: Fact, style: Style) -> str:
+def _room(cause: Fact, style: Style) -> Words:
     """The ``nodes`` without room for a machine, each with its ``node``, maybe ``numa``, and ``why`` it takes nothing
     new, or what it ``lacks``: ``resource``, what it ``has``, what of it is ``free``, and what is ``wanted``. ``large``:
-    some node is large enough."""
+    some node is large enough; ``fields``: of the machine, that ask for too much; ``policy``: the field that wants
+    NUMA nodes."""
     nodes = cause["nodes"]
     lines = [_room_of_node(each, style) for each in (nodes if style.is_whole else nodes[:1])]
     rest = len(nodes) - len(lines) + cause.get("more", 0)
     more = f" (and {rest} more {'node' if rest == 1 else 'nodes'})" if rest else ""
-    head = "there is no room for it" if cause.get("large") else "no node is large enough"
-    return f"{head}: {'; '.join(lines)}{more}"
+    head = "no node has room" if cause.get("large") else "no node is large enough"
+    fields = " and ".join(cause.get("fields", ()))
+    hint = f"lower {fields}" if fields else f"change {cause['policy']}" if "policy" in cause else ""
+    return Words(f"{head}: {'; '.join(lines)}{more}", hint=hint)
 
 
 def _room_of_node(room: Mapping[str, Any], style: Style) -> str:
     node, lacks = style.name(room["node"]), " and ".join(map(_lacking, room.get("lacks", ())))
     if "why" in room:
-        return f"node {node}: {style.text(room['why'])}"
+        return f"node {node} takes nothing new: {style.text(room['why'])}"
     if "numa" not in room:
-        return f"node {node}: {lacks}"
+        return f"node {node} has {lacks}" if lacks else f"node {node} offers no room for machines"
     numa = room["numa"]
-    return f"node {node}, NUMA node {numa}: {lacks}" if lacks else f"node {node}: it has no NUMA node {numa}"
+    return f"NUMA node {numa} of node {node} has {lacks}" if lacks else f"node {node} has no NUMA node {numa}"
 
 
 def _lacking(row: Mapping[str, Any]) -> str:
@@ -274,19 +319,21 @@ def _lacking(row: Mapping[str, Any]) -> str:
 
 
 CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
-    Cause.NO_POOLS: lambda cause, style: "no valid DevicePool exists",
-    Cause.NO_DEVICES: lambda cause, style: "there are no devices",
+    Cause.NO_POOLS: lambda cause, style: Words(
+        "no valid DevicePool exists", "publish devices (`devalloc discover` shows those of a host)"
+    ),
+    Cause.NO_DEVICES: lambda cause, style: "no devices are published",
     Cause.NO_DRIVER: _no_driver,
     Cause.INVALID_POOL: _invalid_pool,
     Cause.UNREACHED: _text,
     Cause.NO_MATCH: _no_match,
     Cause.STEP: _step,
-    Cause.PARTS: lambda cause, style: f"{count_parts(cause['count'])} only for claims that say {cause['say']}",
+    Cause.PARTS: lambda cause, style: f"{count_parts(cause['count'])} only to claims with {cause['say']}",
     Cause.UNKNOWN_NAME: _unknown_name,
     Cause.UNKNOWN_VALUE: _unknown_value,
     Cause.WRONG_TYPE: _wrong_type,
     Cause.UNKNOWN_TYPE: lambda cause, style: Words(
-        f"no class has deviceType {_quoted(cause['type'], style)}", f"did you mean {_quoted(cause['near'], style)}?"
+        f"no class has deviceType {_quoted(cause['type'], style)}", guess=_quoted(cause["near"], style)
     ),
     Cause.ADMIN_TYPE: lambda cause, style: Words(
         f"class {style.name(cause['device_class'])} of type {style.name(cause['type'])} gives admin access",
@@ -306,36 +353,34 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     ),
     Cause.TOO_FEW_AGREE: _too_few_agree,
     Cause.CONSTRAINTS: lambda cause, style: (
-        "no combination of devices satisfies the constraints"
+        f"no combination of {'free ' if cause.get('free') else ''}devices satisfies the constraints"
         + (f" on {' and '.join(map(style.code, cause['attributes']))}" if "attributes" in cause else "")
     ),
-    Cause.EXCLUSIVE: lambda cause, style: (
-        "the devices exclude each other: they need more of their pool than it has, or are of different groups"
-    ),
-    Cause.PARTS_TAKEN: lambda cause, style: "what is free needs parts of cards that devices in use have taken",
+    Cause.EXCLUSIVE: lambda cause, style: _EXCLUSIVE[cause.get("of", "any")],
+    Cause.PARTS_TAKEN: lambda cause, style: "each free device needs a part of its card that devices in use have taken",
     Cause.APART: lambda cause, style: (
         "no single node has everything free that is requested together"
         if cause.get("free")
-        else "no single node has everything that is requested together, even when nothing is in use"
+        else "no single node has all that is requested together, even if nothing is in use"
     ),
-    Cause.BOUND: lambda cause, style: f"it would fit on another node, but is bound to node {style.name(cause['node'])}",
+    Cause.BOUND: lambda cause, style: f"it fits on other nodes, but is bound to node {style.name(cause['node'])}",
     Cause.NODE_UNKNOWN: _node_unknown,
-    Cause.GROUP: lambda cause, style: f"all of {_group(cause, style)} must fit on one node",
+    Cause.GROUP: lambda cause, style: f"{_all_of(cause, style)} must fit on one node",
     Cause.MEMBERS: _members,
     Cause.OUTRANKED: lambda cause, style: (
         f"claims of priority {cause['by']} come before this one of {cause['priority']}"
     ),
     Cause.UNPUBLISHED: _unpublished,
     Cause.EXPRESSION_FAILED: _text,
-    Cause.CUT_SHORT: lambda cause, style: _CUT_SHORT[cause["of"]],
+    Cause.CUT_SHORT: lambda cause, style: Words(_CUT_SHORT[cause["of"]], _MORE_TIME if cause["of"] == "reason" else ""),
     Cause.TEXT: lambda cause, style: Words(_text(cause, style), is_complete=True),
     Cause.ROOM: _room,
     Cause.TIE: _text,
     Cause.NO_NODE: lambda cause, style: (
-        f"node {style.name(cause['node'])} is not one of them" if "node" in cause else "there is no other such node"
+        f"it may not be on node {style.name(cause['node'])}" if "node" in cause else "it may be on no other node"
     ),
     Cause.NODE_UNSUITED: lambda cause, style: "it fits only on nodes that do not suit its pod",
-    Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that may not take it",
+    Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that it may not be on",
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",
     Cause.MEMBER_FAILS: _member_fails,
     Cause.MEMBERS_APART: _members_apart,

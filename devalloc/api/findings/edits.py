@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from devalloc.api.cordon import unschedulable_reasons
+from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
 from devalloc.api.findings.data import HOLDERS, Finding
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
@@ -13,25 +13,32 @@ from devalloc.printable import printable
 
 _NAMED = 2
 """Changes, and holders, that a remedy names; of more it gives the number."""
+_NO_REASON = 24
+"""The width of names at which a remedy does not say why a device is unavailable."""
 _Step = tuple[str, str]
 """A verb in the imperative, and its object."""
 
 
 def remedy_of(finding: Finding, style: Style) -> str:
-    """What to do, such as "drop spec.claims[0], and release default/a"; "" if nothing helps."""
+    """What to do, such as "remove spec.claims[0], and release claim default/a"; "" if nothing helps."""
     edits = [each for each in finding.blockers if each["kind"] not in HOLDERS]
     holders = [each for each in finding.blockers if each["kind"] in HOLDERS]
     words = _by_verb([_step(each, style) for each in edits])
     if len(edits) > _NAMED and not style.is_whole:
-        words = [f"make {len(edits)} changes (`devalloc explain` lists them)"]
+        words = [several_changes(len(edits))]
     steps = [*words, *([release_of(holders, style)] if holders else [])]
     text = f"{' and '.join(words)}, and {steps[-1]}" if words and holders else " and ".join(steps)
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
     return " or ".join([text, *others]) if text else joined(others)
 
 
+def several_changes(count: int) -> str:
+    """What to do where a sentence cannot name so many changes."""
+    return f"make {count} changes (see `devalloc explain`)"
+
+
 def _by_verb(steps: Sequence[_Step]) -> list[str]:
-    """Edits in words; those of one verb have it once: "drop a and b"."""
+    """Edits in words; those of one verb have it once: "remove a and b"."""
     by_verb: dict[str, list[str]] = {}
     for verb, what in steps:
         by_verb.setdefault(verb, []).append(what)
@@ -39,11 +46,14 @@ def _by_verb(steps: Sequence[_Step]) -> list[str]:
 
 
 def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
-    """What to do about who holds what is needed: one's own is released, others' and what is leaving waited for."""
+    """What to do about who holds what is needed: one's own claims are released and machines stopped, others' and what
+    is leaving waited for."""
     own = [each for each in holders if each.get("name") is not None and not each.get("leaving")]
+    claims, machines = ([each for each in own if each["kind"] == kind] for kind in ("claim", "machine"))
     others = [each for each in holders if each not in own]
     most = len(holders) if style.is_whole else _NAMED
-    steps = [f"{verb} {style.owners(refs, most)}" for verb, refs in (("release", own), ("wait for", others)) if refs]
+    parts = (("release", claims), ("stop", machines), ("wait for", others))
+    steps = [f"{verb} {style.owners(refs, most)}" for verb, refs in parts if refs]
     return " and ".join(steps)
 
 
@@ -58,7 +68,7 @@ def _step(edit: Mapping[str, Any], style: Style) -> _Step:
     if "machine" in edit:
         return verb, f"{what} of machine {style.name(edit['machine'])}"
     of = edit.get("claim") if edit["kind"] in _OF_CLAIMS else None
-    return verb, f"{what} of {style.name(of)}" if of and of != style.subject else what
+    return verb, f"{what} of claim {style.name(of)}" if of and of != style.subject else what
 
 
 _OF_CLAIMS = frozenset(("amount", "limit", "matchAttribute", "constraint", "selector", "capacity", "request", "class"))
@@ -73,93 +83,94 @@ def _correction(edit: Mapping[str, Any], style: Style) -> _Step | None:
     """What was most likely meant, where something was mistyped."""
     if "didYouMean" not in edit or "written" not in edit:
         return None
-    return "write", f"{style.name(edit['didYouMean'])} for {style.name(edit['written'])} in {style.path(edit['path'])}"
+    meant, written = style.name(edit["didYouMean"]), style.name(edit["written"])
+    return "write", f"{meant} for {written} in {style.path(edit['path'])}"
 
 
-def _drop(edit: Mapping[str, Any], style: Style) -> _Step:
-    return _correction(edit, style) or ("change", style.path(edit["path"]))
+def _relax(edit: Mapping[str, Any], style: Style) -> _Step:
+    return _correction(edit, style) or ("relax", style.path(edit["path"]))
 
 
 def _match_attribute(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
     if "attribute" not in edit:
-        return "drop", style.path(edit["path"])
-    return "drop", f"{style.code(edit['attribute'])} from {style.path(edit['path'])}"
+        return "remove", style.path(edit["path"])
+    return "remove", f"{style.code(edit['attribute'])} from {style.path(edit['path'])}"
 
 
 def _constraint(edit: Mapping[str, Any], style: Style) -> _Step:
     for kind in ("matchAttribute", "distinctAttribute"):
         if kind in edit:
-            return "drop", f"{style.path(edit['path'])} ({kind} {style.name(edit[kind])})"
-    return _drop(edit, style)
+            return "remove", f"{style.path(edit['path'])} ({kind} {style.name(edit[kind])})"
+    return _relax(edit, style)
 
 
 def _amount(edit: Mapping[str, Any], style: Style) -> _Step:
     resource, most = edit.get("resource"), str(edit["most"])
     if "requested" in edit:
         _, most = readable_texts(Quantity.parse(str(edit["requested"])), Quantity.parse(most))
-    what = (
-        f"{most} {'device' if most == '1' else 'devices'}" if resource in (None, "count") else f"{most} of {resource}"
-    )
+    what = f"{most} {'device' if most == '1' else 'devices'}" if resource in (None, "count") else most
     return "ask for", f"at most {what} in {style.path(edit['path'])}"
 
 
 def _class(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
-    if "deviceClassName" in edit:
-        return "use", f"another class than {style.name(edit['deviceClassName'])}"
-    what = "type" if "deviceType" in edit else "class"
-    return "use", f"another {what} than {style.name(edit.get('deviceType') or edit.get('deviceClass'))}"
+    if "path" not in edit:
+        return "name", f"another deviceClassName than {style.code(edit['deviceClassName'])}"
+    return "name", f"another {'type' if 'deviceType' in edit else 'class'} in {style.path(edit['path'])}"
 
 
 def _request(edit: Mapping[str, Any], style: Style) -> _Step:
     name = str(edit.get("request", ""))
     if not name or name.isdecimal():  # a number that no field has
-        return ("drop", style.path(edit["path"])) if "path" in edit else _other_edit(edit, style)
-    return "drop", f"request {style.name(name)}"
+        return ("remove", style.path(edit["path"])) if "path" in edit else _other_edit(edit, style)
+    return "remove", f"request {style.name(name)}"
 
 
 def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     node = style.name(edit["node"])
     if "pool" in edit:
-        return (
-            "add",
-            f"node {node} to the node selector of pool {style.name(edit['driver'])}/{style.name(edit['pool'])}",
-        )
+        pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
+        return "add", f"node {node} to the node selector of the ResourceSlices of pool {pool}"
     if bound := edit.get("boundBy"):
         names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in bound]
         return (
             "release",
-            f"{style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}",
+            f"claim {style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}"
+            if len(names) == 1
+            else f"claims {style.listed(names)}, which hold the group on node {node}",
         )
     if "path" in edit:
-        return "drop", style.path(edit["path"])
+        return "remove", style.path(edit["path"])
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in edit.get("pinned", ())]
-    return "drop", f"the annotation devalloc.io/node={node}{f' of {style.listed(names)}' if names else ''}"
+    of = f" of {'claim' if len(names) == 1 else 'claims'} {style.listed(names)}" if names else ""
+    return "remove", f"the annotation devalloc.io/node={node}{of}"
 
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "give", "the pools more resources"
-    return "give", f"pool {style.name(edit['pool'])} {edit['missing']} more of {style.name(edit['resource'])}"
+        return "ask", "for smaller or fewer devices"
+    lacks = f"pool {style.name(edit['pool'])} has {edit['missing']} {style.name(edit['resource'])} too little"
+    return "ask", f"for smaller or fewer devices: {lacks}"
 
 
 def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "raise", "the counters"
+        return "ask", "for smaller or fewer devices"
     which = f"{style.name(edit['counterSet'])}/{style.name(edit['counter'])}"
-    return (
-        "raise",
-        f"counter {which} of pool {style.name(edit['driver'])}/{style.name(edit['pool'])} by {edit['missing']}",
-    )
+    pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
+    return "ask", f"for smaller or fewer devices: pool {pool} has {edit['missing']} of counter {which} too little"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
     if "device" in edit:
-        why = f" ({printable(edit['why'])})" if edit.get("why") and style.width == WHOLE else ""
-        return "make", f"{style.name(edit['pool'])}/{style.name(edit['device'])} available{why}"
+        why = f" ({style.text(edit['why'])})" if edit.get("why") and style.width > _NO_REASON else ""
+        device = f"device {style.name(edit['pool'])}/{style.name(edit['device'])}"
+        if is_cordon_reason(str(edit.get("why"))):
+            return "uncordon", f"{device}{why}"
+        return "make", f"{device} available{why}"
     if "node" not in edit:
         return "make", "the unavailable devices available"
     reasons, node = unschedulable_reasons(edit["why"]), style.name(edit["node"])
@@ -173,18 +184,22 @@ def _taint(edit: Mapping[str, Any], style: Style) -> _Step:
         return "tolerate", "the taints"
     taint = f"{edit['key']}{'=' + edit['value'] if edit.get('value') else ''}:{edit.get('effect', '')}"
     where = "/".join(style.name(edit[part]) for part in ("driver", "pool", "device") if part in edit)
-    return "tolerate", f"the taint {style.name(taint)} of {where}"
+    return "tolerate", f"taint {style.name(taint)} of device {where}"
 
 
 def _pool(edit: Mapping[str, Any], style: Style) -> _Step:
-    return "complete", f"pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
+    pool = f"pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
+    return ("correct", pool) if edit.get("state") == "invalid" else ("publish", f"all ResourceSlices of {pool}")
 
 
 EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "amount": _amount,
-    "capacity": lambda edit, style: ("drop", style.path(edit["path"])),
+    "capacity": lambda edit, style: ("remove", style.path(edit["path"])),
     "class": _class,
-    "compatibilityGroup": lambda edit, style: ("let", f"pool {style.name(edit['pool'])} mix compatibility groups"),
+    "compatibilityGroup": lambda edit, style: (
+        "choose",
+        f"devices of one compatibility group of pool {style.name(edit['pool'])}",
+    ),
     "config": lambda edit, style: (
         "create",
         f"{edit['configKind']} {style.name(edit['namespace'])}/{style.name(edit['name'])}",
@@ -192,26 +207,26 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "constraint": _constraint,
     "counter": _counter,
     "device": lambda edit, style: (
-        "free",
+        "release",
         f"device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}",
     ),
-    "excludedNodes": lambda edit, style: ("drop", "the annotation devalloc.io/excluded-nodes"),
-    "feature": lambda edit, style: ("switch", f"on feature {style.name(edit['feature'])}"),
-    "limit": lambda edit, style: ("drop", style.path(edit["path"])),
+    "excludedNodes": lambda edit, style: ("remove", "the annotation devalloc.io/excluded-nodes"),
+    "feature": lambda edit, style: ("enable", f"feature gate {style.name(edit['feature'])}"),
+    "limit": lambda edit, style: ("remove", style.path(edit["path"])),
     "matchAttribute": _match_attribute,
     "member": lambda edit, style: (
         "take",
-        f"{style.name(edit['namespace'])}/{style.name(edit['name'])} out of the group",
+        f"claim {style.name(edit['namespace'])}/{style.name(edit['name'])} out of the group",
     ),
     "node": _node,
     "pool": _pool,
     "poolResource": _pool_resource,
     "request": _request,
-    "selector": _drop,
+    "selector": _relax,
     "taint": _taint,
     "unavailable": _unavailable,
     "undefinedResource": lambda edit, style: (
         "define",
-        f"{style.name(edit['resource'])} in pool {style.name(edit['pool'])}",
+        f"resource {style.name(edit['resource'])} in DevicePool {style.name(edit['pool'])}",
     ),
 }

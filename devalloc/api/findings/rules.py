@@ -72,9 +72,9 @@ def rule_words(code: str, args: dict[str, str] | None, count: int) -> str:
 ARE_EXCLUDED = "are excluded, as parts of their card are taken"
 """Of devices without owner that match and cannot be allocated: others have what they need of their card."""
 RULES: dict[RuleCode, str] = {
-    RuleCode.NO_CLASS_OF_TYPE: "belong to no class: none has deviceType {type!r}",
-    RuleCode.CLASS_OF_OTHER_TYPE: "belong to no class: class {device_class} is not of type {type}",
-    RuleCode.OTHER_DRIVER: "are of another driver",
+    RuleCode.NO_CLASS_OF_TYPE: "are left out, as no class has deviceType {type!r}",
+    RuleCode.CLASS_OF_OTHER_TYPE: "are left out, as class {device_class!r} is not of deviceType {type!r}",
+    RuleCode.OTHER_DRIVER: "are not of driver {drivers}",
     RuleCode.CLASS_CONSTRAINTS: "fail {expression} of class {device_class}",
     RuleCode.ALL_CLASSES: "fail the constraints of all classes of type {type}",
     RuleCode.CONSTRAINTS: "fail {expression}",
@@ -85,21 +85,21 @@ RULES: dict[RuleCode, str] = {
     RuleCode.PART: "go only to claims that say {say} while whole ones are offered",
     RuleCode.NOTHING_TO_SHARE: "have no {resources} to share",
     RuleCode.POOL_STATE: "are of a pool that is {state}",
-    RuleCode.BINDING_CONDITIONS: "have binding conditions, which are disabled",
-    RuleCode.CLASS_SELECTOR: "fail a selector of the class",
+    RuleCode.BINDING_CONDITIONS: "have binding conditions, which need feature gate {feature}",
+    RuleCode.CLASS_SELECTOR: "fail a selector of class {device_class!r}",
     RuleCode.REQUEST_SELECTOR: "fail a selector of the request",
     RuleCode.SELECTOR_FAILED: "cannot be judged by a selector",
-    RuleCode.CAPACITY: "do not offer the capacity",
+    RuleCode.CAPACITY: "lack the capacity",
     RuleCode.IN_USE: "are in use",
-    RuleCode.NODE_OPERATIONS: "skip node operations, an alpha feature that is not supported",
-    RuleCode.NODE_ALLOCATABLE: "use nodeAllocatableResources, an alpha feature that is not supported",
-    RuleCode.COUNTERS_OFF: "consume counters, which are disabled",
+    RuleCode.NODE_OPERATIONS: "need {feature}, which is not supported",
+    RuleCode.NODE_ALLOCATABLE: "need {feature}, which is not supported",
+    RuleCode.COUNTERS_OFF: "draw on counters, which need feature gate {feature}",
     RuleCode.OVERDRAWN: "are of a pool with an overdrawn counter",
     RuleCode.LABELLED_CLAIMS: f"are only for claims with the label {ALLOCATOR_KEY}={DEVALLOC}",
     RuleCode.TAINT: "have a taint that is not tolerated",
     RuleCode.CAPACITY_LEFT: "have too little capacity left",
     RuleCode.GROUP_DIFFERS: "differ in {attribute} from the devices that members of the group hold",
-    RuleCode.NODE_BARRED: "are not those of a node that may take it",
+    RuleCode.NODE_BARRED: "are on nodes that it may not be on",
 }
 TELL_EXAMPLE = frozenset(
     (RuleCode.TAINT, RuleCode.CAPACITY, RuleCode.CAPACITY_LEFT, RuleCode.POOL_STATE, RuleCode.OVERDRAWN)

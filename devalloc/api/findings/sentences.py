@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
 from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, Cause, Fact, Finding, Reader, visible
-from devalloc.api.findings.edits import release_of, remedy_of
+from devalloc.api.findings.edits import release_of, remedy_of, several_changes
 from devalloc.api.findings.style import WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
@@ -52,12 +52,12 @@ def _fitted(content: str, subject: str, width: int | None) -> str:
 def _fitting(finding: Finding, width: int | None) -> str:
     if width is None:
         return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
-    for sentences, widths in ((_sentences, _WIDTHS[:5]), (_short_sentences, _WIDTHS)):
+    for sentences, widths in ((_sentences, _WIDTHS[:5]), (_pointers, _WIDTHS), (_short_sentences, _WIDTHS)):
         for names in widths:
             for text in sentences(finding, Style(names, finding.subject)):
                 if len(text) <= width:
                     return text
-    *_, text = _short_sentences(finding, Style(_WIDTHS[1], finding.subject))
+    (text,) = _short_sentences(finding, Style(_WIDTHS[1], finding.subject))
     return _cut(text, width)
 
 
@@ -74,13 +74,14 @@ def _sentences(finding: Finding, style: Style) -> Iterator[str]:
     corrects = any("didYouMean" in each for each in finding.blockers)
     for causes in _fewer(finding.causes):
         words = [words_of(each, style) for each in causes]
-        own = next((each.remedy for each in words if each.remedy), "")
+        own = next((each for each in words if each.remedy or each.guess), None)
         is_complete = "nothingLeft" in finding.caveats or any(each.is_complete for each in words[:1])
         release = release_of([each for each in finding.blockers if each["kind"] in HOLDERS], style)
-        remedy = joined([own, release]) if own and not corrects else "" if is_complete else changes
+        remedy = own.then(release) if own and not corrects else "" if is_complete else changes
         notes = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]] if remedy else []
+        more = notes if remedy else [each.hint for each in words if each.hint][:1]
         texts = [*(each.text for each in words), remedy]
-        yield from ([joined([*texts, *notes])] if notes else [])
+        yield from ([joined([*texts, *more])] if more else [])
         yield joined(texts)
     if corrects and finding.causes:  # the change names what is written, too
         yield joined([words_of(finding.causes[0], style).text, changes])
@@ -98,11 +99,18 @@ def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
     yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
 
 
-def _short_sentences(finding: Finding, style: Style) -> Iterator[str]:
+def _pointers(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and where the remedy is to be found."""
+    words, count = _first_words(finding, style), len(finding.blockers)
+    if count and "nothingLeft" not in finding.caveats and not words.is_complete:
+        yield joined([words.text, several_changes(count) if count > 1 else "`devalloc explain` says what to change"])
+
+
+def _short_sentences(finding: Finding, style: Style) -> Iterator[str]:
+    """The first cause."""
+    yield _first_words(finding, style).text
+
+
+def _first_words(finding: Finding, style: Style) -> Words:
     *_, causes = _fewer(finding.causes)
-    words = next((words_of(each, style) for each in causes), Words(""))
-    count = 0 if "nothingLeft" in finding.caveats or words.is_complete else len(finding.blockers)
-    changes = "the change it needs" if count == 1 else f"the {count} changes it needs"
-    yield joined([words.text, f"`devalloc explain` lists {changes}" if count else ""])
-    yield words.text
+    return next((words_of(each, style) for each in causes), Words(""))

@@ -52,13 +52,19 @@ class Style:
         """A claim or machine; one that has no name is of another namespace."""
         if ref.get("name") is None:
             return f"a {ref['kind']} of another namespace"
-        title = ref.get("title") or ("machine" if ref["kind"] == "machine" else "")
+        return f"{_title(ref)} {self._own_name(ref)}"
+
+    def _own_name(self, ref: Mapping[str, Any]) -> str:
         idle = f" (not running: {ref['idle']})" if "idle" in ref and self.width == WHOLE else ""
-        return f"{f'{title} ' if title else ''}{self.name(ref['namespace'])}/{self.name(ref['name'])}{idle}"
+        return f"{self.name(ref['namespace'])}/{self.name(ref['name'])}{idle}"
 
     def owners(self, refs: Sequence[Mapping[str, Any]], most: int = 3, more: int = 0) -> str:
         """Claims and machines, and ``more`` of them; those without a name are counted."""
-        names = [self.owner(each) for each in refs if each.get("name") is not None]
+        own = [each for each in refs if each.get("name") is not None]
+        titles = {*map(_title, own)}
+        names = [self.owner(each) for each in own]
+        if len(own) > 1 and len(titles) == 1:
+            names = [f"{titles.pop()}s {self._own_name(own[0])}", *map(self._own_name, own[1:])]
         foreign = [each for each in refs if each.get("name") is None]
         if len(foreign) > 1:
             names.append(f"{len(foreign)} {plural_of(foreign)} of other namespaces")
@@ -78,6 +84,10 @@ def joined(parts: Sequence[str]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _title(ref: Mapping[str, Any]) -> str:
+    return str(ref.get("title") or ref["kind"])
+
+
 def plural_of(holders: Sequence[Mapping[str, Any]]) -> str:
     """Name the kinds of several holders."""
     kinds = {each["kind"] for each in holders}
@@ -85,8 +95,17 @@ def plural_of(holders: Sequence[Mapping[str, Any]]) -> str:
 
 
 def count_parts(count: int) -> str:
-    """Such as "1 part is", or "2 parts are"."""
-    return "1 part is" if count == 1 else f"{count} parts are"
+    """Such as "1 part goes", or "2 parts go"."""
+    return "1 part goes" if count == 1 else f"{count} parts go"
+
+
+def count_of(count: int, total: int) -> str:
+    """Such as "2 of 3 devices", "all 3 devices" or "the only device"."""
+    if total == 1:
+        return "the only device" if count else "0 of 1 device"
+    if count == total == 2:
+        return "both devices"
+    return f"all {total} devices" if count == total else f"{count} of {count_devices(total)}"
 
 
 def count_devices(count: int, free: str = "") -> str:
@@ -99,6 +118,9 @@ def agree_verb(what: str, count: int) -> str:
     if count != 1:
         return what
     forms: Mapping[str, str] = {
+        "draw": "draws",
+        "lack": "lacks",
+        "need": "needs",
         "are": "is",
         "have": "has",
         "fail": "fails",

@@ -254,8 +254,9 @@ class Explainer(ABC):
     def warnings(self, demand: Demand) -> tuple[str, ...]:
         """List what an answer to a claim warns of."""
 
-    def request_name(self, request: Request) -> str:
-        return str(request.detail)
+    def request_ref(self, request: Request) -> Mapping[str, str]:
+        """Which request a cause is about: its name, and its path if the name is only a number."""
+        return {"request": str(request.detail), "path": f"spec.claims[{request.detail}]"}
 
     def unknown_node(self, unit: PlacementUnit) -> Fact | None:
         """That the node it is bound to does not exist; None if it does."""
@@ -594,7 +595,7 @@ class Explainer(ABC):
             return (fact(Cause.NO_DEVICES),)
         if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1
-            none = fact(Cause.NO_MATCH, request=self.request_name(unmatched[0]) if several else None)
+            none = fact(Cause.NO_MATCH, **(self.request_ref(unmatched[0]) if several else {}))
             step = main_step(self.funnels.make(unmatched[0]))
             return (none,) if step is None else (none, step)
         short = None if is_there else self.shortage(unit, is_empty=True)
@@ -605,7 +606,10 @@ class Explainer(ABC):
             return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
             return (*filter(None, [self.disagreement(unit)]),)
-        return (fact(Cause.EXCLUSIVE if reason is Reason.POOL_RESOURCES_EXHAUSTED else Cause.APART),)
+        if reason is not Reason.POOL_RESOURCES_EXHAUSTED:
+            return (fact(Cause.APART),)
+        are_mixed = [edit.kind == "compatibilityGroup" for edit in edits]
+        return (fact(Cause.EXCLUSIVE, of=None if not edits else "groups" if all(are_mixed) else "limits"),)
 
     def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> Fact | None:
         """The same for a unit: of the first request all of whose alternatives are short; None if there is none."""
@@ -620,7 +624,7 @@ class Explainer(ABC):
         """What requests lack together in an empty fleet; None if counting does not show it."""
         snapshot = self.snapshot
         return (
-            excess(snapshot, unit) or competition(snapshot, unit, self.request_name) or amounts_together(snapshot, unit)
+            excess(snapshot, unit) or competition(snapshot, unit, self.request_ref) or amounts_together(snapshot, unit)
         )
 
     def _lacks_amounts(self, unit: PlacementUnit) -> bool:

@@ -209,7 +209,7 @@ def nothing_to_share(request: Request) -> Rule:
 
 
 def describe_funnel(funnel: Mapping[str, Any]) -> str:
-    """A row of a table, such as "8 of 12 devices are of another driver, 2 are in use"."""
+    """A row of a table, such as "8 of 12 devices are not of driver gpu.io, 2 are in use"."""
     parts = [
         f"{step['count']} {rule_words(step['code'], step.get('args'), step['count'])}{_example(step)}"
         for step in funnel["steps"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from devalloc.api.findings import Cause, Fact, fact
@@ -69,7 +69,9 @@ def _count(request: Request, here: Collection[int]) -> int:
     return sum(index in request.candidates.accepted for index in here)
 
 
-def competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[[Request], str]) -> Fact | None:
+def competition(
+    snapshot: Snapshot, unit: PlacementUnit, request_ref: Callable[[Request], Mapping[str, str]]
+) -> Fact | None:
     """That requests want more devices together than match any of them; None if counting does not show it."""
     details = [
         detail
@@ -93,10 +95,17 @@ def competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[
         wanted = sum(min(request.min_count for request in detail) for detail in inside)
         most = best_on_node(snapshot, devices, unit.pin, len) or 0
         if len(inside) > 1 and most < wanted:
-            names = [request_name(detail[0]).partition("/")[0] for detail in details if detail in inside]
-            few = names if len({*names}) == len(names) <= MAX_NAMED else None
+            refs = [request_ref(detail[0]) for detail in details if detail in inside]
+            names = [ref["request"].partition("/")[0] for ref in refs]
+            is_few = len({*names}) == len(names) <= MAX_NAMED
             return fact(
-                Cause.COMPETITION, requests=few, count=len(inside), wanted=wanted, most=str(most), node=unit.pin
+                Cause.COMPETITION,
+                requests=names if is_few else None,
+                paths=[ref["path"] for ref in refs if "path" in ref] or None if is_few else None,
+                count=len(inside),
+                wanted=wanted,
+                most=str(most),
+                node=unit.pin,
             )
     return None
 

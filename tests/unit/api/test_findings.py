@@ -59,13 +59,13 @@ def test_each_kind_of_blocker_has_words() -> None:
 
 
 def test_a_remedy_names_changes_then_who_is_to_go() -> None:
-    remedy = "ask for at most 3 devices in spec.claims[0].requests.count, and release default/a"
+    remedy = "ask for at most 3 devices in claims[0].requests.count, and release claim default/a"
     assert message_of(Finding([SHORT], [COUNT, TAKEN])) == f"no node has 9 devices (at most 3); {remedy}"
 
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("a" * 60, "release default/" + "a" * 60), ("a" * 250, f"release default/{'a' * 32}…{'a' * 31}")],
+    [("a" * 60, "release claim default/" + "a" * 60), ("a" * 250, f"release claim default/{'a' * 24}…{'a' * 23}")],
     ids=["as it is", "shortened"],
 )
 def test_names_are_shortened_only_where_a_sentence_is_too_long(name: str, remedy: str) -> None:
@@ -75,7 +75,7 @@ def test_names_are_shortened_only_where_a_sentence_is_too_long(name: str, remedy
 def test_more_changes_than_a_sentence_can_name_are_left_to_explain() -> None:
     changes = [{**COUNT, "path": f"spec.claims[{number}].requests.count"} for number in range(3)]
     assert message_of(Finding([SHORT], changes)) == (
-        "no node has 9 devices (at most 3); make 3 changes (`devalloc explain` lists them)"
+        "no node has 9 devices (at most 3); make 3 changes (see `devalloc explain`)"
     )
     assert message_of(Finding([SHORT], changes), AT_LENGTH).count("at most 3 devices in ") == 3
 
@@ -84,13 +84,13 @@ def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
     edit = {**COUNT, "claim": "default/own"}
     answer = {"namespace": "default", "name": "own", "causes": [SHORT], "blockers": [edit]}
     assert message_of(finding_of(answer)).endswith("requests.count")
-    assert message_of(finding_of({**answer, "name": "other"})).endswith("requests.count of default/own")
+    assert message_of(finding_of({**answer, "name": "other"})).endswith("requests.count of claim default/own")
 
 
 def test_what_was_most_likely_meant_is_the_remedy_and_who_is_to_go_stays() -> None:
     typo = fact(Cause.UNKNOWN_NAME, name="modle", count=0, total=8, near="model")
     assert message_of(Finding([fact(Cause.NO_MATCH), typo], [TAKEN])) == (
-        "no device matches; `modle` exists on 0 of 8 devices; did you mean `model`?; release default/a"
+        "no device matches; none of 8 devices has attribute `modle`; did you mean `model`? Then release claim default/a"
     )
 
 
@@ -104,25 +104,25 @@ def test_what_is_not_certain_is_said_where_it_fits() -> None:
 
 def test_a_machine_that_is_one_with_its_claims_is_no_group() -> None:
     whole = fact(Cause.GROUP, group="of machine web", machine="web")
-    assert message_of(Finding([whole])) == "all of machine web must fit on one node"
+    assert message_of(Finding([whole])) == "machine web and its claims must fit on one node"
 
 
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"kind": "node", "node": "n1"}, "drop the annotation devalloc.io/node=n1"),
-        ({"kind": "member", "namespace": "default", "name": "c"}, "take default/c out of the group"),
+        ({"kind": "node", "node": "n1"}, "remove the annotation devalloc.io/node=n1"),
+        ({"kind": "member", "namespace": "default", "name": "c"}, "take claim default/c out of the group"),
         (
             {"kind": "unavailable", "node": "n1", "why": "cordoned: node, by root: fan"},
-            "uncordon node n1 (cordoned by root: fan)",
+            "run `devalloc uncordon node/n1` (cordoned by root: fan)",
         ),
         (
             {"kind": "taint", "driver": "d", "pool": "p", "device": "x", "key": "k", "effect": "NoSchedule"},
-            "tolerate the taint k:NoSchedule of d/p/x",
+            "tolerate taint k:NoSchedule of device d/p/x",
         ),
         (
             {"kind": "poolResource", "pool": "p", "node": "n", "resource": "mem", "capacity": "9", "missing": "2"},
-            "give pool p 2 more of mem",
+            "ask for smaller or fewer devices: pool p has 2 mem too little",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_cause_lists_the_first_of_many_and_counts_the_others() -> None:
     rooms = [{"node": f"n{number}", "lacks": [lack]} for number in range(5000)]
     cause = fact(Cause.ROOM, **first_of("nodes", rooms))
     assert (len(cause["nodes"]), cause["more"]) == (8, 4992)
-    assert message_of(Finding([cause])) == "no node is large enough: node n0: 2 CPU, 4 wanted (and 4999 more nodes)"
+    assert message_of(Finding([cause])) == "no node is large enough: node n0 has 2 CPU, 4 wanted (and 4999 more nodes)"
 
 
 def test_members_of_a_group_on_many_nodes_are_counted() -> None:
@@ -150,10 +150,12 @@ def test_a_sentence_of_long_content_is_not_cached() -> None:
     before = sentences._fitted.cache_info().currsize
     for number in range(3):
         edit = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": f"{number}" * 10_000}
-        assert message_of(Finding([SHORT], [edit])).endswith("; change spec.claims[0].constraints")
+        assert message_of(Finding([SHORT], [edit])).endswith("; relax spec.claims[0].constraints")
     assert sentences._fitted.cache_info().currsize == before
 
 
 def test_edits_of_one_verb_say_it_once() -> None:
     edits = [{"kind": "limit", "path": f"spec.claims[{number}].limits.m"} for number in range(2)]
-    assert message_of(Finding([SHORT], [*edits])).endswith("; drop spec.claims[0].limits.m and spec.claims[1].limits.m")
+    assert message_of(Finding([SHORT], [*edits])).endswith(
+        "; remove spec.claims[0].limits.m and spec.claims[1].limits.m"
+    )

@@ -110,7 +110,7 @@ def test_explain_advises_to_uncordon_the_node(devalloc: Shell) -> None:
     output = devalloc("explain", "train").out
 
     assert output.startswith("default/train is not allocated: NoMatchingDevices (impossible now)\n")
-    assert re.search(r"^uncordon node b \(cordoned by .*: new fans\)$", output, re.MULTILINE)
+    assert re.search(r"^run `devalloc uncordon node/b` \(cordoned by .*: new fans\)$", output, re.MULTILINE)
     assert re.search(r"^13 +are unavailable ", output, re.MULTILINE)
     (row,) = [line for line in output.splitlines() if line.startswith("unavailable")]
     assert re.fullmatch(r"unavailable node   b: cordoned: node, by .*: new fans", row)
@@ -126,8 +126,8 @@ def test_explain_advises_to_uncordon_a_node_and_to_release_a_claim(devalloc: She
 
     output = devalloc("explain", "train").out
 
-    assert "uncordon node node-a (cordoned by" in output
-    assert "), and release default/first\n" in output
+    assert "run `devalloc uncordon node/node-a` (cordoned by" in output
+    assert "), and release claim default/first\n" in output
     assert output.endswith(
         "Run `devalloc uncordon node/node-a`. Release or delete the claims that are in the way, or wait for them.\n"
     )
@@ -140,7 +140,7 @@ def test_explain_names_a_cordoned_device_before_its_node(devalloc: Shell) -> Non
     output = devalloc("explain", "train").out
 
     assert output.startswith(
-        "default/train is not allocated: NoMatchingDevices (impossible now)\nmake gpus/gpu-0 available"
+        "default/train is not allocated: NoMatchingDevices (impossible now)\nuncordon device gpus/gpu-0 (cordoned: by "
     )
     assert "unavailable device   gpus/gpu-0 of node node-a: cordoned: by" in output
     assert "What to do: `devalloc cordon` lists what is cordoned, and `devalloc uncordon NAME`" in output
@@ -155,7 +155,7 @@ def test_explain_of_a_machine_advises_to_uncordon_its_node(devalloc: Shell, clai
 
     output = devalloc("explain", "vm/web").out
 
-    assert output.count("uncordon node node-a (cordoned by") == 1
+    assert output.count("run `devalloc uncordon node/node-a` (cordoned by") == 1
     assert "device" not in output, "its user asked for no devices"
     assert output.endswith("What to do: Run `devalloc uncordon node/node-a`.\n")
 
@@ -172,9 +172,9 @@ def test_explain_of_a_machine_says_what_each_node_lacks_and_which_one_is_cordone
 
     output = devalloc("explain", "vm/web").out
 
-    assert output.startswith("default/web is not placed: NoRoom\nthere is no room for it: node node-a")
-    assert "1 of 4 CPU free, 2 wanted; node node-b: cordoned by " in output
-    assert "; release machine default/first or uncordon node node-b (cordoned by" in output
+    assert output.startswith("default/web is not placed: NoRoom\nno node has room: node node-a")
+    assert "1 of 4 CPU free, 2 wanted; node node-b takes nothing new: cordoned by " in output
+    assert "; stop machine default/first or run `devalloc uncordon node/node-b` (cordoned by" in output
     assert "device" not in output
 
 
@@ -191,7 +191,7 @@ def test_uncordoning_its_node_is_no_advice_for_a_machine_that_is_too_large(
 
     output = devalloc("explain", "vm/web").out
 
-    assert output.startswith("default/web is not placed: NodesTooSmall\nno node is large enough: node node-a: ")
+    assert output.startswith("default/web is not placed: NodesTooSmall\nno node is large enough: node node-a has ")
     assert "cordon" not in output
     assert "without request" not in output
 

@@ -113,7 +113,7 @@ def test_the_plan_says_why_a_machine_would_wait(devalloc: Shell, is_cordoned_too
         for name in ("cache", "trainer"):
             (line,) = (line for line in shown.out.splitlines() if f"default/{name}: " in line)
             assert line.startswith(f"virtualmachine default/{name}: will leave place-a and wait: ")
-            assert f"{cure} node place-a" in line
+            assert f"run `devalloc {cure} node/place-a`" in line
     assert devalloc("get", "vms", "-o", "json").json == before
     forced = devalloc("drain", "node/place-a", "--dry-run", "--force").out
     assert "virtualmachine default/trainer: will stop, leave place-a and wait: " in forced

@@ -73,7 +73,7 @@ def test_a_resource_claim_that_gets_nothing_says_why(devalloc: Shell) -> None:
     waited = devalloc("wait", "resourceclaim/theirs", "--timeout", "10ms")
     assert waited.code == 3
     assert "NoMatchingDevices; see: devalloc explain resourceclaim/theirs" in waited.err
-    assert "NoMatchingDevices: there are no devices" in devalloc("describe", "resourceclaim/theirs").out
+    assert "NoMatchingDevices: no devices are published" in devalloc("describe", "resourceclaim/theirs").out
     assert "NoMatchingDevices" in devalloc("explain", "resourceclaim/theirs").out
     shown = devalloc("top", "--once").out
     assert "NoMatchingDevices" in shown

@@ -324,8 +324,8 @@ class TestExplainNumaNodes:
         devalloc.allocate()
         printed, blockers = explain_move(devalloc)
         assert printed.startswith(
-            "default/move is not placed: NoRoom\nthere is no room for it: node node-b, NUMA node 0: 0 of 2 CPU free, "
-            "1 wanted; release machine default/big\n"
+            "default/move is not placed: NoRoom\nno node has room: NUMA node 0 of node node-b has 0 of 2 CPU free, "
+            "1 wanted; stop machine default/big\n"
         )
         assert [(one["kind"], one["name"]) for one in blockers] == [("machine", "big")]
 
@@ -335,7 +335,7 @@ class TestExplainNumaNodes:
         devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4), big))
         devalloc.allocate()
         printed, blockers = explain_move(devalloc)
-        assert "NodesTooSmall\nno node is large enough: node node-b, NUMA node 1: 2 CPU, 3 wanted\n" in printed
+        assert "NodesTooSmall\nno node is large enough: NUMA node 1 of node node-b has 2 CPU, 3 wanted\n" in printed
         assert "released" not in printed
         assert [(one["kind"], one["path"]) for one in blockers] == [("matchAttribute", "status.numaNodes")]
 
@@ -343,7 +343,7 @@ class TestExplainNumaNodes:
         run_on_both_numa_nodes(devalloc, (1, 1))
         devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4, numa=1)))
         printed, _ = explain_move(devalloc)
-        assert "no node is large enough: node node-b: it has no NUMA node 1\n" in printed
+        assert "no node is large enough: node node-b has no NUMA node 1\n" in printed
 
     def test_no_other_node(self, devalloc: Shell) -> None:
         run_on_both_numa_nodes(devalloc, (1, 1))
@@ -353,7 +353,7 @@ class TestExplainNumaNodes:
         assert printed.startswith(words)
 
     @pytest.mark.parametrize(
-        ("target", "why"), [(None, "there is no other such node"), ("node-b", "node node-b is not one of them")]
+        ("target", "why"), [(None, "it may be on no other node"), ("node-b", "it may not be on node node-b")]
     )
     def test_no_other_node_reaches_its_disks(self, devalloc: Shell, target: str | None, why: str) -> None:
         disk = {"path": "/srv/vms/web.raw", "format": "raw"}
@@ -369,7 +369,7 @@ class TestExplainNumaNodes:
         devalloc("cordon", "node/node-b")
         devalloc("apply", "-f", "-", stdin=text(migration("move", "web")))
         printed = devalloc("explain", "migration/move").out
-        assert "uncordon node node-b (cordoned by" in printed
+        assert "run `devalloc uncordon node/node-b` (cordoned by" in printed
         assert "device" not in printed
         assert "device.function" not in printed
 
@@ -377,7 +377,7 @@ class TestExplainNumaNodes:
         web = machine("web", start={"kernel": "/k", "numaNode": 5})
         devalloc("apply", "-f", "-", stdin=text(host("node-a"), web))
         printed = devalloc("explain", "vm/web").out
-        assert "no node is large enough: node node-a: it has no NUMA node 5\n" in printed
+        assert "no node is large enough: node node-a has no NUMA node 5; change spec.start.numaNode\n" in printed
         assert "match attribute   numa in spec.start.numaNode" in printed
 
 
@@ -389,7 +389,7 @@ class TestExplain:
         fleet.allocate()
         result = fleet("explain", "migration/move")
         assert result.code == 3
-        assert "; release machine default/big\n" in result.out
+        assert "; stop machine default/big\n" in result.out
         assert fleet("explain", "migration/move", "-o", "json").json["reason"] == "NoRoom"
 
     def test_what_it_would_get(self, fleet: Shell) -> None:

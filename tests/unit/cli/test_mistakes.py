@@ -87,7 +87,7 @@ def test_a_pin_to_a_node_without_such_devices_reports_how_many_there_are(devallo
     (one,) = devalloc("solve", "-f", "-", "-o", "json", stdin=fleet(pinned, other)).json["claims"]
 
     assert {"code": "tooFew", "node": "node-b", "wanted": 1, "most": "0"} in one["causes"]
-    assert one["message"].endswith("; drop the annotation devalloc.io/node=node-b")
+    assert one["message"].endswith("; remove the annotation devalloc.io/node=node-b")
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
@@ -103,11 +103,11 @@ def test_a_node_to_be_cordoned_that_does_not_exist_is_answered_with_one_that_doe
 @pytest.mark.parametrize(
     ("expression", "advice"),
     [
-        ("device.model == 'A100'", "part of 'A100 SXM4 80GB'; write device.model.contains('A100')"),
+        ("device.model == 'A100'", "but there is 'A100 SXM4 80GB'; write device.model.contains('A100')"),
         ("device.model == 'GA100 [A100 SXM4 80GB]'", "write 'A100 SXM4 80GB' for 'GA100 [A100 SXM4 80GB]' in "),
         ("device.model == 'a100'", "write device.model.contains('A100')"),
-        ("device.vram >= 40", "`vram` exists on 0 of 2 devices"),
-        ("device.attributes['gpu'].model == 'x'", "`device` is a flat map here; write device.model"),
+        ("device.vram >= 40", "none of 2 devices has attribute `vram`"),
+        ("device.attributes['gpu'].model == 'x'", "`device` has no attributes map here; write device.model"),
         ("device.attributes['model'] == 'x'", "write device.model instead of device.attributes['model']"),
         ("device.capacity.modle > 3", "write device.model instead of device.capacity.modle"),
         ("'vram' in device.capacity", "write 'vram' in device instead of 'vram' in device.capacity"),
@@ -134,7 +134,7 @@ def test_devices_that_are_cordoned_are_counted_in_each_part_of_a_reason(devalloc
     (funnel,) = one["funnel"]
     assert [(step["what"], step["count"]) for step in funnel["steps"]] == [("fail device.vram == 40", 4)]
     for printed in (one["message"], devalloc("explain", "a").out):
-        assert "`vram` exists on 0 of 4 devices" in printed
+        assert "none of 4 devices has attribute `vram`" in printed
 
 
 def test_an_amount_that_devices_share_is_asked_for_and_not_compared(devalloc: Shell) -> None:
@@ -158,12 +158,12 @@ def test_an_amount_of_whole_devices_is_answered_with_how_to_choose_them(devalloc
         "What to do: Devices of this class share no memory: leave the amount out, and choose them by attribute in"
         in (explained)
     )
-    assert "; drop request" not in explained, "a claim without its only request is none"
+    assert "; remove request" not in explained, "a claim without its only request is none"
     assert "raise limits.count" not in explained
 
     wanted["spec"]["claims"].insert(0, {"deviceClass": "gpu"})
     explained = devalloc("explain", "a", "-f", "-", stdin=fleet(wanted)).out
-    assert "; drop spec.claims[1]\n" in explained
+    assert "; remove spec.claims[1]\n" in explained
     assert "What to do: Devices of this class share no memory" in explained
 
 

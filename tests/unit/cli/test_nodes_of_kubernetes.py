@@ -95,7 +95,7 @@ class TestInManifestsOfAFleet:
         solved = devalloc("solve", "--no-store", "-f", "-", "-o", "json", stdin=dump)
         assert solved.code == 3
         (one,) = solved.json["claims"]
-        assert "node node-a" in one["message"]
+        assert "node-a" in one["message"]
         assert one["verdict"] == "impossible now"
         assert [(each["kind"], each["node"]) for each in one["blockers"]] == [("unavailable", "node-a")]
         assert solved.err == ""
@@ -144,7 +144,7 @@ class TestOnACluster:
         assert "node is cordoned by kubectl" in devalloc("describe", "claim/waiting").out
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
         explained = devalloc("explain", "new", "-f", "-", stdin=wanted).out
-        assert "uncordon node node-a (node is cordoned by kubectl)\n" in explained
+        assert "run `kubectl uncordon node-a` (node is cordoned by kubectl)\n" in explained
         assert explained.endswith("What to do: Run `kubectl uncordon node-a`.\n")
 
     @pytest.mark.parametrize("wrong", [{"metadata": {"name": "n", "annotations": ["x"]}}, {"spec": ["x"]}])

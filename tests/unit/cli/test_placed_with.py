@@ -115,7 +115,7 @@ def test_explain_repeats_no_old_reason_of_a_machine_that_would_be_placed(devallo
 def test_explain_repeats_no_old_reason_of_a_machine_that_was_on_the_node_before(devalloc: Shell) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
     placed(devalloc)
-    set_status(devalloc, phase="Pending", allocations=[], reason="NoRoom", message="there is no room for it")
+    set_status(devalloc, phase="Pending", allocations=[], reason="NoRoom", message="no node has room")
     shown = devalloc("explain", "vm/web")
     assert (shown.code, "does not run" in shown.out) == (0, False)
 
@@ -221,11 +221,11 @@ def test_a_claim_names_the_policy_of_its_machine_and_no_annotation_that_no_one_w
     (match,) = (one for one in blockers if one["kind"] == "matchAttribute")
     stored = devalloc("get", "dclaim/card", "-o", "yaml").out
     if own:
-        assert "drop `numa` from metadata.annotations[devalloc.io/group-match] and " in shown
+        assert "remove `numa` from metadata.annotations[devalloc.io/group-match] and " in shown
         assert "machine" not in match
         return
-    assert "drop `numa` from spec.numaPolicy of machine default/web" in shown
-    assert "ask for at most 2 of cpu in spec.cpu of machine default/web" in shown
+    assert "remove `numa` from spec.numaPolicy of machine default/web" in shown
+    assert "ask for at most 2 in spec.cpu of machine default/web" in shown
     assert "machine default/web: spec.cpu: 4, at most 2 fits\n" in shown
     assert "machine default/web: numa in spec.numaPolicy\n" in shown
     assert "virtualmachine.devalloc.io" not in shown
@@ -259,7 +259,7 @@ def test_long_amounts_are_shown_for_people_and_exactly_to_programs(devalloc: She
                 one["capacity"] = "24370748Ki"
     assert devalloc("apply", "-f", "-", stdin=text(pool, machine("web", "1", "1Gi", disk="900Gi"))).code == 0
     output = devalloc("explain", "vm/web").out
-    assert "node a: 23.2Gi disk, 900Gi wanted" in output
+    assert "node a has 23.2Gi disk, 900Gi wanted" in output
     assert "spec.disk: 900Gi, at most 23.2Gi fits" in output
     assert devalloc("explain", "vm/web", "-o", "json").json["blockers"][0]["most"] == "24370748Ki"
 
@@ -268,7 +268,7 @@ def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> No
     assert devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"))).code == 0
     output = devalloc("explain", "gpu")
     assert output.code == 3
-    assert "\nno valid DevicePool exists\n" in output.out
+    assert "\nno valid DevicePool exists; publish devices (`devalloc discover` shows those of a host)\n" in output.out
     assert "In the way" not in output.out
     assert "What to do: Publish devices: run `devalloc up`" in output.out
     group = [gpu_claim(name, group="g") for name in ("a", "b")]

@@ -112,7 +112,7 @@ def test_the_advice_for_a_slice_that_is_left_out_is_to_correct_it(devalloc: Shel
 
     shown = devalloc("explain", "pair", "-f", "-", stdin=text(ANY, broken, PAIR)).out
 
-    assert "no device counts: ResourceSlice s is left out" in shown
+    assert "no valid pool exists: ResourceSlice s is left out" in shown
     assert "What to do: Correct that pool" in shown
 
 
@@ -204,7 +204,7 @@ def test_a_claim_of_kube_scheduler_for_an_adopted_driver_needs_the_label(cluster
     shown = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(*OBJECTS, ADOPTED))
 
     assert shown.code == 3
-    assert "3 of 3 devices are only for claims with the label devalloc.io/allocator=devalloc" in shown.out
+    assert "all 3 devices are only for claims with the label devalloc.io/allocator=devalloc" in shown.out
     assert shown.out.endswith(
         "What to do: Label the claim devalloc.io/allocator=devalloc, or its namespace: driver gpu.io is adopted.\n"
     )
@@ -271,11 +271,11 @@ def test_devices_that_are_not_adopted_are_not_called_absent(cluster: Callable[..
     shown = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(nothing, SLICE, LABELLED))
 
     assert shown.code == 3
-    assert "there are no devices" not in shown.out
-    assert "3 of 3 devices" in shown.out
+    assert "no devices are published" not in shown.out
+    assert "all 3 devices" in shown.out
     assert "Publish devices" not in shown.out
     empty = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(ANY, LABELLED))
-    assert "there are no devices" in empty.out
+    assert "no devices are published" in empty.out
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: 
 
     shown = devalloc("explain", "resourceclaimtemplate/three", "-f", "-", stdin=objects)
     assert shown.code == 3
-    assert "; release default/resourceclaim/three\n" in shown.out
+    assert "; release claim default/resourceclaim/three\n" in shown.out
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])

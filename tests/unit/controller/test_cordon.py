@@ -201,7 +201,7 @@ class TestNodes:
         put(store, "node/m", WHY)
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["reason"] == "NodesCordoned"
-        assert status(store, "web")["message"].startswith("uncordon node ")
+        assert status(store, "web")["message"].startswith("run `")
         change(store, node())
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "n"
@@ -354,13 +354,19 @@ class TestNames:
 @pytest.mark.parametrize(
     ("why", "remedies"),
     [
-        ("cordoned: node, by root: old; loud", ["uncordon node {node}"]),
-        ("cordoned: node, by root; node is cordoned by kubectl", ["uncordon node {node}", "uncordon node {node}"]),
-        ("fenced: node, by root; cordoned: node, by root", ["unfence node {node}", "uncordon node {node}"]),
+        ("cordoned: node, by root: old; loud", ["run `devalloc uncordon node/{node}`"]),
+        (
+            "cordoned: node, by root; node is cordoned by kubectl",
+            ["run `devalloc uncordon node/{node}`", "run `kubectl uncordon {node}`"],
+        ),
+        (
+            "fenced: node, by root; cordoned: node, by root",
+            ["run `devalloc unfence node/{node}`", "run `devalloc uncordon node/{node}`"],
+        ),
         ("fenced: node, by root; cordoned: by root", []),
         (
             "cordoned: node, by root; cordoned: node, by root; node is not Ready (Gone)",
-            ["uncordon node {node}", "wait until node {node} is Ready"],
+            ["run `devalloc uncordon node/{node}`", "wait until node {node} is Ready"],
         ),
         ("node has taint a=b:NoSchedule", ["remove the taint of node {node}"]),
         ("cordoned: by root", []),

@@ -140,7 +140,7 @@ class TestTarget:
         migrate(store)
         waits = migration_status(store)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NodesTooSmall")
-        assert "node b: 1 CPU, 2 wanted" in waits["message"]
+        assert "node b has 1 CPU, 2 wanted" in waits["message"]
         assert "node a" not in waits["message"]
         assert booking(store) == {}
 
@@ -169,7 +169,7 @@ class TestTarget:
         migrate(two)
         waits = migration_status(two)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NoRoom")
-        assert "; release machine default/other" in waits["message"]
+        assert "; stop machine default/other" in waits["message"]
         two.delete(VM, "default", "other")
         rounds(two)
         assert booking(two)["targetNode"] == "b"
@@ -195,7 +195,7 @@ class TestTarget:
         assert booking(two) == {}
         waits = migration_status(two)
         assert waits["phase"] == "Pending"
-        assert waits["message"] == "uncordon node b (cordoned: test)"
+        assert waits["message"] == "run `devalloc uncordon node/b` (cordoned: test)"
         set_cordon(two, CordonTarget(node="b"), None)
         rounds(two)
         assert booking(two)["targetNode"] == "b"
@@ -239,7 +239,7 @@ class TestTarget:
         waits = migration_status(store)
         assert (waits["phase"], waits["reason"]) == ("Pending", "NodesTooSmall")
         assert waits["message"].endswith("; only nodes with --migration-address receive machines that run")
-        assert "node c: 1 CPU, 2 wanted" in waits["message"]
+        assert "node c has 1 CPU, 2 wanted" in waits["message"]
         assert "node b" not in waits["message"]
         fill(store, host("d", cpus=4))
         rounds(store)

@@ -91,7 +91,7 @@ def test_two_owners_are_an_event_on_both_and_a_metric(kind: str, dialect: str) -
         notes = {each["regarding"]["uid"]: each["note"] for each in warnings if each["reason"] == "SeveralOwners"}
         assert notes.keys() == {first["metadata"]["uid"], second["metadata"]["uid"]}, "each once"
         assert all("device p/d0 has several owners" in note for note in notes.values())
-        assert all(f"{kind} default/a and {kind} default/b" in note for note in notes.values())
+        assert all(f"{kind}s default/a and default/b" in note for note in notes.values())
         with kube.changed:
             now = [kube.objects[f"{CLAIMS[kind]}/{name}"]["status"] for name in ("a", "b")]
         assert now == [first["status"], second["status"]], "no claim loses anything"

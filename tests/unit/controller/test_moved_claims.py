@@ -166,7 +166,10 @@ class TestWhichDevices:
         migrate(store)
         waits = migration_status(store)
         assert (waits["phase"], booked(store)) == ("Pending", {})
-        assert waits["message"] == "its claims need devices of the same kind there; uncordon node c (cordoned: not yet)"
+        assert (
+            waits["message"]
+            == "its claims need devices of the same kind there; run `devalloc uncordon node/c` (cordoned: not yet)"
+        )
         set_cordon(store, CordonTarget(node="c"), None)
         rounds(store)
         assert booked(store) == {"card": ["pc/d0"]}

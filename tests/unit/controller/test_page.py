@@ -483,7 +483,7 @@ def test_a_device_with_two_owners_is_a_red_alarm() -> None:
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     claims = [gpu_claim(name) | {"status": held} for name in ("a", "b")]
     html = str(render_overview(build_overview([gpu_pool(), gpu_class(), *claims]), PageQuery()))
-    alarm = "device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b"
+    alarm = "device p/d0 has several owners: DeviceClaims default/a and default/b"
     assert 'id="alarms" role="alert"' in html
     assert alarm in html.partition('<ul class="warning">')[2].partition("</ul>")[0]
     assert "alarms" not in str(render_overview(build_overview([gpu_pool(), gpu_class(), claims[0]]), PageQuery()))

@@ -26,15 +26,15 @@ def holder(key: tuple[str, str], kind: str = "claim", **more: Any) -> Ref:
 @pytest.mark.parametrize(
     ("blockers", "remedy"),
     [
-        ([holder(OWN)], "release team-a/own"),
+        ([holder(OWN)], "release claim team-a/own"),
         ([holder(SECRET)], "wait for a claim of another namespace"),
         ([holder(SECRET), holder(PLAN)], "wait for 2 claims of other namespaces"),
         ([holder(SECRET, "machine")], "wait for a machine of another namespace"),
         ([holder(SECRET, "machine"), holder(PLAN)], "wait for 2 claims and machines of other namespaces"),
-        ([holder(SECRET), holder(OWN)], "release team-a/own and wait for a claim of another namespace"),
+        ([holder(SECRET), holder(OWN)], "release claim team-a/own and wait for a claim of another namespace"),
         (
             [{"kind": "node", "node": "n", "path": "spec.nodeName"}, holder(SECRET)],
-            "drop spec.nodeName, and wait for a claim of another namespace",
+            "remove spec.nodeName, and wait for a claim of another namespace",
         ),
         ([holder(SECRET, "machine", idle="DiskInUse")], "wait for a machine of another namespace"),
     ],
@@ -52,7 +52,7 @@ def test_a_tenant_releases_its_own_and_waits_for_others(blockers: Sequence[Ref],
         ),
         (
             fact(Cause.SEVERAL_OWNERS, devices=["pool-1/d0"], holders=[claim_ref(OWN), claim_ref(SECRET)]),
-            "device pool-1/d0 has several owners: team-a/own and a claim of another namespace",
+            "device pool-1/d0 has several owners: claim team-a/own and a claim of another namespace",
         ),
         (
             fact(Cause.OVER_COMMITTED, devices=["p/d"], resource="memory", holders=[*map(claim_ref, (SECRET, PLAN))]),
@@ -73,7 +73,7 @@ def test_no_cut_of_names_hides_what_a_tenant_waits_for() -> None:
 
 def test_an_admin_sees_all_names() -> None:
     finding = Finding([FULL], [holder(SECRET), holder(OWN)])
-    assert message_of(finding, ADMIN).endswith("; release team-b/secret and team-a/own")
+    assert message_of(finding, ADMIN).endswith("; release claims team-b/secret and team-a/own")
     assert visible(finding, ADMIN) is finding
 
 

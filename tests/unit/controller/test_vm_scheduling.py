@@ -71,7 +71,7 @@ class TestWhere:
         hold(store, "old", "a", phase="Running")
         fill(store, machine("new", "2", "1Gi"))
         rounds(store)
-        assert status(store, "new")["message"].endswith("; release machine default/old")
+        assert status(store, "new")["message"].endswith("; stop machine default/old")
         store.delete("VirtualMachine", "default", "old")
         rounds(store)
         assert status(store, "new")["message"].endswith("; wait for machine default/old")
@@ -98,7 +98,7 @@ class TestWhere:
         rounds(store)
         assert node_by_machine(store) == {}
         assert status(store, "big")["reason"] == "NodesTooSmall"
-        assert "node a, NUMA node 0: 2 CPU, 3 wanted" in status(store, "big")["message"]
+        assert "NUMA node 0 of node a has 2 CPU, 3 wanted" in status(store, "big")["message"]
 
     def test_a_machine_and_the_devices_of_its_claims_are_on_one_node(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
@@ -140,7 +140,7 @@ class TestWhere:
         fill(store, machine("web", "1", "1Gi", "gpu", numaPolicy="single-numa-node", start=start))
         rounds(store)
         message = status(store, "web")["message"]
-        assert message.endswith("; drop `numa` from spec.numaPolicy")
+        assert message.endswith("; remove `numa` from spec.numaPolicy")
 
     def test_a_claim_that_comes_later_agrees_with_the_numa_node_that_its_machine_has(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1), machine("other", "2", "1Gi"))
@@ -177,7 +177,7 @@ class TestWhere:
         fill(store, machine("z", nics=[{}]))
         rounds(store)
         assert node_by_machine(store) == {"x": "a", "z": "a"}
-        assert "node a: 400/s of 1k/s bandwidth free, 600/s wanted" in status(store, "y")["message"]
+        assert "node a has 400/s of 1k/s bandwidth free, 600/s wanted" in status(store, "y")["message"]
 
     def test_a_thousand_cpus_are_written_as_a_number(self, store: SQLiteStore) -> None:
         for name in "xy":
@@ -186,7 +186,7 @@ class TestWhere:
             fill(store, obj)
         fill(store, host("a", cpus=1000))
         rounds(store)
-        assert "node a: 400 of 1000 CPU free, 600 wanted" in status(store, "y")["message"]
+        assert "node a has 400 of 1000 CPU free, 600 wanted" in status(store, "y")["message"]
 
 
 class TestGoals:
@@ -211,7 +211,7 @@ class TestHowMuch:
         assert len(node_by_machine(store)) == 50
         rounds(store, 1)
         rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in node_by_machine(store)]
-        assert all("node a: 0 of 50 CPU free, 1 wanted; release machine default/" in one["message"] for one in rest)
+        assert all("node a has 0 of 50 CPU free, 1 wanted; stop machine default/" in one["message"] for one in rest)
         assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "NoRoom"}
         assert len(node_by_machine(store)) == 50
 
@@ -219,13 +219,14 @@ class TestHowMuch:
         fill(store, host("a", cpus=4, memory=4), host("b", cpus=2, memory=64), machine("web", "5", "8Gi"))
         rounds(store)
         assert status(store, "web")["reason"] == "NodesTooSmall"
-        a = "node a: 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
-        assert status(store, "web")["message"] == f"no node is large enough: {a} (and 1 more node)"
+        a = "node a has 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
+        assert status(store, "web")["message"] == f"no node is large enough: {a} (and 1 more node); lower spec.cpu"
         (one,) = solve_with_machines(store.list().objects)["machines"]
         (cause,) = one["causes"]
         assert cause["code"] == "room"
         assert cause["nodes"][1] == {"node": "b", "lacks": [{"resource": "CPU", "has": "2", "wanted": "5"}]}
-        assert message_of(finding_of(one), AT_LENGTH) == f"no node is large enough: {a}; node b: 2 CPU, 5 wanted"
+        both = f"{a}; node b has 2 CPU, 5 wanted"
+        assert message_of(finding_of(one), AT_LENGTH) == f"no node is large enough: {both}; lower spec.cpu"
 
     def test_huge_pages_come_from_the_node_of_the_devices_or_the_machine_waits_and_says_why(
         self, store: SQLiteStore
@@ -404,7 +405,7 @@ class TestOtherAmounts:
         assert "CPU free, 2 more wanted" in condition["message"]
         assert "machine default/" in condition["message"]
         assert "machine default/web" not in condition["message"], "which is itself"
-        assert "; release machine default/other" in condition["message"]
+        assert "; stop machine default/other" in condition["message"]
         assert status(store, "web")["phase"] == "Running"
         store.create(machine("small", "1", "1Gi"))
         rounds(store)

@@ -1976,7 +1976,7 @@ class TestCannotStart:
         self.apply(world, "web", cpu={"min": "2", "max": "2"})
         self.allocate(world)
         message = world.status()["message"]
-        assert message.endswith("; release machine default/broken (not running: DiskInUse)")
+        assert message.endswith("; stop machine default/broken (not running: DiskInUse)")
 
 
 class TestStartRefusals:

@@ -131,7 +131,7 @@ def test_the_members_are_named_whose_pin_it_is() -> None:
     other = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}}, annotations=marks)
     refusal = answer("c", GPU, gpus(2, "n1"), gpus(4, "n2"), pinned, other)
     assert refusal["blockers"] == [{"kind": "node", "node": "n1", "pinned": [{"namespace": "default", "name": "b"}]}]
-    assert "drop the annotation devalloc.io/node=n1 of default/b" in refusal["message"]
+    assert "remove the annotation devalloc.io/node=n1 of claim default/b" in refusal["message"]
 
 
 def test_nothing_is_named_of_a_request_that_is_to_be_left_out() -> None:
@@ -172,7 +172,7 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
     assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
     assert refusal["message"] == (
         "no node has 9 devices (at most 4); "
-        "ask for at most 4 devices in spec.claims[0].requests.count, and release default/held"
+        "ask for at most 4 devices in claims[0].requests.count, and release claim default/held"
     )
 
 
@@ -207,17 +207,17 @@ def slip(constraints: str, **attributes: Any) -> tuple[str, str | None]:
 
 def test_an_attribute_that_no_device_has_and_a_near_one_that_all_have() -> None:
     message, meant = slip("device.modle == 'L4'", model="L4", numa=0)
-    assert "`modle` exists on 0 of 640 devices; write model for modle in spec.claims[0].constraints" in message
+    assert "none of 640 devices has attribute `modle`; write model for modle in spec.claims[0].constraints" in message
     assert meant == "model"
 
 
 @pytest.mark.parametrize(
     ("constraints", "attributes", "words", "meant"),
     [
-        ("device['modle'] == 'L4'", {"model": "L4"}, "`modle` exists on 0 of 640 devices", "model"),
+        ("device['modle'] == 'L4'", {"model": "L4"}, "none of 640 devices has attribute `modle`", "model"),
         ("'modle' in device", {"model": "L4"}, "write model for modle", "model"),
         ("device.numa == 0 && device.Model == 'L4'", {"model": "L4", "numa": 0}, "write model for Model", "model"),
-        ("device.model == 'A10O'", {"model": "A100"}, "`model` is 'A10O' on 0 of 640 devices", "'A100'"),
+        ("device.model == 'A10O'", {"model": "A100"}, "none of 640 devices has `model` 'A10O'", "'A100'"),
         ("device.model in ['a100', 'B200']", {"model": "A100"}, "write 'A100' for 'a100'", "'A100'"),
         (
             "device.numa == '0'",
@@ -247,7 +247,8 @@ def test_an_attribute_that_a_match_names_wrongly() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["nmua"]})
     refusal = answer("c", GPU, gpus(2, numa=0), wanted)
     assert (
-        "`nmua` exists on 0 of 2 devices; write numa for nmua in spec.claims[0].matchAttributes" in refusal["message"]
+        "none of 2 devices has attribute `nmua`; write numa for nmua in spec.claims[0].matchAttributes"
+        in refusal["message"]
     )
     assert refusal["blockers"][0]["didYouMean"] == "numa"
 
@@ -255,13 +256,13 @@ def test_an_attribute_that_a_match_names_wrongly() -> None:
 def test_a_misspelt_attribute_of_the_class_is_named() -> None:
     broken = device_class("gpu", driver="gpu", constraints="device.modle == 'L4'")
     refusal = answer("c", broken, gpus(2, model="L4"), claim("c", {"deviceClass": "gpu"}))
-    assert "`modle` exists on 0 of 2 devices; did you mean `model`?" in refusal["message"]
+    assert "none of 2 devices has attribute `modle`; did you mean `model`?" in refusal["message"]
 
 
 def test_a_resource_of_another_name() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "8Gi"})])
     refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memroy": "1Gi"}}))
-    assert "`memroy` exists on 0 of 1 device; did you mean `memory`?" in refusal["message"]
+    assert "no device has attribute `memroy`; did you mean `memory`?" in refusal["message"]
 
 
 def test_classes_types_and_configs_that_do_not_exist_get_the_nearest_name() -> None:
@@ -335,10 +336,10 @@ def test_a_claim_that_is_leaving_is_waited_for(marks: dict[str, Any]) -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
     refusal = answer("c", GPU, pools, stays, leaves, wanted)
     assert [each.get("leaving") for each in refusal["blockers"]] == [None, True]
-    assert refusal["message"].endswith("; release default/a and wait for default/b")
+    assert refusal["message"].endswith("; release claim default/a and wait for claim default/b")
 
     fleet = Fleet.from_manifests([GPU, pools, stays, {**leaves, "metadata": {"name": "b"}}])
-    assert fleet.allocate(wanted)["message"].endswith("; release default/a and default/b")
+    assert fleet.allocate(wanted)["message"].endswith("; release claims default/a and default/b")
     fleet.update(leaves)
     assert fleet.allocate(wanted) == refusal
 
@@ -349,7 +350,7 @@ def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
     ]
     refusal = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
     assert len(refusal["blockers"]) == 9
-    assert "release default/h0, default/h1 and 7 more" in refusal["message"]
+    assert "release claims default/h0, default/h1 and 7 more" in refusal["message"]
 
 
 def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
@@ -363,8 +364,8 @@ def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
 @pytest.mark.parametrize(
     ("detail", "slip"),
     [
-        ({"requests": {"Count": 2}}, "`Count` exists on 0 of 2 devices; did you mean `count`?"),
-        ({"requests": {"count": 3}, "limits": {"memmory": 1}}, "`memmory` exists on 0 of 2 devices"),
+        ({"requests": {"Count": 2}}, "none of 2 devices has attribute `Count`; did you mean `count`?"),
+        ({"requests": {"count": 3}, "limits": {"memmory": 1}}, "none of 2 devices has attribute `memmory`"),
     ],
 )
 def test_the_names_of_amounts_are_looked_at(detail: Manifest, slip: str) -> None:

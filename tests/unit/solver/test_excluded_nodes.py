@@ -71,7 +71,7 @@ def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() ->
     refused = answer(GPU, gpus("n1", 2), gpus("n2"), waiting("n1", count=2))
     assert refused["reason"] == "NodeUnavailable"
     assert [one["kind"] for one in refused["blockers"]] == ["excludedNodes"]
-    assert refused["message"].endswith("drop the annotation devalloc.io/excluded-nodes")
+    assert refused["message"].endswith("remove the annotation devalloc.io/excluded-nodes")
 
 
 def test_who_is_in_the_way_is_on_no_excluded_node() -> None:

@@ -39,11 +39,11 @@ def test_the_sentence_names_the_holder_and_the_funnel_counts_every_step() -> Non
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'b'", "requests": {"count": 2}})
     refusal = answer("c", GPU, nics, fleet, holder, wanted)
     assert refusal["reason"] == "DevicesInUse"
-    assert refusal["message"] == "no node has 2 free devices (at most 1); release default/train-1"
+    assert refusal["message"] == "no node has 2 free devices (at most 1); release claim default/train-1"
     assert refusal["verdict"] == "impossible now"
     (funnel,) = refusal["funnel"]
     steps = [(step["count"], step["what"]) for step in funnel["steps"]]
-    assert steps == [(8, "are of another driver"), (2, "fail device.model == 'b'")]
+    assert steps == [(8, "are not of driver gpu"), (2, "fail device.model == 'b'")]
     assert funnel["usedBy"] == [{"namespace": "default", "name": "train-1", "count": 1}]
     assert refusal["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
 
@@ -53,7 +53,7 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     refusal = answer("c", GPU, gpus(4), wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
     assert refusal["message"] == (
-        "no node has 3 devices with the same `numa` (at most 2); drop `numa` from spec.claims[0].matchAttributes"
+        "no node has 3 devices with the same `numa` (at most 2); remove `numa` from spec.claims[0].matchAttributes"
     )
     assert refusal["verdict"] == "impossible even on an empty fleet"
     (blocker,) = refusal["blockers"]
@@ -70,7 +70,7 @@ def test_no_device_of_that_kind() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'x'"})
     refusal = answer("c", GPU, gpus(2, model="y"), wanted)
     assert refusal["reason"] == "NoMatchingDevices"
-    assert "2 of 2 devices fail device.model == 'x'" in refusal["message"]
+    assert "both devices fail device.model == 'x'" in refusal["message"]
 
 
 def test_a_missing_attribute_is_shown_as_the_example() -> None:
@@ -114,7 +114,7 @@ def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_
     refusal = answer("c", new, *others, nic, pool("n1-gpus", devices=devices), wanted)
     steps = [(step["count"], step["what"]) for step in refusal["funnel"][0]["steps"]]
     assert steps[:6] == [
-        (1, "are of another driver"),
+        (1, "are not of driver gpu"),
         (2, of_class),
         (3, "fail device.model == 'b'"),
         (4, "can never be allocated"),
@@ -147,7 +147,7 @@ def test_too_little_capacity() -> None:
     assert refusal["reason"] == "InsufficientCapacity"
     assert refusal["message"] == (
         "no node has 41Gi of memory on its devices (at most 40Gi); "
-        "ask for at most 40Gi of memory in claims[0].requests.memory"
+        "ask for at most 40Gi in spec.claims[0].requests.memory"
     )
     assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
@@ -212,14 +212,14 @@ def test_a_limit_that_no_device_keeps_is_named() -> None:
     fleet = pool("p", devices=[device("d", resources={"memory": "8Gi"})])
     refusal = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith("; drop spec.claims[0].limits.memory")
+    assert refusal["message"].endswith("; remove spec.claims[0].limits.memory")
 
 
 def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_devices() -> None:
     admin = device_class("admin", driver="gpu", adminAccess=True)
     refusal = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith("; drop spec.claims[0].limits.count")
+    assert refusal["message"].endswith("; remove spec.claims[0].limits.count")
 
 
 def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
@@ -242,7 +242,7 @@ def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_dev
     for name in ("a", "b"):
         refusal = answer(name, GPU, gpus(4), urgent, *members)
         assert refusal["reason"] == "LostToHigherPriority"
-        assert "all of group vm must fit on one node" in refusal["message"]
+        assert "all claims of group vm must fit on one node" in refusal["message"]
         assert [b["name"] for b in refusal["blockers"]] == ["urgent"]
 
 
@@ -295,7 +295,7 @@ def test_a_cordoned_node_is_one_blocker_and_the_other_nodes_that_would_do_are_li
     fleet = [GPU, gpus(4), gpus(4, "n2"), gpus(2, "n3"), gpus(4, "n4"), wanted]
     refusal = answer("c", *cordoned(fleet, "n1", "n2", "n3", "n4"))
     assert refusal["reason"] == "NoMatchingDevices"
-    assert refusal["message"] == "uncordon node n1 (cordoned by root: new fan; soon)"
+    assert refusal["message"] == "run `devalloc uncordon node/n1` (cordoned by root: new fan; soon)"
     assert refusal["verdict"] == "impossible now"
     why = "cordoned: node, by root: new fan; soon"
     assert refusal["blockers"] == [{"kind": "unavailable", "node": "n1", "why": why, "otherNodes": ["n2", "n4"]}]
@@ -306,7 +306,7 @@ def test_if_it_is_enough_to_uncordon_a_node_no_node_lacks_anything() -> None:
     refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), wanted], "n1"))
     assert refusal["reason"] == "NotEnoughDevices"
     assert "no node has" not in refusal["message"]
-    assert refusal["message"] == "uncordon node n1 (cordoned by root: new fan; soon)"
+    assert refusal["message"] == "run `devalloc uncordon node/n1` (cordoned by root: new fan; soon)"
     assert refusal["verdict"] == "impossible now"
 
 
@@ -315,7 +315,7 @@ def test_a_group_that_fits_once_a_node_is_uncordoned_lacks_nothing_either() -> N
     wanted = [claim(name, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=group) for name in "cd"]
     refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), *wanted], "n1"))
     assert refusal["message"] == (
-        "all of group vm must fit on one node; uncordon node n1 (cordoned by root: new fan; soon)"
+        "all claims of group vm must fit on one node; run `devalloc uncordon node/n1` (cordoned by root: new fan; soon)"
     )
 
 
@@ -323,7 +323,9 @@ def test_a_node_is_uncordoned_and_the_amount_is_the_most_that_fits_then() -> Non
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
     refusal = answer("c", *cordoned([GPU, gpus(4), wanted], "n1"))
     assert refusal["verdict"] == "impossible even on an empty fleet"
-    assert refusal["message"].endswith("; uncordon node n1 and ask for at most 4 devices in claims[0].requests.count")
+    assert refusal["message"].endswith(
+        "; run `devalloc uncordon node/n1` and ask for at most 4 devices in claims[0].requests.count"
+    )
 
 
 def test_a_claim_pinned_to_a_cordoned_node_waits_for_that_node() -> None:
@@ -339,7 +341,7 @@ def test_if_claims_are_in_the_way_a_cordoned_node_that_has_room_is_named_too() -
     wanted = claim("c", {"deviceClass": "gpu"})
     refusal = answer("c", *cordoned([GPU, gpus(1), gpus(1, "n2"), holder, wanted], "n1"))
     assert refusal["reason"] == "DevicesInUse"
-    assert refusal["message"].endswith("; release default/holder or uncordon node n1 (cordoned by root: new fan; soon)")
+    assert refusal["message"].endswith("; release claim default/holder or run `devalloc uncordon node/n1`")
 
 
 def test_a_broken_device_of_a_cordoned_node_needs_more_than_an_uncordon() -> None:
@@ -360,7 +362,7 @@ def test_a_warm_fleet_explains_a_cordon_in_the_same_words_and_lists_no_other_nod
     ]  # fmt: skip
     cold = answer("c", *fleet, *holders, wanted)
     warm = Fleet.from_manifests([*fleet, *holders]).allocate(wanted)
-    assert "uncordon node n1" in cold["message"] or count == 9
+    assert "run `devalloc uncordon node/n1`" in cold["message"] or count == 9
     assert (warm["reason"], warm["message"]) == (cold["reason"], cold["message"])
     assert warm["blockers"] == [{k: v for k, v in one.items() if k != "otherNodes"} for one in cold["blockers"]]
 

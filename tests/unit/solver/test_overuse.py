@@ -168,4 +168,6 @@ def test_a_device_that_counts_for_more_than_it_is_published_with_is_named_once()
     )
 
     (problem,) = solve_manifests([gpu_class(), gpus, held])["problems"]
-    assert problem["message"].startswith("devices gpus/gpu-0 draw more slices than their pool has: default/held holds")
+    assert problem["message"].startswith(
+        "device gpus/gpu-0 draws more slices than its pool has: claim default/held holds"
+    )

@@ -42,7 +42,7 @@ _RESOURCE_NAMES = {
 }
 _MATCH = meta.GROUP_MATCH
 _MATCH_PATH = f"metadata.annotations[{_MATCH}]"
-_POLICY = "spec.numaPolicy"
+_POLICY, _BOUND_NUMA = "spec.numaPolicy", "status.numaNodes"
 Room = dict[str, tuple[int, int]]
 """Nano units that there are of each resource, and that are free."""
 
@@ -136,7 +136,11 @@ class MachineMessages:
         own = {"kind": "machine", "namespace": key[0], "name": key[1]}
         helps = all(one["kind"] in HOLDERS and not own.items() <= one.items() for one in blockers)
         caveats = [] if helps else ["nothingLeft"]
-        cause = fact(Cause.ROOM, **first_of("nodes", rooms), large=code != Reason.NODES_TOO_SMALL)
+        large = code != Reason.NODES_TOO_SMALL
+        fields = () if large else tuple(one["path"] for one in blockers if one["kind"] == "amount")
+        policy = None if large else next((one["path"] for one in blockers if one["kind"] == "matchAttribute"), None)
+        policy = None if policy == _BOUND_NUMA else policy  # which no user writes
+        cause = fact(Cause.ROOM, **first_of("nodes", rooms), large=large, fields=fields, policy=policy)
         return code, Finding([cause], blockers, solved.alternatives, caveats), details
 
     def _reason_of_closed_nodes(self, target: _Target) -> str | None:
@@ -378,7 +382,9 @@ def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> lis
     """Of what each node has too little, a row for each; None if one has enough of everything."""
     rows: list[Fact] = []
     for node, room in rooms.items():
-        if short := _lacking(room.whole, target.amounts, code, not target.is_growth):
+        if not room.whole:
+            rows.append({"node": node, "lacks": []})
+        elif short := _lacking(room.whole, target.amounts, code, not target.is_growth):
             rows.append({"node": node, "lacks": short})
         elif (row := _numa_row(node, room, target, code)) is not None:
             rows.append(row)
@@ -402,7 +408,7 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     view = MachineView(machine)
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
-    return _POLICY if _is_on_one_numa_node(machine) else "status.numaNodes"
+    return _POLICY if _is_on_one_numa_node(machine) else _BOUND_NUMA
 
 
 def _why_unschedulable(pool: Mapping[str, Any]) -> tuple[cordon.UnschedulableReason, ...]:

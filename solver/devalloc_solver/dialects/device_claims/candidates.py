@@ -409,7 +409,8 @@ class CandidateFinder:
             return Mismatch(0, rule(RuleCode.NO_CLASS_OF_TYPE, type=detail.device_type or ""))
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
-            return Mismatch(1, rule(RuleCode.OTHER_DRIVER), f"driver {driver}")
+            drivers = " or ".join(sorted({c.spec.driver for c in classes}))
+            return Mismatch(1, rule(RuleCode.OTHER_DRIVER, drivers=drivers), f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
             verdict = self._verdict(device_class.spec.constraints, device)

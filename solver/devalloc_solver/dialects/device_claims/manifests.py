@@ -152,7 +152,7 @@ def record_clashing_pools(pools: Iterable[DevicePool], left_out: dict[str, str])
 
 
 def _leave_out(driver: str, name: str, why: str, pools: dict[str, str]) -> None:
-    text = f"DevicePool {name} is left out ({why})"
+    text = f"DevicePool {name} is left out, {why}"
     pools[driver] = min(text, pools.get(driver, text))
 
 

@@ -180,7 +180,7 @@ def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
     written_so = (_nested(node) for node in nodes if id(node) not in of_domains)
     odd = dict.fromkeys(one for one in written_so if one is not None and not survey.names(_attributes)[one[0]])
     nested = {outer for outer, _, _ in odd}
-    yield from (Typo("", _flat_form(survey, name, written), outer, None) for outer, name, written in odd)
+    yield from (Typo("", _flat_form(survey, outer, name, written), outer, None) for outer, name, written in odd)
 
     def of_name(path: tuple[str, ...]) -> Typo | None:
         if path[0] in nested:
@@ -227,14 +227,14 @@ def _amount_in_expression(name: str) -> Fact:
     return fact(Cause.MISPLACED, name=name, what="is an amount that a claim requests", write=f"requests: {{{name}: …}}")
 
 
-def _flat_form(survey: Survey, name: str, written: str) -> Fact:
+def _flat_form(survey: Survey, outer: str, name: str, written: str) -> Fact:
     """How to write what is in a map of maps elsewhere."""
     names = survey.names(_attributes)
     if survey.names(_resources)[name] and not names[name]:
         return _amount_in_expression(name)
     name = name if names[name] else closest_match(name, names) or name
     short = f"'{name}' in device" if " in " in written else f"device.{name}"
-    return fact(Cause.MISPLACED, name="device", what="is a flat map here", write=f"{short} instead of {written}")
+    return fact(Cause.MISPLACED, name="device", what=f"has no {outer} map here", write=f"{short} instead of {written}")
 
 
 # -- what is odd -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar, cast
 
-from devalloc.api.findings import Fact
+from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
 from devalloc_solver.answer_types import ExplanationDict
@@ -368,8 +368,10 @@ class CallExplainer(ResourceClaimExplainer):
         return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
 
     def disagreement(self, unit: PlacementUnit) -> Fact | None:
-        in_use = any(allocation.items for allocation in self.in_use)
-        return None if in_use else ResourceClaimExplainer.disagreement(self, unit)
+        if not any(allocation.items for allocation in self.in_use):
+            return ResourceClaimExplainer.disagreement(self, unit)
+        names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
+        return fact(Cause.CONSTRAINTS, attributes=(*names,), free=True)
 
     def holder(self, claim: Key) -> Mapping[str, Any]:
         return self.holders[int(claim[1])]

@@ -174,6 +174,10 @@ class DeviceMismatch:
     """what is wrong with a selector or the device, if it could not be judged"""
 
 
+def _needs(code: RuleCode, feature: str) -> DeviceMismatch:
+    return DeviceMismatch(rule(code, feature=feature), feature)
+
+
 @dataclass(slots=True, eq=False)
 class RequestVerdict:
     """What requests that ask for the same may take."""
@@ -363,21 +367,22 @@ class RequestJudge:
                 mismatches[offer.index] = mismatch
         chosen = self.classes[subrequest.class_name]
         of_class = f"class {chosen.name}"
-        selecting = [(RuleCode.CLASS_SELECTOR, of_class, f"{of_class}, ", chosen.selectors)]
-        selecting.append((RuleCode.REQUEST_SELECTOR, where, "", subrequest.selectors))
-        for code, at, prefix, expressions in selecting:
+        by_class = rule(RuleCode.CLASS_SELECTOR, device_class=chosen.name)
+        selecting = [(by_class, of_class, f"{of_class}, ", chosen.selectors)]
+        selecting.append((rule(RuleCode.REQUEST_SELECTOR), where, "", subrequest.selectors))
+        for by, at, prefix, expressions in selecting:
             for number, expression in enumerate(expressions):
                 with _located(f"{at}: selector #{number}"), self.selectors.charged(expression):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
-                failed, passed = DeviceMismatch(rule(code), expression), []
+                failed, passed = DeviceMismatch(by, expression), []
                 for offer, outcome in zip(left, outcomes, strict=True):
                     if outcome is True:
                         passed.append(offer)
                     elif outcome is False:
                         mismatches[offer.index] = failed
                     else:
-                        message = f"{prefix}selector #{number} on device {offer.title}: CEL runtime error: {outcome}"
-                        error = f"{message}; correct the device, or guard the expression against it"
+                        message = f"{prefix}selector #{number} fails on device {offer.title}: {outcome}"
+                        error = f"{message}; guard it, or correct the device"
                         mismatches[offer.index] = DeviceMismatch(SELECTOR_FAILED, outcome, error)
                 left = passed
         return mismatches
@@ -389,7 +394,7 @@ class RequestJudge:
                 rule(RuleCode.POOL_STATE, state=offer.pool.state.value), f"{offer.pool.title}: {offer.pool.why}"
             )
         if offer.device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
-            return DeviceMismatch(rule(RuleCode.BINDING_CONDITIONS), gate.BINDING_CONDITIONS)
+            return _needs(RuleCode.BINDING_CONDITIONS, gate.BINDING_CONDITIONS)
         return None if subrequest.is_all else self._in_use(subrequest, offer)
 
     def _capacity(
@@ -418,11 +423,11 @@ class RequestJudge:
         if (used := self._in_use(subrequest, offer)) is not None:
             return used
         if offer.slice.spec.skip_node_operations:
-            return DeviceMismatch(rule(RuleCode.NODE_OPERATIONS), gate.OPTIONAL_NODE_OPERATIONS)
+            return _needs(RuleCode.NODE_OPERATIONS, gate.OPTIONAL_NODE_OPERATIONS)
         if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
-            return DeviceMismatch(rule(RuleCode.NODE_ALLOCATABLE), gate.NODE_ALLOCATABLE)
+            return _needs(RuleCode.NODE_ALLOCATABLE, gate.NODE_ALLOCATABLE)
         if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
-            return DeviceMismatch(rule(RuleCode.COUNTERS_OFF), gate.PARTITIONABLE_DEVICES)
+            return _needs(RuleCode.COUNTERS_OFF, gate.PARTITIONABLE_DEVICES)
         if self._draws(subrequest, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
             return DeviceMismatch(rule(RuleCode.OVERDRAWN), f"{over} of {offer.pool.title}")
         if (

@@ -86,7 +86,7 @@ class ResourceClaimExplainer(Explainer):
         return self.unreached if is_likely else None
 
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
-        return funnel.to_dict(self.request_name(funnel.request), with_users=self.names_users)
+        return funnel.to_dict(funnel.request.spec.subrequest.name, with_users=self.names_users)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -150,10 +150,10 @@ class ResourceClaimExplainer(Explainer):
         if best >= request.min_count:
             return None
         wanted: dict[str, Any] = {"wanted": request.min_count, "most": str(best), "free": not is_empty}
-        return fact(Cause.TOO_FEW, **wanted, node=unit.pin, request=self.request_name(request))
+        return fact(Cause.TOO_FEW, **wanted, node=unit.pin, **self.request_ref(request))
 
-    def request_name(self, request: Request) -> str:
-        return str(request.spec.subrequest.name)
+    def request_ref(self, request: Request) -> Mapping[str, str]:
+        return {"request": request.spec.subrequest.name}
 
     def disagreement(self, unit: PlacementUnit) -> Fact | None:
         for demand in unit.demands:
@@ -185,7 +185,7 @@ class ResourceClaimExplainer(Explainer):
             wanted=request.min_count,
             most=str(best),
             node=unit.pin,
-            request=self.request_name(request),
+            **self.request_ref(request),
             without=total - there or None,
             total=total,
         )

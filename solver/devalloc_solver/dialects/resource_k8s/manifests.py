@@ -223,7 +223,7 @@ def record_left_out(slices: dict[str, str], content: Manifest, why: FieldError) 
     """Remember a slice that is left out, the first by name of each driver: reasons of claims name it."""
     spec = content.get("spec")
     driver = spec.get("driver") if isinstance(spec, Mapping) else None
-    text = f"ResourceSlice {key_of(content)[1]} is left out ({f'{why.path}: ' if why.path else ''}{why.message})"
+    text = f"ResourceSlice {key_of(content)[1]} is left out, {f'{why.path}: ' if why.path else ''}{why.message}"
     name = short_text(driver or "")
     slices[name] = min(text, slices.get(name, text))
 

@@ -454,7 +454,7 @@ def test_a_device_that_a_selector_cannot_judge_is_skipped() -> None:
 @pytest.mark.parametrize("odd", [device("odd"), device("odd", {"size": {}}), device("odd", {"size": {"version": "1"}})])
 def test_if_nothing_fits_the_selectors_failure_is_the_answer(odd: dict[str, Any]) -> None:
     with pytest.raises(
-        AllocationError, match=r"claim default/c, request r: selector #0 on device gpu\.io/p/odd"
+        AllocationError, match=r"claim default/c, request r: selector #0 fails on device gpu\.io/p/odd"
     ) as caught:
         answer(claim(request("r", 2, SMALL)), slice_("s", [odd, device("ok", {"size": "small"})]))
     assert not caught.value.node_local

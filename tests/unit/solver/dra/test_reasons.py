@@ -47,7 +47,7 @@ def test_the_message_of_a_loser_names_the_owners_and_whose_release_would_do() ->
 
     assert answer["reason"] == "LostToHigherPriority"
     assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
-    assert answer["message"] == "no node has 2 free devices for request r (at most 0); release default/high"
+    assert answer["message"] == "no node has 2 free devices for request r (at most 0); release claim default/high"
     (funnel,) = answer["funnel"]
     assert [(one["name"], one["count"]) for one in funnel["usedBy"]] == [("high", 2), ("small", 1)]
 
@@ -62,9 +62,9 @@ def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
     leaving = {**stored[0], "metadata": metadata}
 
     refusal = solved(cards, leaving, waiting)["waits"]
-    assert refusal["message"].endswith("; wait for default/leaves")
+    assert refusal["message"].endswith("; wait for claim default/leaves")
     fleet = Fleet.from_manifests([ANY, GPU, cards, *stored])
-    assert fleet.allocate(waiting)["message"].endswith("; release default/leaves")
+    assert fleet.allocate(waiting)["message"].endswith("; release claim default/leaves")
     fleet.update(leaving)
     assert fleet.allocate(waiting) == refusal
 
@@ -295,8 +295,8 @@ def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it
         "x": "NoMatchingDevices",
         "y": "GroupUnsatisfiable",
     }
-    assert "no device matches; 2 of 2 devices fail a selector of the request; change" in answers["x"]["message"]
-    assert "group g is all-or-nothing, and default/x cannot be sat" in answers["y"]["message"]
+    assert "no device matches; both devices fail a selector of the request; relax" in answers["x"]["message"]
+    assert "group g gets all or nothing, and claim default/x gets n" in answers["y"]["message"]
     assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
     assert answers["x"]["blockers"] == answers["y"]["blockers"]
 
@@ -308,7 +308,7 @@ def test_members_that_fit_alone_and_not_together_name_each_other() -> None:
 
     assert {one["reason"] for one in answers.values()} == {"GroupUnsatisfiable"}
     assert [answers[name]["blockers"][0]["name"] for name in "xy"] == ["y", "x"]
-    assert "all of group g must fit on one node" in answers["x"]["message"]
+    assert "all claims of group g must fit on one node" in answers["x"]["message"]
 
 
 def test_what_a_member_needs_alone_may_not_be_enough_for_its_group() -> None:
@@ -345,7 +345,7 @@ def test_a_group_is_bound_by_the_member_that_holds_devices_and_not_by_a_pin() ->
     bound_by = [{"namespace": "default", "name": "x"}]
     assert answer["reason"] == "NodeUnavailable"
     assert answer["blockers"] == [{"kind": "node", "node": "n2", "boundBy": bound_by}]
-    assert "release default/x, which holds the group on node n2" in answer["message"]
+    assert "release claim default/x, which holds the group on node n2" in answer["message"]
 
 
 def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
@@ -379,7 +379,7 @@ def test_a_message_about_withheld_devices_has_an_example() -> None:
     taint = {"key": "maintenance", "effect": "NoSchedule"}
     answer = solved(pool("n1", [device("a", taints=[taint])]), wants("x", request()))["x"]
 
-    assert "1 of 1 device has a taint that is not tolerated (maintenance:NoSchedule)" in answer["message"]
+    assert "the only device has a taint that is not tolerated (maintenance:NoSchedule)" in answer["message"]
 
 
 def test_where_a_taint_keeps_the_devices_back_no_rule_that_chooses_them_is_blamed() -> None:
@@ -417,31 +417,31 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
     [
         (
             wants("x", request("r", 1, "device.attributes['gpu.io'].modle == 'A100'")),
-            "`gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+            "no device has attribute `gpu.io/modle`; did you mean `gpu.io/model`?",
         ),
         (
             wants("x", request("r", 1, "device.attributes['gup.io'].model == 'A100'")),
-            "`gup.io/model` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+            "no device has attribute `gup.io/model`; did you mean `gpu.io/model`?",
         ),
         (
             wants("x", request("r", 1, "device.attributes['gpu.io'].model == 'A10O'")),
-            "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
+            "no device has `gpu.io/model` 'A10O'; did you mean 'A100'?",
         ),
         (
             wants("x", request("r", 1, "device.driver == 'd' || !(device.attributes['gpu.io'].model == 'A10O')", NO)),
-            "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
+            "no device has `gpu.io/model` 'A10O'; did you mean 'A100'?",
         ),
         (
             wants("x", request("r", 1, "cel.bind(gpu, device.attributes['gpu.io'], gpu.modle == 'A100')")),
-            "`gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+            "no device has attribute `gpu.io/modle`; did you mean `gpu.io/model`?",
         ),
         (
             wants("x", request("r", 1), match="gpu.io/nuam"),
-            "`gpu.io/nuam` exists on 0 of 1 device; did you mean `gpu.io/numa`?",
+            "no device has attribute `gpu.io/nuam`; did you mean `gpu.io/numa`?",
         ),
         (
             wants("x", request("r", 1, amounts={"memroy": "1"})),
-            "capacity `memroy` exists on 0 of 1 device; did you mean `memory`?",
+            "no device has capacity `memroy`; did you mean `memory`?",
         ),
     ],
     ids=["attribute", "domain", "value", "value in an alternative", "bound to a variable", "match", "capacity"],
@@ -462,7 +462,7 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
     pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
     answer = explain("n1", [pending], [ANY], [slice_("s", CARD)])
 
-    words = "no device matches; `gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?"
+    words = "no device matches; no device has attribute `gpu.io/modle`; did you mean `gpu.io/model`?"
     assert answer["message"] == words
     (funnel,) = answer["claims"][0]["requests"]
     assert [(step["count"], step["what"]) for step in funnel["steps"]] == [(1, "cannot be judged by a selector")]
