@@ -74,6 +74,14 @@ def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() ->
     assert refused["message"].endswith("remove the annotation devalloc.io/excluded-nodes")
 
 
+def test_a_node_that_is_cordoned_is_proposed_before_one_that_is_excluded() -> None:
+    marks = [{"name": "devalloc.io/unavailable", "stringValue": "cordoned: not yet"}]
+    closed = gpus("n2")
+    closed = {**closed, "spec": {**closed["spec"], "attributes": marks}}
+    refused = answer(GPU, gpus("n1"), closed, waiting("n1"))
+    assert [one["kind"] for one in refused["blockers"]] == ["unavailable"]
+
+
 def test_who_is_in_the_way_is_on_no_excluded_node() -> None:
     holders = [
         allocated(claim(f"on-{node}", request("gpu")), [entry(f"of-{node}", "g0")], node=node) for node in ("n1", "n2")

@@ -66,9 +66,10 @@ class DeviceClaimRelaxations(UnitRelaxations):
         limits, withheld = self.limits(), self.withheld()
         yield Reason.INSUFFICIENT_CAPACITY, limits
         yield short, withheld
+        yield Reason.NODE_UNAVAILABLE, self.excluded()
         yield short, members
         amounts, requests = self.amounts(), self.requests()
-        rules = [*self.pins(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
+        rules = [*self.pins(), *self.excluded(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
         more = [*rules, *self.constraints(), *self.classes(), *members]
         yield short, _too_much_alone(question, amounts, finder)
         yield short, requests if len(requests) > 1 else []
@@ -85,7 +86,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         withheld, matches, constraints = self.withheld(), self.matches(), self.constraints()
         classes, requests = self.classes(), self.requests()
         requested = [*own(matches), *withheld, *own(constraints)]
-        rest = [*self.pins(), *self.shared(), *self.limits(), *self.amounts()]
+        rest = [*self.pins(), *self.excluded(), *self.shared(), *self.limits(), *self.amounts()]
         rules = [*matches, *withheld, *constraints, *classes, *rest]
         tiers = [withheld, self.excluded(), own(matches), own(constraints), requested, own(classes)]
         tiers += [[*requested, *own(classes)]]
@@ -188,9 +189,6 @@ class DeviceClaimRelaxations(UnitRelaxations):
             return changed
         left = without_nodes(changed.candidates, demand.excluded, self.eligibility.snapshot)
         return replace(changed, candidates=left)
-
-    def pins(self) -> list[Relaxation]:
-        return [*UnitRelaxations.pins(self), *self.excluded()]
 
     def excluded(self) -> list[Relaxation]:
         """Nodes on which a claim must not be."""
