@@ -11,9 +11,9 @@ one call           ``Allowance``: what the expressions of its claims may cost to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from devalloc_solver.cel.budget import (
@@ -72,7 +72,6 @@ class _Entry:
     """whether a call had no time for it: the next one goes on from there, and what it cost adds up"""
     is_costly: bool = False
     """whether operands of it have verdicts that count towards what they may cost together"""
-
     counted: int = 0
     """its cached verdicts that ``_Count`` has"""
 
@@ -152,26 +151,22 @@ class Judge:
     _passes: dict[str, _Pass] = field(default_factory=dict)
     """those that a call had no more time for"""
 
-    def __len__(self) -> int:
-        """Count the expressions that are cached."""
-        return len(self._entries)
-
     def of_others(self) -> Judge:
         """Make a judge of other devices; what expressions say, and may cost, is common to both."""
-        return replace(self, judged=set(), _passes={})
+        return Judge(
+            *(self.language, self.allowance, self.costs, self.is_charging, self.is_spent, self.refused),
+            _entries=self._entries,
+            _count=self._count,
+        )
 
-    def renewed(self) -> Judge:
-        """Return itself, or one that remembers nothing of expressions of which verdicts depend on what was asked
-        before, and nothing at all if they are too many."""
-        if not self.is_spent and len(self) <= MAX_EXPRESSIONS:
-            return self
-        judge = Judge(self.language, self.allowance)
-        for text, entry in self._entries.items() if len(self) <= MAX_EXPRESSIONS else ():
-            if not entry.is_exhausting:
-                judge._entries[text] = entry
-                judge._count.verdicts += entry.counted
-                judge.costs.take_over(text, self.costs)
-        return judge
+    def forget_exhausting(self) -> bool:
+        """Forget the expressions of which verdicts depend on what was asked before, and all if they are too many.
+        Whether there may be any of which verdicts are cached elsewhere."""
+        is_full, was_spent = len(self._entries) > MAX_EXPRESSIONS, self.is_spent
+        for text in [text for text, entry in self._entries.items() if is_full or entry.is_exhausting]:
+            self.forget(text)
+        self.is_spent = False
+        return is_full or was_spent
 
     def forget_cuts(self) -> None:
         """Know that the devices are others now: what expressions have cost was for those before."""
@@ -207,28 +202,16 @@ class Judge:
 
     def is_exhausting(self, text: str) -> bool:
         """Whether an expression is too expensive on some device."""
-        return self._find(text).is_exhausting
+        entry = self._entries.get(text)
+        return entry is not None and entry.is_exhausting
 
-    @contextmanager
-    def charged(self, text: str) -> Iterator[None]:
-        """Charge the call for an expression, as far as it was evaluated before, and for what is evaluated within this.
+    def charge(self, text: str) -> None:
+        """Charge the call for what an expression has cost, unless it is of a class.
 
-        Raises ExpressionError if it costs too much; in a turn of a claim CommonBudgetExceeded, since it gets another.
+        Raises ExpressionError when it costs too much over all devices, CommonBudgetExceeded when all expressions of the
+        call do.
         """
-        outside, self.is_charging = self.is_charging, True
-        try:
-            self._charge(self._find(text))
-            yield
-        except CommonBudgetExceeded:
-            if self.allowance.is_turn:
-                raise
-            self.allowance.exhaust()
-            raise ExpressionError(ExpressionRefusal(COMMON_SPENT, Bound.COMMON)) from None
-        finally:
-            self.is_charging = outside
-
-    def _charge(self, entry: _Entry) -> None:
-        text = entry.predicate.text
+        entry = self._find(text)
         if entry.is_spent and not self._begin_anew(entry):
             raise self._too_expensive(text)
         if entry.is_of_class:
@@ -238,6 +221,14 @@ class Judge:
         except CommonBudgetExceeded:
             if not self._begin_anew(entry):
                 raise
+
+    def refuse_common(self) -> ExpressionRefusal:
+        """Return why an expression is refused of which CommonBudgetExceeded was raised, which is raised again in a turn
+        of a claim: it gets another one."""
+        if self.allowance.is_turn:
+            raise CommonBudgetExceeded
+        self.allowance.exhaust()
+        return ExpressionRefusal(COMMON_SPENT, Bound.COMMON)
 
     def _begin_anew(self, entry: _Entry) -> bool:
         """Forget what an expression cost in earlier calls, on devices that may be gone; False where this is done."""
@@ -253,8 +244,8 @@ class Judge:
         entry.is_costly = False
         for operand in operands:
             operand.verdicts = {}
-            if language.verdicts_kept is not None:
-                operand.room = language.verdicts_kept // len(operands)
+            if language.max_verdicts is not None:
+                operand.capacity = language.max_verdicts // len(operands)
             if language.most is not None:
                 operand.costly = language.most // len(operands)
         self._recount(entry)
@@ -266,13 +257,13 @@ class Judge:
         return ExpressionError(refusal)
 
     @property
-    def expressions(self) -> Iterable[str]:
-        """Iterate over the expressions that are cached, in the order in which they were asked for first."""
-        return self._entries
+    def expressions(self) -> Collection[str]:
+        """The expressions that are cached, in the order in which they were asked for first."""
+        return self._entries.keys()
 
     @property
     def size(self) -> int:
-        """Return how many verdicts are cached."""
+        """How many verdicts are cached."""
         return self._count.verdicts
 
     def _recount(self, entry: _Entry) -> None:
@@ -308,7 +299,7 @@ class Judge:
             key = operand.key(device)
             outcome = operand.verdicts.get(key)
             if outcome is None:
-                outcome = self._outcome(entry, operand, key, operand.view(device))
+                outcome = self._evaluate(entry, operand, key, operand.view(device))
             if outcome is True:
                 continue
             if outcome is False:
@@ -368,8 +359,10 @@ class Judge:
         free = evaluate_free(operand.program.evaluator, views, operand.program.cost, self.allowance.ends)
         try:
             for key, outcome in zip(new, free, strict=True):
-                verdict = self._evaluate(entry, operand, operand.view(examples[key])) if outcome is None else outcome
-                outcomes[key] = operand.verdicts[key] = verdict  # which is another dict where verdicts were forgotten
+                if outcome is None:
+                    outcomes[key] = self._evaluate(entry, operand, key, operand.view(examples[key]))
+                else:  # operand.verdicts is another dict once verdicts were forgotten
+                    outcomes[key] = operand.verdicts[key] = outcome
                 done += 1
         finally:
             self._recount(entry)
@@ -382,10 +375,9 @@ class Judge:
         so_far.keys = [key(devices[number]) for number in so_far.left]
         so_far.examples = {key: devices[number] for key, number in zip(so_far.keys, so_far.left, strict=True)}
         so_far.new = [key for key in so_far.examples if key not in operand.verdicts]
-        if len(so_far.new) > operand.room:
+        if len(so_far.new) + len(operand.verdicts) > operand.capacity:
             self._forget_verdicts(entry)
-            so_far.new, operand.room = [*so_far.examples], max(operand.room, len(so_far.examples))
-        operand.room -= len(so_far.new)
+            so_far.new = [*so_far.examples]
         so_far.outcomes = operand.verdicts
 
     def operand_verdict(self, text: str, operand: Operand, device: Any) -> bool | str:
@@ -395,18 +387,23 @@ class Judge:
         key = operand.key(device)
         outcome = operand.verdicts.get(key)
         if outcome is None:
-            outcome = self._outcome(self._find(text), operand, key, operand.view(device))
+            outcome = self._evaluate(self._find(text), operand, key, operand.view(device))
         return outcome.verdict if isinstance(outcome, CostlyVerdict) else outcome
 
     def passing(self, text: str, values: Iterable[object]) -> list[object]:
-        """List the values of ``Predicate.only`` with which an expression is true of a device, which need not exist.
+        """List the values of ``Predicate.only`` with which an expression is true of a device, which need not exist: a
+        question what if.
 
         Raises as ``verdict``.
         """
         if text in self.refused:
             raise ExpressionError(self.refused[text])
-        entry = self._find(text)
-        return [value for value in values if self._is_true_with(entry, value)]
+        entry, judged = self._find(text), self.judged
+        self.judged = {*judged, text}
+        try:
+            return [value for value in values if self._is_true_with(entry, value)]
+        finally:
+            self.judged = judged
 
     def _is_true_with(self, entry: _Entry, value: object) -> bool:
         for operand in entry.predicate.operands:
@@ -414,23 +411,12 @@ class Judge:
             key = value if operand.reads else ()
             outcome = operand.verdicts.get(key)
             if outcome is None:
-                outcome = self._outcome(entry, operand, key, operand.view_of_key(key))
+                outcome = self._evaluate(entry, operand, key, operand.view_of_key(key))
             if (outcome.verdict if isinstance(outcome, CostlyVerdict) else outcome) is not True:
                 return False
         return True
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
-
-    def _outcome(self, entry: _Entry, operand: Operand, key: object, view: Any) -> Outcome:
-        """Evaluate an operand of which no outcome is cached."""
-        if operand.room <= 0:
-            self._forget_verdicts(entry)
-        outcome = self._evaluate(entry, operand, view)
-        operand.verdicts[key] = outcome
-        operand.room -= 1
-        entry.counted += 1
-        self._count.verdicts += 1
-        return outcome
 
     def _exhaust(self, entry: _Entry, most: int) -> bool | str:
         """Count a device on which the operands cost too much together, each of them having been evaluated."""
@@ -440,39 +426,33 @@ class Judge:
         self.is_spent = True
         return f"{TOO_EXPENSIVE_ONCE} {most} units"
 
-    def _evaluate(self, entry: _Entry, operand: Operand, view: Any) -> Outcome:
-        """Evaluate an operand once, which the expression pays, and the claim if there is one to pay."""
+    def _evaluate(self, entry: _Entry, operand: Operand, key: object, view: Any) -> Outcome:
+        """Evaluate an operand of which no outcome is cached. The expression pays, and the claim if there is one."""
         if entry.dear >= MAX_EXHAUSTED:
             return _not_evaluated()
+        if len(operand.verdicts) >= operand.capacity:
+            self._forget_verdicts(entry)
         text, costs = entry.predicate.text, self.costs
         is_common = self.is_charging and not entry.is_of_class
-        spent = 0
-
-        def run(budget: Budget) -> bool:
-            nonlocal spent
-            try:
-                return operand.evaluate(view, budget)
-            finally:
-                spent = budget.spent
-
+        spent: list[int] = []
         outcome: Outcome
         try:
             outcome = costs.evaluate(
                 text,
-                run,
+                partial(operand.evaluate, view)
+                if self.language.most is None
+                else partial(_evaluate_metered, operand.evaluate, view, spent),
                 self.allowance,
                 is_common=is_common,
                 is_counted=text not in self.judged,
                 base=operand.base,
                 most=self.language.most,
             )
-        except CommonBudgetExceeded:
+        except BudgetExceeded as error:
             if self._begin_anew(entry):
-                return self._evaluate(entry, operand, view)
-            raise
-        except BudgetExceeded:
-            if self._begin_anew(entry):
-                return self._evaluate(entry, operand, view)
+                return self._evaluate(entry, operand, key, view)
+            if isinstance(error, CommonBudgetExceeded):
+                raise
             if self.language.on_error == "skip":
                 entry.is_spent = self.is_spent = True
             if is_common:
@@ -489,10 +469,20 @@ class Judge:
             outcome = str(error)
         if is_common and (cost := costs.of(text)):
             self.allowance.charge(text, cost)
-        if spent > operand.costly:
-            entry.is_costly = True
-            return CostlyVerdict(outcome, spent)
+        if spent and spent[0] > operand.costly:
+            entry.is_costly, outcome = True, CostlyVerdict(outcome, spent[0])
+        operand.verdicts[key] = outcome
+        entry.counted += 1
+        self._count.verdicts += 1
         return outcome
+
+
+def _evaluate_metered(evaluate: Callable[[Any, Budget], bool], view: Any, spent: list[int], budget: Budget) -> bool:
+    """Evaluate a view, and note what that spends."""
+    try:
+        return evaluate(view, budget)
+    finally:
+        spent.append(budget.spent)
 
 
 def _not_evaluated() -> str:

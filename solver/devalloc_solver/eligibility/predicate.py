@@ -6,7 +6,7 @@ A dialect makes them (``Language``): it knows the syntax, and how to read its de
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -62,8 +62,8 @@ class Operand:
     safe_texts: frozenset[str] | None = None
     """attributes such that it cannot fail on a device of which each is one short text; None if it may"""
     verdicts: dict[object, Outcome] = field(default_factory=dict)
-    room: int = sys.maxsize
-    """verdicts that may still be cached"""
+    capacity: int = sys.maxsize
+    """the most verdicts that are cached"""
     costly: int = sys.maxsize
     """steps above which an evaluation counts towards those of all operands"""
 
@@ -108,7 +108,12 @@ class Language:
     as long as the judge stays."""
     most: int | None = None
     """steps of one evaluation of all operands together; None: ``EVALUATION_BUDGET`` for each of them"""
-    verdicts_kept: int | None = None
+    max_verdicts: int | None = None
     """verdicts of an expression that are cached; None without a limit"""
     fault: Callable[[Any], str | None] | None = None
     """why no expression can be evaluated on a device, or None"""
+    published: Callable[[Any], Any] = lambda device: device
+    """what is judged of a device of a snapshot"""
+    is_certain: Callable[[Any, str, Iterable[Any]], bool] = lambda device, name, values: True
+    """whether to compare an attribute with values is false, and never an error that counts, for devices like this one
+    that have another value"""

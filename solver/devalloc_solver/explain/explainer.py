@@ -207,10 +207,6 @@ class Explainer(ABC):
         """Leaving out each claim of a unit, in the order of its claims."""
 
     @abstractmethod
-    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
-        """The drivers of which the class of a request takes devices; None if it does not say so."""
-
-    @abstractmethod
     def list_drivers(self) -> frozenset[str]:
         """The drivers that have devices; none if that is not certain."""
 
@@ -300,8 +296,8 @@ class Explainer(ABC):
         """The drivers of the classes of a request, if no device of any of them exists."""
         present = self.drivers
         for detail in demand.details if present else ():
-            needed = [self.drivers_of_class(request) for request in detail]
-            if all(drivers is not None and present.isdisjoint(drivers) for drivers in needed):
+            needed = [request.eligible.class_drivers for request in detail]
+            if all(drivers and present.isdisjoint(drivers) for drivers in needed):
                 return frozenset[str]().union(*(drivers for drivers in needed if drivers))
         return frozenset()
 

@@ -248,7 +248,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         if isinstance(shape, ShapeSearch):
             kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
             least = shape.fewest if shape.takes_free_only else 0
-        drivers = self._drivers(query, requests)
+        named = [request.eligible.class_drivers for request in requests]
+        drivers = None if None in named else frozenset().union(*(one for one in named if one is not None))
         if places.find(query, read.pinned_node) is None:
             return Prospects(key, kinds, drivers, fits=False, most=0, least=least)
         most = None if kinds is None else _most_copies(shape.demand, self._stats)
@@ -359,10 +360,6 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     @abstractmethod
     def _solve(self, fresh: Sequence[ReadT], call: Call) -> tuple[Solution, Iterable[ReadT]]:
         """Solve that problem; the claims that may have got devices come with it."""
-
-    def _drivers(self, query: QueryT, requests: Sequence[Request]) -> frozenset[str] | None:
-        """The drivers whose devices a claim may ever have, of kinds too that are yet to come; None for any."""
-        return None
 
     @abstractmethod
     def _edition(self) -> tuple[tuple[object, ...], object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -44,18 +44,6 @@ class ClaimQuery(Protocol):
 
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """The unit, without pin, in terms of a snapshot. This is called often, so implementations cache verdicts."""
-
-    def reads(self, request: Request) -> frozenset[str] | None:
-        """The attributes that its expressions read; None for all."""
-
-    def literals(self, request: Request) -> Iterable[tuple[str, frozenset[Any]]]:
-        """Attributes of which each candidate has one of the values, as far as the expressions say so plainly."""
-
-    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        """Those of the values of an attribute that a candidate may have, where an expression reads nothing else."""
-
-    def drivers(self, request: Request) -> frozenset[str] | None:
-        """The drivers of which candidates are; None for any."""
 
 
 class ChosenDevice(NamedTuple):

@@ -70,15 +70,16 @@ class PlaceFinder:
             *(r.attribute for r in demand.relations),
         }
         choice = index.kinds.choice
-        apart = self._tells_apart(query, demand.requests) or not values.isdisjoint(choice.scattered)
+        apart = self._tells_apart(demand.requests) or not values.isdisjoint(choice.scattered)
         if apart or (network and (reaching or not values.isdisjoint(choice.varied))):
             return UniqueAttributeSearch(index, query, unit)
         return ShapeSearch(index, query, unit)
 
-    def _tells_apart(self, query: ClaimQuery, requests: Iterable[Request]) -> bool:
+    def _tells_apart(self, requests: Iterable[Request]) -> bool:
         """Whether an expression reads what differs between devices of one kind."""
         varied = self.index.kinds.varied
-        return any(bool(varied) if (reads := query.reads(request)) is None else reads & varied for request in requests)
+        reads = [request.eligible.reads for request in requests] if varied else []
+        return any(names is None or not names.isdisjoint(varied) for names in reads)
 
 
 def _on_one(

@@ -288,16 +288,14 @@ class UniqueAttributeSearch:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _side(self, request: Request) -> _RequestNodes:
-        kinds = self.index.kinds
+        kinds, eligible = self.index.kinds, request.eligible
         least = _min_devices(request)
-        node_counts: list[NodeBounds | None] = [
-            kinds.find(name, values) for name, values in self.query.literals(request)
-        ]
-        for name in sorted((self.query.reads(request) or frozenset()) & kinds.varied):
+        node_counts: list[NodeBounds | None] = [kinds.find(name, values) for name, values in eligible.literals()]
+        for name in sorted((eligible.reads or frozenset()) & kinds.varied):
             met = kinds.values(name)
             if len(met) > MAX_VALUES:
                 continue
-            passing = self.query.passing(request, name, [value for value in met if not isinstance(value, type)])
+            passing = eligible.passing(name, [value for value in met if not isinstance(value, type)], kinds)
             if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 node_counts.append(kinds.find(name, passing))
         if least > 1 and self.network is None:
@@ -307,7 +305,7 @@ class UniqueAttributeSearch:
             if each is not None:
                 nodes = each if nodes is None else {n: min(each[n], nodes[n]) for n in each.keys() & nodes.keys()}
         shared = request.mode is not AllocationMode.WHOLE or bool(request.portions) or kinds.shareable
-        return _RequestNodes(least, nodes, self.query.drivers(request), shared)
+        return _RequestNodes(least, nodes, eligible.drivers(kinds), shared)
 
     # -- on one node, exactly ------------------------------------------------------------------------------------------
 

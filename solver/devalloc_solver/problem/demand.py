@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from devalloc.api.findings import Rule, RuleCode, rule
+from devalloc_solver.eligibility.facts import Eligible
 from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -101,6 +102,8 @@ class Request:
     limits: Mapping[str, int]
     match: tuple[str, ...]
     candidates: Candidates
+    eligible: Eligible
+    """what decides by expressions whether a device is a candidate"""
     portions: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     """candidate that is ``shareable`` -> what a portion takes of it; a request takes at most one portion of it, several
     requests may take one each"""

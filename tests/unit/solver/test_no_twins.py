@@ -30,6 +30,7 @@ GONE = {
     "what claims hold": ("recover_allocation",),
     "who must leave": ("explain/blocking_claims.py", "BlockingClaimFinder", "BlockingClaims"),
     "the judge of expressions": ("SelectorJudge", "_VerdictCount", "_evaluate_all"),
+    "what is known of a request": ("expressions_of", "drivers_of_class", "attribute_names"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
     "the fleet": ("fleet/device_claims", "fleet/resource_k8s"),
     "the solver of a round": (

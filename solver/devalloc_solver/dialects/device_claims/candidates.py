@@ -16,7 +16,9 @@ from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, OutOfTime, c
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
+from devalloc_solver.eligibility.facts import ClassRule, Eligible
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
+from devalloc_solver.eligibility.predicate import Predicate
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -62,6 +64,8 @@ class CandidateFinder:
     judge: Judge = field(default_factory=lambda: Judge(LANGUAGE, is_charging=False))
     """of expressions"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _eligible: dict[tuple[str | None, str | None], Eligible] = field(default_factory=dict)
+    """(class, constraints) -> what decides for a detail that names these"""
     _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
     _come_to: dict[str, int] = field(default_factory=dict)
     """expression for which a call had no more time -> how many different devices it was evaluated on"""
@@ -90,6 +94,7 @@ class CandidateFinder:
             classes,
             invalid_classes,
             judge=self.judge.of_others(),
+            _eligible=self._eligible if classes is self.classes else {},
             _errors=self._errors,
             wholes=self.wholes,
         )
@@ -131,13 +136,16 @@ class CandidateFinder:
         if not self._is_common or not expression or not expression.strip():
             return self.own_error(expression)
         if expression not in self._refused:
+            self.judge.is_charging = True
             try:
-                with self.judge.charged(expression):
-                    return self.own_error(expression)
+                self.judge.charge(expression)
+                return self.own_error(expression)
             except ExpressionError as error:
-                if error.refusal.exceeded is not Bound.COMMON:
-                    return error.refusal
-                self._refused[expression] = error.refusal
+                return error.refusal
+            except CommonBudgetExceeded:
+                self._refused[expression] = self.judge.refuse_common()
+            finally:
+                self.judge.is_charging = False
         return self._refused[expression]
 
     def own_error(self, expression: str | None) -> ExpressionRefusal | None:
@@ -216,18 +224,37 @@ class CandidateFinder:
             and self.class_error(name) is None
         ]
 
-    def expressions_of(self, detail: DeviceClaimDetail) -> list[str]:
-        """The expressions that decide about a device: the detail's own, and those of the classes that it may be of."""
-        texts = [detail.constraints, *(each.spec.constraints for each in self.classes_of(detail) or ())]
-        return [text for text in texts if text and text.strip()]
+    def eligible(self, detail: DeviceClaimDetail) -> Eligible:
+        """What decides by expressions about a device. Raises ExpressionError."""
+        key = detail.device_class, detail.constraints
+        is_named = bool(detail.device_class) and not detail.device_type
+        eligible = self._eligible.get(key) if is_named else None
+        if eligible is None:
+            classes = self.classes_of(detail)
+            rules = None if classes is None else tuple(map(self._class_rule, classes))
+            eligible = Eligible(self.judge, rules, self._predicates(detail.constraints))
+            if is_named:  # others may be of fewer classes once some are refused
+                if len(self._eligible) >= MAX_REMEMBERED:
+                    self._eligible.clear()
+                self._eligible[key] = eligible
+        return eligible
+
+    def _class_rule(self, one: DeviceClass) -> ClassRule:
+        drivers = frozenset((one.spec.driver,)) if one.spec.driver else None
+        return ClassRule(drivers, self._predicates(one.spec.constraints))
+
+    def _predicates(self, expression: str | None) -> tuple[Predicate, ...]:
+        return (self.judge.predicate(expression),) if expression and expression.strip() else ()
 
     def attributes_read(self, detail: DeviceClaimDetail) -> frozenset[str] | None:
         """The attributes by which devices of a driver differ for a detail; None for all.
 
         Those that bear on every detail are left out (``UNAVAILABLE``, ``ONLY_CLASS``), and those in matchAttributes.
         """
-        reads = [attributes_read(text) for text in self.expressions_of(detail)]
-        return None if None in reads else frozenset().union(*(names for names in reads if names is not None))
+        try:
+            return self.eligible(detail).reads
+        except ExpressionError:
+            return None
 
     def candidates(self, detail: DeviceClaimDetail, pin: str | None = None) -> Candidates:
         """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid.

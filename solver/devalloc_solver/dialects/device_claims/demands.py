@@ -284,4 +284,5 @@ def make_request(
         limits={} if mode.is_admin else {n: a.nano for n, a in detail.limits.items() if n != COUNT},
         match=tuple(dict.fromkeys(detail.match_attributes)),
         candidates=eligibility.candidates(detail, pin),
+        eligible=eligibility.eligible(detail),
     )

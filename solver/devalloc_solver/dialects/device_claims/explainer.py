@@ -50,12 +50,7 @@ class DeviceClaimExplainer(Explainer):
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def reads(self, request: Request) -> frozenset[str] | None:
-        return self.eligibility.attributes_read(request.spec)
-
-    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
-        classes = self.eligibility.classes_of(request.spec)
-        drivers = frozenset(one.spec.driver for one in classes or ())
-        return None if not drivers or "" in drivers else drivers
+        return request.eligible.reads
 
     def list_drivers(self) -> frozenset[str]:
         return frozenset(pool.driver for pool in self.snapshot.pools if pool.devices)
@@ -79,7 +74,7 @@ class DeviceClaimExplainer(Explainer):
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
         drivers = {
-            (demand.key, request.label): self.drivers_of_class(request)
+            (demand.key, request.label): request.eligible.class_drivers or None
             for demand in unit.demands
             for request in demand.requests
         }

@@ -35,7 +35,6 @@ from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
-from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 
@@ -137,10 +136,6 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
     def _record(self, read: ManifestRecord, answer: ClaimAnswer) -> None:
         if isinstance(read, ClaimRecord) and answer.key not in self._state.allocations:
             self._state.record(read, answer.to_dict())
-
-    def _drivers(self, query: DeviceClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
-        named = [query.drivers(request) for request in requests]  # as its classes say
-        return None if None in named else frozenset().union(*(one for one in named if one is not None))
 
     def _edition(self) -> tuple[tuple[object, ...], object]:
         rules = self._state.rules

@@ -178,7 +178,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         literals: dict[str, frozenset[object]] = {}
         plain = True
         for request in shape.demand.requests:
-            own_reads, comparisons = query.reads(request), query.compared(request)
+            own_reads, comparisons = request.eligible.reads, request.eligible.compared()
             if own_reads is None:
                 return None
             read |= own_reads & kinds.varied

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
-from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
-from devalloc_solver.eligibility.judge import ExpressionError, Judge
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 4_096
@@ -143,44 +140,3 @@ class DeviceClaimQuery(NamedTuple):
     def demand(self, eligibility: CandidateFinder) -> Demand:
         """In terms of the snapshot of a judge."""
         return make_demand(self.claim.model, eligibility)
-
-    def reads(self, request: Request) -> frozenset[str] | None:
-        return self.rules.shared.attributes_read(request.spec)
-
-    def literals(self, request: Request) -> Iterable[tuple[str, frozenset[Any]]]:
-        for expression in self._necessary(request.spec):
-            yield from equalities(expression)
-
-    def compared(self, request: Request) -> Mapping[str, frozenset[Any]] | None:
-        """The attributes that its expressions read, with all that they are compared with; None when more is done."""
-        by_name: dict[str, frozenset[Any]] = {}
-        for expression in self.rules.shared.expressions_of(request.spec):
-            own = compared_literals(expression)
-            if own is None:
-                return None
-            by_name |= {name: values | by_name.get(name, frozenset()) for name, values in own.items()}
-        return by_name
-
-    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        texts = [text for text in self._necessary(request.spec) if attributes_read(text) == frozenset((name,))]
-        if not texts:
-            return None
-        left: Sequence[object] = [*values]
-        try:
-            for text in texts:
-                left = self.rules.shared.judge.passing(text, left)
-        except ExpressionError:
-            return None
-        return left
-
-    def drivers(self, request: Request) -> frozenset[str] | None:
-        classes = self.rules.shared.classes_of(request.spec)
-        if classes is None or any(not each.spec.driver for each in classes):
-            return None
-        return frozenset(each.spec.driver for each in classes)
-
-    def _necessary(self, detail: DeviceClaimDetail) -> list[str]:
-        """The expressions that every candidate passes: without those of classes, if it may be of any of several."""
-        if len(self.rules.shared.classes_of(detail) or ()) > 1:
-            return [detail.constraints] if detail.constraints and detail.constraints.strip() else []
-        return self.rules.shared.expressions_of(detail)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.quantity import NANO
-from devalloc_solver.cel.budget import OUT_OF_TIME, OutOfTime
+from devalloc_solver.cel.budget import OUT_OF_TIME, CommonBudgetExceeded, OutOfTime
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceToleration,
@@ -40,6 +40,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     DeviceTaint,
     SliceDevice,
 )
+from devalloc_solver.eligibility.facts import ClassRule, Eligible
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 
@@ -241,12 +242,6 @@ class RequestCandidates:
         """How many devices it takes on a single node."""
         return len(self.verdict.accepted) if self.subrequest.is_all else self.subrequest.count
 
-    @property
-    def is_exhausting(self) -> bool:
-        """Whether a selector was too expensive on some device."""
-        expressions = (*self.judge.classes[self.subrequest.class_name].selectors, *self.subrequest.selectors)
-        return any(self.judge.selectors.is_exhausting(expression) for expression in expressions)
-
     def candidates(self) -> Candidates:
         return self.verdict.candidates(self.subrequest.class_name)
 
@@ -292,6 +287,13 @@ class RequestJudge:
         self._faults = {offer.index: str(cel_device(offer)) for offer in self.offers if offer.device.has_fault}
         self._overdrawn = overdrawn_counters(self.offers, self.usage)
         self._reached = [offer.nodes for offer in self.offers]
+
+    def eligible(self, subrequest: SubRequest) -> Eligible:
+        """What decides by expressions about a device for a request, which was chosen for before."""
+        predicate = self.selectors.predicate
+        of_class = tuple(map(predicate, self.classes[subrequest.class_name].selectors))
+        drivers = next((one.drivers for one in of_class if one.drivers is not None), None)
+        return Eligible(self.selectors, (ClassRule(drivers, of_class),), tuple(map(predicate, subrequest.selectors)))
 
     def choose(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestCandidates:
         """Judge every device.
@@ -344,14 +346,28 @@ class RequestJudge:
             (where, subrequest.selectors, False),
         ):
             for number, expression in enumerate(expressions):
-                with _located(f"{at}: selector #{number}"):
+                with self._located(f"{at}: selector #{number}"):
                     try:
                         self.selectors.predicate(expression, is_of_class=is_of_class)
                     except ExpressionError as error:
                         message = f"CEL compile error: {error}; correct the expression"
                         raise ExpressionError(ExpressionRefusal(message)) from None
-                    with self.selectors.charged(expression):
-                        pass
+                    self.selectors.charge(expression)
+
+    @contextmanager
+    def _located(self, where: str) -> Iterator[None]:
+        """Say which selector was wrong or too expensive, or there was no time for."""
+        try:
+            yield
+        except OutOfTime:
+            raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
+        except CommonBudgetExceeded:
+            refusal = self.selectors.refuse_common()
+        except ExpressionError as error:
+            refusal = error.refusal
+        else:
+            return
+        raise AllocationError(f"{where}: {refusal.message}", exceeded=refusal.exceeded)
 
     def _unselected(
         self, verdict: RequestVerdict, subrequest: SubRequest, offers: Iterable[PublishedDevice], where: str
@@ -372,7 +388,7 @@ class RequestJudge:
         selecting.append((rule(RuleCode.REQUEST_SELECTOR), where, "", subrequest.selectors))
         for by, at, prefix, expressions in selecting:
             for number, expression in enumerate(expressions):
-                with _located(f"{at}: selector #{number}"), self.selectors.charged(expression):
+                with self._located(f"{at}: selector #{number}"):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
                 failed, passed = DeviceMismatch(by, expression), []
                 for offer, outcome in zip(left, outcomes, strict=True):
@@ -469,14 +485,3 @@ class RequestJudge:
                 why = f"{shown} of {capacity} {name}, {amount} requested"
                 return DeviceMismatch(rule(RuleCode.CAPACITY_LEFT), why)
         return None
-
-
-@contextmanager
-def _located(where: str) -> Iterator[None]:
-    """Say which selector was wrong or too expensive, or there was no time for."""
-    try:
-        yield
-    except OutOfTime:
-        raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
-    except ExpressionError as error:
-        raise AllocationError(f"{where}: {error}", exceeded=error.refusal.exceeded) from None

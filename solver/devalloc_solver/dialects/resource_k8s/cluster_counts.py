@@ -18,6 +18,7 @@ from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
 )
+from devalloc_solver.eligibility.facts import is_of_kinds, places
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
@@ -66,18 +67,18 @@ class NamedDevices:
         nodes: set[str | None] = set()
         read: set[str] = set()
         for request in demand.requests:
-            for program in query.rules.programs(request.spec.subrequest):
-                places = query.rules.places(program)
-                if places is None:
-                    if query.rules.is_of_kinds(program):
+            for predicate in request.eligible.predicates:
+                only = places(predicate, request.eligible.judge.language, index.kinds)
+                if only is None:
+                    if is_of_kinds(predicate, index.kinds):
                         continue
                     return None
                 if request.mode is not AllocationMode.WHOLE:
                     return None
-                expressions.add(program.text)
+                expressions.add(predicate.text)
                 labels.add(request.label)
-                nodes.update(places)
-                read |= index.kinds.varied & (program.reads or frozenset())
+                nodes.update(only)
+                read |= index.kinds.varied.intersection(predicate.reads or ())
         if len(nodes) > MAX_NODES:
             return None
         records = tuple(index.records[node] for node in nodes if node is not None)

@@ -118,13 +118,14 @@ class ClusterCache:
             book = SliceBook(problem_input.slices, gates, problem_input.read)
             devices = self._devices = ClusterDevices.of(book, view_cluster(book, problem_input.nodes), usage, gates)
             self._slices, self._nodes = slices, problem_input.nodes
-        selectors = Judge(selector_language(gates)) if judge is None else judge.selectors.renewed()
+        selectors = Judge(selector_language(gates)) if judge is None else judge.selectors
+        is_forgotten = selectors.forget_exhausting()
         if judge is not None and judge.offers is not devices.offers:
             selectors.forget_cuts()
         if (
             judge is None
             or judge.offers is not devices.offers
-            or judge.selectors is not selectors
+            or is_forgotten
             or judge.size > MAX_VERDICTS
             or not judge.has_classes(problem_input.classes)
         ):

@@ -92,6 +92,7 @@ def make_request(detail: int, alternative: int | None, choice: RequestCandidates
         limits={},
         match=(),
         candidates=choice.candidates(),
+        eligible=choice.judge.eligible(subrequest),
         portions={} if subrequest.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
     )
 

@@ -59,7 +59,7 @@ class ResourceClaimExplainer(Explainer):
 
     def answer(self, unit: PlacementUnit, demand: Demand, finding: Explanation) -> ClaimAnswer:
         warnings, answer = self.warnings(demand), Explainer.answer(self, unit, demand, finding)
-        is_exhausting = any(request.spec.is_exhausting for request in demand.requests)
+        is_exhausting = any(request.eligible.is_exhausting for request in demand.requests)
         exceeded = Bound.DEVICE if is_exhausting and finding.reason is Reason.NO_MATCHING_DEVICES else None
         unreached, causes = self._unreached(finding, answer), [*answer.causes]
         if unreached is not None:
@@ -89,12 +89,6 @@ class ResourceClaimExplainer(Explainer):
         return funnel.to_dict(funnel.request.spec.subrequest.name, with_users=self.names_users)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
-
-    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
-        judge = request.spec.judge
-        selectors = judge.classes[request.spec.subrequest.class_name].selectors
-        named = (judge.selectors.predicate(expression).drivers for expression in selectors)
-        return next((drivers for drivers in named if drivers is not None), None)
 
     def list_drivers(self) -> frozenset[str]:
         if self.unreached.devices:

@@ -239,8 +239,9 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
 
     def _judge_whole(self, snapshot: Snapshot) -> RequestJudge:
         """Verdicts of expressions hold as long as there are these, whatever devices there are."""
-        selectors = self._whole_selectors or Judge(selector_language(self.state.gates), self.index.allowance)
-        self._whole_selectors = selectors.renewed()
+        if self._whole_selectors is None:
+            self._whole_selectors = Judge(selector_language(self.state.gates), self.index.allowance)
+        self._whole_selectors.forget_exhausting()
         offers = _offers(snapshot)
         self._whole_slips = ResourceTypoFinder(offers)
         return self.rules.judge(offers, self._broken_in(snapshot), self._whole_selectors)

@@ -6,9 +6,9 @@ expression reads an attribute that differs within a kind (a uuid), nodes are jud
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
@@ -21,8 +21,8 @@ from devalloc_solver.dialects.resource_k8s.device_properties import (
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
-from devalloc_solver.dialects.resource_k8s.selectors import order_attribute, selector_language
-from devalloc_solver.eligibility.judge import ExpressionError, Judge
+from devalloc_solver.dialects.resource_k8s.selectors import has_type, selector_language
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.eligibility.predicate import Predicate
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
@@ -102,7 +102,7 @@ class ResourceClaimRules:
         """What a claim wants to know of the index; None for what the index has no words for."""
         self._catch_up()
         if shape not in self._shape_facts:
-            if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
+            if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors.expressions) > MAX_EXPRESSIONS:
                 self._forget()
             self._shape_facts[shape] = self._look(claim)
         shape_facts = self._shape_facts[shape]
@@ -117,19 +117,19 @@ class ResourceClaimRules:
                 return None
         except AllocationError:
             return None
-        programs = [program for request in demand.requests for program in self.programs(request.spec.subrequest)]
-        return None if self.is_strange(programs) else _ShapeFacts(demand)
+        return None if self.is_strange(demand) else _ShapeFacts(demand)
 
     @property
     def is_spent(self) -> bool:
         """Whether any expression is too expensive on some device."""
         return self._selectors.is_spent
 
-    def is_strange(self, programs: Iterable[Predicate]) -> bool:
+    def is_strange(self, demand: Demand) -> bool:
         """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
         return any(
-            self._selectors.is_exhausting(program.text) or not RESERVED.isdisjoint(program.reads or ())
-            for program in programs
+            request.eligible.is_exhausting or not RESERVED.isdisjoint(predicate.reads or ())
+            for request in demand.requests
+            for predicate in request.eligible.predicates
         )
 
     def _reaches_network(self, claim: ResourceClaim) -> bool:
@@ -155,11 +155,6 @@ class ResourceClaimRules:
         except AllocationError:
             return False
         return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
-
-    def programs(self, subrequest: SubRequest) -> list[Predicate]:
-        """The expressions that a device must pass, in order."""
-        texts = (*self.problem_input.classes[subrequest.class_name].selectors, *subrequest.selectors)
-        return [self._selectors.predicate(text) for text in texts]
 
     # -- judges --------------------------------------------------------------------------------------------------------
 
@@ -220,59 +215,6 @@ class ResourceClaimRules:
         """Whether some device has a list of values under a name."""
         return any(isinstance(kind.one.attributes.get(attribute), frozenset) for kind in self.index.kinds.kinds)
 
-    # -- what is known before any node is looked at --------------------------------------------------------------------
-
-    def passing(self, subrequest: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
-        programs = [program for program in self.programs(subrequest) if program.only == name]
-        if not programs or any(order_attribute(name) in kind.one.attributes for kind in self.index.kinds.kinds):
-            return None
-        left: Sequence[object] = [*values]
-        try:
-            for program in programs:
-                left = self._selectors.passing(program.text, left)
-        except ExpressionError:
-            return None
-        return left
-
-    def drivers(self, subrequest: SubRequest) -> frozenset[str]:
-        """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
-        drivers = set()
-        for kind in self.index.kinds.kinds:
-            offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
-            applicable = [p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(p.reads)]
-            if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
-                drivers.add(kind.driver)
-        return frozenset(drivers)
-
-    def is_of_kinds(self, program: Predicate) -> bool:
-        """Whether an expression reads nothing that varies within kinds."""
-        return program.reads is not None and self.index.kinds.varied.isdisjoint(program.reads)
-
-    def places(self, program: Predicate) -> Collection[str | None] | None:
-        """The only nodes that may have devices of which an expression is true, as it compares what varies within kinds
-        with literals; None where it does not, or may fail on other devices of a kind rather than be false."""
-        kinds, fewest = self.index.kinds, None
-        if program.reads is None:
-            return None
-        read = kinds.varied & program.reads
-        for name, values in program.find_literals():
-            if name not in read:
-                continue
-            for kind in kinds.kinds:
-                if order_attribute(name) in kind.one.attributes:
-                    return None
-                is_certain = (
-                    _has_type(kind, name, values) and not kind.one.shareable and not _has_unreadable_attribute(kind)
-                )
-                if not (is_certain or read.isdisjoint(kind.one.attributes)):
-                    break
-            else:
-                nodes = kinds.find(name, values)
-                if nodes is not None and (fewest is None or len(nodes) < len(fewest)):
-                    fewest = nodes
-        return fewest
-
     # -- devices that cannot be judged ---------------------------------------------------------------------------------
 
     def warnings(self, query: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
@@ -319,29 +261,29 @@ class ResourceClaimRules:
         }
         kinds: set[int] = set()
         nodes: set[str] = set()
-        programs = self.programs(subrequest)
+        predicates = self._of_kinds.eligible(subrequest).predicates
         for kind in self.index.kinds.kinds:
             if self.index.kinds.varied.isdisjoint(kind.one.attributes):
                 kinds |= failed & {kind.index}
-            elif self._may_fail(programs, kind, nodes):
+            elif self._may_fail(predicates, kind, nodes):
                 kinds.add(kind.index)
         return kinds, nodes
 
-    def _may_fail(self, programs: Iterable[Predicate], kind: EqualDevices, nodes: set[str]) -> bool:
+    def _may_fail(self, predicates: Iterable[Predicate], kind: EqualDevices, nodes: set[str]) -> bool:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
-        for program in programs:
+        for predicate in predicates:
             open_operands = []
-            for operand in program.operands:
+            for operand in predicate.operands:
                 if operand.reads is None or not varied.isdisjoint(operand.reads):
                     open_operands.append(operand)
                     continue
-                verdict = self._selectors.operand_verdict(program.text, operand, offer)
+                verdict = self._selectors.operand_verdict(predicate.text, operand, offer)
                 if verdict is not True:
                     return verdict is not False
-            for name, values in program.find_literals() if open_operands else ():
+            for name, values in predicate.find_literals() if open_operands else ():
                 places = self.index.kinds.find(name, values) if name in varied else None
-                if places is not None and _has_type(kind, name, values):
+                if places is not None and has_type(kind.one, name, values):
                     # A device with another value is not selected, whatever the rest of the expression would say.
                     nodes.update(node for node in places if node is not None)
                     return False
@@ -380,24 +322,6 @@ class ResourceClaimQuery:
             return PlacementUnit((self.shape_facts.demand,), None, None)
         return PlacementUnit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
 
-    def reads(self, request: Request) -> frozenset[str] | None:
-        names: set[str] = set()
-        for program in self.rules.programs(request.spec.subrequest):
-            if program.reads is None:
-                return None
-            names |= program.reads
-        return frozenset(names)
-
-    def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
-        for program in self.rules.programs(request.spec.subrequest):
-            yield from program.find_literals()
-
-    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        return self.rules.passing(request.spec.subrequest, name, values)
-
-    def drivers(self, request: Request) -> frozenset[str] | None:
-        return self.rules.drivers(request.spec.subrequest)
-
     @property
     def is_monotone(self) -> bool:
         """Whether it never fits better if there are fewer devices: all of them may be wanted."""
@@ -406,11 +330,7 @@ class ResourceClaimQuery:
     @property
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
-        return self.rules.is_spent and self.rules.is_strange(
-            program
-            for request in self.shape_facts.demand.requests
-            for program in self.rules.programs(request.spec.subrequest)
-        )
+        return self.rules.is_spent and self.rules.is_strange(self.shape_facts.demand)
 
 
 def _labels(requests: Iterable[Request]) -> set[str]:
@@ -424,9 +344,3 @@ def is_broken(traits: Hashable) -> bool:
 def _has_unreadable_attribute(kind: EqualDevices) -> bool:
     """Whether the devices of a kind have an attribute that cannot be read."""
     return published_device(kind.one).device.has_fault
-
-
-def _has_type(kind: EqualDevices, name: str, values: Iterable[tuple[str, object]]) -> bool:
-    """Whether the attribute of a kind is a single value of the type of these."""
-    value = kind.one.attributes.get(name)
-    return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}

@@ -13,6 +13,7 @@ from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_qualified
 from devalloc_solver.dialects.resource_k8s.slices import DeviceAttribute, UnusualAttribute
 from devalloc_solver.eligibility.predicate import Language, Literals, Operand, Predicate
+from devalloc_solver.problem.snapshot import Device
 
 compile("true", DEFAULT_GATES)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 
@@ -24,7 +25,13 @@ MAX_VERDICTS = 200_000
 def selector_language(gates: frozenset[str]) -> Language:
     """Make the language of selectors under a set of feature gates."""
     return Language(
-        partial(_compile, gates=gates), "skip", most=COST_LIMIT, verdicts_kept=MAX_VERDICTS, fault=_unreadable_attribute
+        partial(_compile, gates=gates),
+        "skip",
+        most=COST_LIMIT,
+        max_verdicts=MAX_VERDICTS,
+        fault=_unreadable_attribute,
+        published=attrgetter("source"),
+        is_certain=_is_certain,
     )
 
 
@@ -51,6 +58,18 @@ def _names_read(program: Program) -> frozenset[str] | None:
 def order_attribute(name: str) -> str:
     """The attribute under which the members of a list attribute stand in their order."""
     return f"order of {name}"
+
+
+def has_type(device: Device, name: str, values: Iterable[tuple[str, object]]) -> bool:
+    """Whether the attribute of a device is a single value of the type of these."""
+    value = device.attributes.get(name)
+    return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}
+
+
+def _is_certain(device: Device, name: str, values: Iterable[tuple[str, object]]) -> bool:
+    """Whether to compare an attribute with values is false, not an error, for devices that have another one."""
+    assert isinstance(device.source, PublishedDevice)
+    return has_type(device, name, values) and not device.source.device.has_fault
 
 
 _TYPES = {str: "string", int: "int", bool: "bool"}
