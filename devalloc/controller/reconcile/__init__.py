@@ -4,7 +4,8 @@
 - ``vm_scheduling``: machines that wait for a node, as claims of the same solve
 - ``loop``: what both share: settings, pauses, the wait for a change, the fenced commit, node labels
 - ``snapshot``: what changed in the store, and values computed from it
-- ``resting``: which objects a round looks at: not those that wait for a change that has not come
+- ``resting``: which claims and machines a round looks at: not those that wait for a change that has not come
+- ``surroundings``: all else that a round reads, such as pools; only what has changed is read anew
 - ``round_solver``, ``searches``: answers, by a Fleet that stays in memory; long searches beside the loop
 - ``decision``, ``preconditions``, ``write_backoff``: what is written, when it may be, and what the store rejected
 - ``release``: take back the devices of a claim

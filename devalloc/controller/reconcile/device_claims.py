@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-from devalloc.api.cordon import NODE_KIND, apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
+from devalloc.api.cordon import is_node, unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes
 from devalloc.api.findings import ADMIN, Finding, Reader, finding_of, message_of
 from devalloc.api.meta import NODE_LABEL
@@ -35,6 +35,7 @@ from devalloc.controller.reconcile.loop import (
     labelled_units,
     missing_labels,
 )
+from devalloc.controller.reconcile.postponed import CLAIM
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
     EXCLUSIVE_STATUSES,
@@ -43,14 +44,10 @@ from devalloc.controller.reconcile.preconditions import (
 )
 from devalloc.controller.reconcile.resting import RestingObjects, RoundResult
 from devalloc.controller.reconcile.round_solver import DEVICE_CLAIMS, REFRESH_PAUSE, RoundSolver
-from devalloc.controller.reconcile.settled import SettledClaims, may_rest
-from devalloc.controller.reconcile.snapshot import Memo, Snapshot
-from devalloc.controller.reconcile.stored_claims import (
-    effective_documents,
-    ignored_changes,
-    ignored_messages,
-    is_foreign,
-)
+from devalloc.controller.reconcile.settled import SettledClaims
+from devalloc.controller.reconcile.snapshot import Memo, Snapshot, order_of_key
+from devalloc.controller.reconcile.stored_claims import effective_documents, ignored_changes, ignored_messages
+from devalloc.controller.reconcile.surroundings import ASKING_KINDS, Surroundings
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
@@ -169,11 +166,9 @@ class DeviceClaimAllocator:
             self._resting = RestingObjects(self._warm, settled)
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
-        self._quotas = False
-        """Whether there were ResourceQuotas in the last round. Those that wait for one may be asked for again: how
-        often, in one round, has a bound."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
+        self._surroundings = Surroundings()
         self._changed: set[Key] = set()
         """Objects that may be others than in the last round that came to its end."""
         self._problems: frozenset[str] = frozenset()
@@ -201,7 +196,9 @@ class DeviceClaimAllocator:
         everything, version, is_new = self.loop.reading.look()
         objects = self._active(everything)
         is_due = is_due or (self._resting is not None and self._resting.has_woken)
-        if take_from_fenced(self._store, list(objects.values()), self._fence_backoff, self._may_write):
+        around = self._surroundings
+        of_nodes = [*objects.values(), *around.nodes_and_pools] if around.has_fences else []
+        if take_from_fenced(self._store, of_nodes, self._fence_backoff, self._may_write):
             everything, version, _ = self.loop.reading.look()
             objects = self._active(everything)
             is_new = True
@@ -209,10 +206,7 @@ class DeviceClaimAllocator:
             self._last = last
             return replace(last, seconds=0.0)
         self._memo.turn()
-        for key, obj in objects.items():
-            is_from_node = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
-            if is_from_node and (old := self._seen.get(key)) is not None and old is not obj:
-                self._listener.heard(old, obj)  # what its node says of it
+        self._hear(objects)
         documents, solver_input = self._input(objects)
         if (with_woken := self._wake(solver_input, objects, everything)) is not None:
             objects = with_woken
@@ -237,15 +231,16 @@ class DeviceClaimAllocator:
         units = vm_scheduling.swap_units(solver_input, documents, units, now)
         taken = {key for unit in units for key in unit.keys}
         units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, self._say)
-        units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
+        if any(key.kind == vm_scheduling.KIND for key in objects):
+            taken = {key for unit in units for key in unit.keys}
+            units += vm_scheduling.node_service_units([*objects.values(), *around.nodes_and_pools], taken, now)
         if self._settings.form.in_conditions:
             units += vm_scheduling.stopped_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_transient(units)
-        aside = [obj for obj in objects.values() if is_foreign(obj)]
-        units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
+        units += [WriteUnit((change,), granted=False) for change in ignored_changes(around.foreign)]
         unlabelled: set[Key] = set()
         if self._settings.labels_nodes:
-            units = labelled_units(objects, units)
+            units = labelled_units(everything, units)
             missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._memo)
             repairs = [unit for unit in missing if not self.loop.refusals.is_backed_off(unit)]
             self.loop.is_again |= len(repairs) > MAX_REPAIRS
@@ -253,9 +248,9 @@ class DeviceClaimAllocator:
             unlabelled = {key for unit in missing for key in unit.keys}
         written = self._commit(units, version, everything)
         for key, obj in written.items():
-            self._listener.wrote(objects[key], obj)
+            self._listener.wrote(everything[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
-            old = objects[change.key]
+            old = everything[change.key]
             self._listener.wrote(old, with_annotations(with_status(old, change.status), change.annotations))
         freed = {key for unit in units if unit.released or unit.follows_up for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
@@ -270,12 +265,11 @@ class DeviceClaimAllocator:
             result = RoundResult(as_solved, written, undone, gives, is_proven)
             self._resting.settle(objects, solver_input, result)
             self.loop.is_again |= self._resting.is_behind
-        seen, replaced = {**objects, **written}, {id(objects[key]): obj for key, obj in written.items()}
-        self._quotas = any(key.kind == quota.KIND and quota.is_quota(obj) for key, obj in seen.items())
+        seen, replaced = {**objects, **written}, {id(everything[key]): obj for key, obj in written.items()}
         if self._settings.labels_nodes and not self.has_labelled:
             self.has_labelled = not missing_labels(seen.items(), self.loop.refusals.keys(), self._memo)
         state = [replaced.get(id(doc), doc) for doc in documents]
-        pools = sum(obj["kind"] == "DevicePool" for obj in state)
+        pools = around.pools
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
             self._publish_availability(state)
@@ -285,8 +279,8 @@ class DeviceClaimAllocator:
         claims = device_claims_in(state)
         without = [claim for claim in claims if not ClaimView(claim).entries]
         waiting = [claim for claim in without if not ObjectView(claim).is_deleting]
-        strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
-        problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
+        strangers = (_NO_NODE.format(*each) for each in around.unknown_nodes.items())
+        problems = (*map(_problem_message, answer["problems"]), *ignored_messages(around.foreign), *strangers)
         self._report(problems)
         if self._resting is not None:
             subjects = {_subject_key(problem) for problem in answer["problems"]}
@@ -310,19 +304,27 @@ class DeviceClaimAllocator:
         self.loop.is_again |= bool(answer.get("again"))
         has_unsettled = self._warm is not None and self._warm.has_unsettled
         is_final = not (is_searching or has_unsettled or answer.get(STILL_SEARCHING, not answer["optimal"]))
-        if not units and is_final and not self._is_behind and not (waiting and self._quotas):
+        if not units and is_final and not self._is_behind and not (waiting and around.has_quotas):
             self._last = done
         return done
 
+    def _hear(self, objects: Mapping[Key, Object]) -> None:
+        """Tell the listener what nodes say of machines and migrations."""
+        for key, obj in objects.items():
+            if key.kind != CLAIM and (old := self._seen.get(key)) is not None and old is not obj:
+                self._listener.heard(old, obj)
+
     def _active(self, objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
-        """The objects that a round looks at: without what waits and cannot be helped by what has changed."""
-        if self._resting is None:
-            return objects
+        """What asks for devices and a round looks at: without what waits and cannot be helped by what has changed."""
         self._changed |= self.loop.reading.take_changes()
-        return self._resting.look(objects, self._seen, self._changed)
+        self._surroundings.update(objects, self._changed)
+        if self._resting is not None:
+            return self._resting.look(objects, self._seen, self._changed)
+        keys = (key for key in objects if key.kind in ASKING_KINDS)
+        return {key: objects[key] for key in sorted(keys, key=order_of_key)}
 
     def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], vm_scheduling.SchedulingInput]:
-        documents = self._documents(objects.values())
+        documents = [*objects.values(), *self._surroundings.documents]
         others_wait = self._resting is not None and self._resting.has_machines
         effective = effective_documents(documents, self._memo)
         return documents, vm_scheduling.scheduling_input(effective, self._memo, others_wait=others_wait)
@@ -349,7 +351,13 @@ class DeviceClaimAllocator:
         if self._warm.has_unsettled:
             resting.wake_held()
             self.loop.is_again = True
-        elif self._warm.can_settle and not (self._quotas or self.loop.is_unfinished) and may_rest(objects.values()):
+            return
+        matters = self._surroundings.has_quotas or self._surroundings.has_fences
+        if (
+            self._warm.can_settle
+            and not (matters or self.loop.is_unfinished)
+            and all(key.kind == CLAIM for key in objects)
+        ):
             resting.settle_held(objects, done, apart_from)
 
     def _say(self, namespace: str, finding: Finding) -> str:
@@ -368,18 +376,6 @@ class DeviceClaimAllocator:
         self._left = frozenset(transient - self._left) if gives else frozenset()
         self.loop.is_again = gives and bool(transient)
         return [unit for unit in units if not (unit.transient and unit.keys & self._left)]
-
-    def _documents(self, objects: Collection[Object]) -> list[Object]:
-        """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known
-        is in the pools then."""
-
-        def cordoned(pool: Object, why: str | None) -> Object:
-            return self._memo.of("cordons", pool, partial(apply_cordons, pool, why), why)
-
-        own = [obj for obj in objects if not is_foreign(obj)]
-        with_cordons = apply_all_cordons(own, cordoned)
-        has_nodes = any(obj["kind"] == NODE_KIND for obj in own)
-        return [obj for obj in with_cordons if not is_node(obj)] if has_nodes else with_cordons
 
     def _ends(self) -> float | None:
         """When the solver is to have answered, in however many calls."""
@@ -426,7 +422,8 @@ class DeviceClaimAllocator:
     def _publish_counts(self, state: Sequence[Object]) -> None:
         """Write how much of quotas is used if that differs."""
         units = []
-        for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._quotas else ():
+        has_quotas = self._surroundings.has_quotas
+        for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if has_quotas else ():
             units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
@@ -455,11 +452,13 @@ class DeviceClaimAllocator:
                 return
             if self._is_behind and not stop.is_set():
                 objects = self.loop.reading.look().objects
-                counted = objects
+                self._changed |= self.loop.reading.take_changes()
+                self._surroundings.update(objects, self._changed)
+                asking = {key: obj for key, obj in objects.items() if key.kind in ASKING_KINDS}
                 if self._resting is not None:
-                    counted = self._resting.without_resting(objects)
+                    asking = self._resting.without_resting(asking)
                     self._counter.unsettle(self._resting.settled.replaced(objects))
-                self._publish_availability(self._documents(counted.values()))
+                self._publish_availability([*asking.values(), *self._surroundings.documents])
                 self._is_behind = False
 
     def _is_news(self, event: Event) -> bool:

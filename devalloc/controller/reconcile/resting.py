@@ -26,6 +26,7 @@ from devalloc.controller.reconcile.postponed import CLAIM, PostponedUnits, Unit
 from devalloc.controller.reconcile.round_solver import may_rest_with
 from devalloc.controller.reconcile.settled import SettledClaims, may_matter, says_all
 from devalloc.controller.reconcile.snapshot import order_of_key
+from devalloc.controller.reconcile.surroundings import ASKING_KINDS
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
@@ -145,6 +146,8 @@ class RestingObjects:
                 self._awake.discard(key)
                 del self._written[key]
                 continue
+            elif key.kind not in ASKING_KINDS:
+                pass  # all rounds have it
             elif self._asleep.get(key) is not new and self.settled.get(key) is not new:
                 self._awake.add(key)
                 fresh.add(key)

@@ -14,11 +14,8 @@ from devalloc.api.cordon import is_node, unschedulable_nodes
 from devalloc.api.fencing import fence_statements, fenced_nodes
 from devalloc.api.meta import DEVMGMT
 from devalloc.api.views import ClaimView
-from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.postponed import CLAIM
 from devalloc.store import Key, Object
-
-_HOLDERS = frozenset({vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
 
 
 class RoundMemory(Protocol):
@@ -80,12 +77,6 @@ def says_all(claim: Object, answer: Mapping[str, Any] | None) -> bool:
         and not (view.is_deleting or view.wants_release or view.is_unsettled or view.has_admin_access)
         and view.group is None
     )
-
-
-def may_rest(objects: Iterable[Object]) -> bool:
-    """Whether only claims hold devices, and no node is stated to be off. ``objects``: all others."""
-    others = [obj for obj in objects if obj["kind"] != CLAIM]
-    return all(obj["kind"] not in _HOLDERS for obj in others) and not fence_statements(others)
 
 
 def may_matter(key: Key, old: Object | None, new: Object | None) -> bool:
