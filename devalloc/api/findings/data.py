@@ -134,8 +134,12 @@ def text_fact(text: str) -> Fact:
 
 
 def finding_of(answer: Mapping[str, Any]) -> Finding:
-    """The finding of an answer of the solver as JSON; of one without causes, its message is the cause."""
-    causes = answer.get("causes") or ([text_fact(answer["message"])] if answer.get("message") else [])
+    """The finding of an answer of the solver as JSON. The message of one that has nothing else is its cause; any other
+    is made of the parts, and may name what a tenant does not see."""
+    has_parts = any(answer.get(part) for part in ("causes", "blockers", "alternatives"))
+    causes = answer.get("causes") or ()
+    if not has_parts and answer.get("message"):
+        causes = [text_fact(answer["message"])]
     return Finding(
         causes,
         answer.get("blockers") or (),

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.api.findings import ADMIN, AT_LENGTH, Cause, Finding, Reader, claim_ref, fact, message_of, visible
+from devalloc.api.cordon import apply_all_cordons
+from devalloc.api.findings import (
+    ADMIN,
+    AT_LENGTH,
+    Cause,
+    Finding,
+    Reader,
+    claim_ref,
+    fact,
+    finding_of,
+    message_of,
+    visible,
+)
+from devalloc.api.meta import CORDONED, CORDONED_NODE
+from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
+from devalloc_solver.dra import solve_manifests as solve_resource_claims
+from tests.support import dra_builders as dra
 from tests.support.examples import examples
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.host_pools import host, machine
 
 Ref = Mapping[str, Any]
 OWN, SECRET, PLAN = ("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2")
@@ -163,3 +183,82 @@ def test_no_sentence_and_no_data_for_a_tenant_has_a_name_of_another_namespace(
 def test_a_sentence_is_as_long_as_its_reader_can_show(finding: Finding, namespace: str | None) -> None:
     assert len(message_of(finding, Reader(namespace))) <= 120
     assert "\n" not in message_of(finding, AT_LENGTH)
+
+
+# -- whatever is solved ------------------------------------------------------------------------------------------------
+
+FOREIGN = "zxq"
+"""In each name of the other tenant, and in no other word."""
+
+
+def world(random: Random) -> list[dict[str, Any]]:
+    """Nodes, some of them or of their devices cordoned, with claims and machines of two tenants that all want them."""
+    documents: list[dict[str, Any]] = [gpu_class()]
+    for node in "abc"[: random.randint(1, 3)]:
+        pools = [host(node, cpus=random.choice([2, 4])), gpu_pool(f"p{node}", random.randint(1, 3), node, numa="1")]
+        cordon = random.choice([{}, {}, {CORDONED_NODE: "by root: fan"}, {CORDONED: json.dumps({"d0": "by root"})}])
+        documents += [{**pool, "metadata": {**pool["metadata"], "annotations": dict(cordon)}} for pool in pools]
+    for namespace, name in ((FOREIGN, f"{FOREIGN}-"), ("team-a", "own-")):
+        notes = {"priority": "9" if namespace == FOREIGN else "0"}
+        for number in range(random.randint(1, 3)):
+            group = {"group": f"{name}g"} if random.random() < 0.4 else {}
+            match = {"group-match": "numa"} if group and random.random() < 0.5 else {}
+            count = random.choice([1, 1, 2, 5])
+            documents.append(gpu_claim(f"{name}{number}", count, namespace, **notes, **group, **match))
+        for number in range(random.randint(0, 2)):
+            own = [f"{name}0"] if number == 0 and random.random() < 0.5 else []
+            web = machine(f"{name}vm{number}", random.choice(["1", "2", "7"]), "1Gi", *own)
+            web["metadata"].update(namespace=namespace, annotations={"devalloc.io/priority": notes["priority"]})
+            documents.append(web)
+    return apply_all_cordons(documents)
+
+
+def cluster(random: Random) -> list[dict[str, Any]]:
+    """The same with ResourceClaims, some of the other tenant's allocated already, and devices with taints."""
+    taints = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
+    names = [f"d{number}" for number in range(random.randint(1, 4))]
+    content = [dra.device(name, {"m": random.randint(1, 2)}, taints=random.choice([[], [], taints])) for name in names]
+    documents = [dra.ANY, dra.slice_("s", content)]
+    for namespace, name in ((FOREIGN, f"{FOREIGN}-"), ("team-a", "own-")):
+        for number in range(random.randint(1, 3)):
+            wanted = dra.request("r", random.choice([1, 2, 6]))
+            marks = {"priority": "9" if namespace == FOREIGN else "0"} | random.choice([{}, {"group": f"{name}g"}])
+            one = dra.claim(wanted, name=f"{name}{number}", namespace=namespace, marks=marks)
+            documents.append(dra.held(one, names.pop()) if namespace == FOREIGN and names and number == 0 else one)
+    return documents
+
+
+def refusals(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the tenant's claims and machines are answered that get nothing."""
+    for one in (*answer["claims"], *answer.get("machines", ())):
+        if one["namespace"] == "team-a" and one.get("reason"):
+            yield one
+
+
+@pytest.mark.parametrize(
+    ("documents", "solve", "kinds"),
+    [
+        (world, solve_with_machines, ("hidden", "step", "cordoned", "nodes")),
+        (cluster, solve_resource_claims, ("hidden", "step", "taint")),
+    ],
+    ids=["claims and machines", "ResourceClaims"],
+)
+def test_what_is_solved_names_nothing_of_another_namespace_to_a_tenant(
+    documents: Callable[[Random], list[dict[str, Any]]],
+    solve: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
+    kinds: Sequence[str],
+) -> None:
+    """Also the steps of funnels, which hold no claims; who uses the devices is for an admin."""
+    met: Counter[str] = Counter()
+    for seed in range(examples(60)):
+        for answer in refusals(solve(documents(Random(f"tenants {seed}")))):
+            finding = finding_of(answer)
+            seen = visible(finding, TENANT)
+            steps = [funnel["steps"] for funnel in answer.get("funnel", ())]
+            data = json.dumps([seen.causes, seen.blockers, seen.alternatives, seen.caveats, steps])
+            for text in (message_of(finding, TENANT), message_of(finding, Reader("team-a", None)), data):
+                assert FOREIGN not in text, text
+            met["hidden"] += FOREIGN in json.dumps([finding.causes, finding.blockers, finding.alternatives])
+            met["step"] += any(steps)
+            met.update(kind for kind in kinds if kind in data)
+    assert min(met[kind] for kind in kinds) >= 3, met
