@@ -27,7 +27,8 @@ class Style:
         """A field; of a short one, without what every claim has."""
         if self.width < WHOLE:
             path = path.removeprefix("spec.").removeprefix("devices.").replace(".exactly", "")
-        return self.name(path)
+        text = printable(path)
+        return text if len(text) <= self.width else self.name(_without_middle(text, self.width))
 
     def name(self, name: object) -> str:
         """A name that a user chose, shortened in its middle."""
@@ -42,7 +43,13 @@ class Style:
         return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
     def code(self, name: object) -> str:
-        return f"`{self.name(name)}`"
+        """The name of an attribute, class or resource; of one with a domain, the last segment tells most."""
+        text = printable(str(name))
+        domain, slash, last = text.rpartition("/")
+        room = self.width - len(last) - len("…/")
+        if slash and len(text) > self.width and room >= 0:
+            text = f"{domain[:room]}…/{last}"
+        return f"`{self.name(text)}`"
 
     def listed(self, names: Sequence[object], last: str = "and", most: int = 3, more: int = 0) -> str:
         """Such as "a, b and c", or "a, b, c and 2 more"; ``more``: that are not among the names."""
@@ -82,6 +89,15 @@ def listed(texts: Sequence[str], last: str = "and", most: int = 3, more: int = 0
 def joined(parts: Sequence[str]) -> str:
     """Join the parts that say something to a sentence."""
     return "; ".join(part for part in parts if part)
+
+
+def _without_middle(path: str, width: int) -> str:
+    """The first segment of a field's path, and as many of the last ones as fit."""
+    first, *others = path.split(".")
+    shown = ""
+    while others and len(first) + len("…") + len(f"{others[-1]}.{shown}".removesuffix(".")) <= width:
+        shown = f"{others.pop()}.{shown}".removesuffix(".")
+    return f"{first}…{shown}" if shown else path
 
 
 def _title(ref: Mapping[str, Any]) -> str:

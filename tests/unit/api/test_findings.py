@@ -26,6 +26,7 @@ from devalloc.api.findings import (
     rules,
     sentences,
 )
+from devalloc.api.findings.style import Style
 from devalloc_solver.answer_types import BlockerKind
 
 SHORT = fact(Cause.TOO_FEW, wanted=9, most="3")
@@ -70,6 +71,18 @@ def test_a_remedy_names_changes_then_who_is_to_go() -> None:
 )
 def test_names_are_shortened_only_where_a_sentence_is_too_long(name: str, remedy: str) -> None:
     assert message_of(Finding([SHORT], [{**TAKEN, "name": name}])) == f"no node has 9 devices (at most 3); {remedy}"
+
+
+def test_the_last_segment_of_a_long_attribute_stays() -> None:
+    """What its domain is can be guessed; which attribute it is can not."""
+    name = f"{'sub.' * 25}example.com/pcieRoot"
+    cause = fact(Cause.TOO_FEW_AGREE, attribute=name, wanted=2, most="1")
+    assert message_of(Finding([cause])) == f"no node has 2 devices with the same `{name[:54]}…/pcieRoot` (at most 1)"
+
+
+def test_the_ends_of_a_long_path_stay_whole() -> None:
+    edit = {"kind": "constraint", "path": "spec.devices.requests[0].firstAvailable[3].selectors"}
+    assert edit_words(edit, Style(24)) == "relax requests[0]…selectors"
 
 
 def test_more_changes_than_a_sentence_can_name_are_left_to_explain() -> None:
