@@ -9,6 +9,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
+from devalloc_solver.eligibility.facts import Eligible
+from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.problem.allocations import AllocatedDevice, Holding
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
@@ -42,7 +45,8 @@ def candidates(devices: Iterable[int]) -> Candidates:
 
 def a_slot(accepted: Candidates, **fields: Any) -> Request:
     """A slot for one whole device, but for these fields."""
-    plain = Request(0, None, None, AllocationMode.WHOLE, 1, 1, {}, {}, (), accepted)
+    eligible = Eligible(Judge(LANGUAGE), None, ())
+    plain = Request(0, None, None, AllocationMode.WHOLE, 1, 1, {}, {}, (), accepted, eligible)
     return replace(plain, **fields)
 
 
