@@ -104,15 +104,15 @@ class LeavingSearch:
         nodes = self._holders(question.unit, self._bounds(question, finder))
         single, proven = self._single(question, finder, nodes)
         best = None if single is None else (_cost(single), (single.owner,))
-        if best is not None and all(best[0] <= two for each in nodes for two in each.ranked.least[1:2]):
+        if best is not None and proven and all(best[0] <= two for each in nodes for two in each.ranked.least[1:2]):
             return Leaving(best[1], is_least=True)
         smallest_set = 2 if proven and not finder.is_cut_short else 1
         finder.refill()
-        return self._cheapest(question, finder, nodes, (smallest_set, best, proven))
+        return self._cheapest(question, finder, nodes, smallest=smallest_set, best=best, proven=proven)
 
     def find_uncounted(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> Leaving:
         """The same on the node that the unit is bound to, where counting may rule out too much."""
-        return self._cheapest(question, finder, self._holders(question.unit, {question.unit.pin: 1}), (1, None, True))
+        return self._cheapest(question, finder, self._holders(question.unit, {question.unit.pin: 1}))
 
     def _holders(self, unit: PlacementUnit, bounds: Mapping[Node, int]) -> list[_NodeHolders]:
         """Who may leave for a unit, on each node where so many can; nodes of the least cost first."""
@@ -130,16 +130,23 @@ class LeavingSearch:
         question: FeasibilityQuestion,
         finder: FeasibilityChecker,
         nodes: Sequence[_NodeHolders],
-        so_far: tuple[int, tuple[Cost, tuple[Key, ...]] | None, bool],
+        *,
+        smallest: int = 1,
+        best: tuple[Cost, tuple[Key, ...]] | None = None,
+        proven: bool = True,
     ) -> Leaving:
-        """The set of the least cost. ``so_far``: sets smaller than this need not be asked for; the best that was found;
-        and whether nothing has been left out so far."""
-        smallest_set, best, proven = so_far
+        """The set of the least cost.
+
+        Args:
+            smallest: smaller sets need not be asked for.
+            best: what has been found, and its cost.
+            proven: whether nothing has been left out so far.
+        """
         last = finder.searched + MAX_TRIES
         for there in nodes:
             if best is not None and there.least >= best[0]:
                 continue
-            for cost, numbers in cheapest_sets(there.ranked.costs, max(smallest_set, there.fewest)):
+            for cost, numbers in cheapest_sets(there.ranked.costs, max(smallest, there.fewest)):
                 if best is not None and cost >= best[0]:
                     break
                 if finder.searched >= last:
@@ -188,7 +195,7 @@ class LeavingSearch:
             if finder.searched >= last or not finder.has_steps:
                 return None, False
             if self._fits(question, finder, node, [holding]):
-                return holding, True
+                return holding, considered <= MAX_HOLDERS
         return None, considered <= MAX_HOLDERS
 
     def _thinned_out(
