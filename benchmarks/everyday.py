@@ -78,6 +78,8 @@ def two_claims() -> None:
     fleet.allocate_all([])
     pairs = [[wants(f"a{n}", 1), wants(f"b{n}", 2, matchAttributes=["numa"])] for n in range(6)]
     report("two claims on 5,000 nearly full nodes", [cpu(partial(fleet.allocate_all, pair)) for pair in pairs])
+    pairs = [[wants(f"c{n}", 1), wants(f"d{n}", 3)] for n in range(6)]
+    report("the same, of which one fits nowhere", [cpu(partial(fleet.allocate_all, pair)) for pair in pairs])
 
 
 def large_load() -> None:

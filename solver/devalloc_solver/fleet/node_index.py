@@ -188,7 +188,7 @@ class NodeIndex:
         lost, gained = _changed_kinds(before, after)
         self.lost |= lost
         self.gained |= gained
-        self._gained_on.add(node)
+        self._note_gain(node)
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
@@ -329,7 +329,7 @@ class NodeIndex:
                 del uses[position]
         for name, (record, pools) in touched.items():
             if is_gain:
-                self._gained_on.add(name)
+                self._note_gain(name)
                 for pool in pools:
                     self.gained |= record.pools[pool].numbers
             self._touch(name)
@@ -360,6 +360,10 @@ class NodeIndex:
         self.classes.limit_states()
         if kinds:
             self.forget()
+
+    def _note_gain(self, node: str | None) -> None:
+        if len(self._gained_on) <= MAX_GAINED:  # more are not counted, and most fleets are never asked
+            self._gained_on.add(node)
 
     def room_gained(self) -> Sequence[Mapping[int, int]] | None:
         """Of each node that ``gained`` since this was last asked: kind -> devices that are free, with those of the

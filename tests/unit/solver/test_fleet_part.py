@@ -11,8 +11,11 @@ import pytest
 
 from devalloc.api.meta import GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
+from devalloc_solver.dialects.device_claims.fleet_explainer import DeviceClaimsExplainer
 from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
+from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal
 from devalloc_solver.testing import device, device_class, pool
 from tests.support.manifests import claim
 
@@ -103,6 +106,40 @@ def test_what_is_wrong_since_is_listed(change: Manifest) -> None:
         warm.update(change)
     claims = [wants("a"), wants("b", 2)]
     assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
+
+
+@pytest.mark.parametrize("given", [[], ["x"], ["x", "y"]], ids=len)
+def test_claims_that_fit_nowhere_are_refused_without_a_look_at_all(given: list[str]) -> None:
+    """And as beside the others: of the claims that may make room, those that were just given devices come first."""
+    one, other = fleet(nodes=1), fleet(nodes=1)
+    for warm in (one, other):
+        for name in ("old-0", "old-1"):
+            warm.allocate(wants(name))
+    claims = [*map(wants, given), wants("three", 3), wants("many", 5)]
+    with patch.object(DeviceFleetState, "everything", side_effect=AssertionError):
+        answer = one.allocate_all(claims)
+    refused = {
+        each["name"]: [blocker.get("name") for blocker in each["blockers"]]
+        for each in answer["claims"]
+        if not each["allocated"]
+    }
+    assert refused.keys() == {"three", "many"}
+    assert {*refused["three"]} >= {*given}
+    assert shown(answer) == shown(whole(other, claims))
+
+
+def test_all_is_looked_at_if_an_expression_costs_too_much_only_for_a_reason() -> None:
+    one, other = fleet(), fleet()
+    claims = [wants("a", 2), wants("many", 5)]
+    with patch.object(DeviceClaimsExplainer, "explain", side_effect=ExpressionError(ExpressionRefusal("costly"))):
+        assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
+
+
+def test_a_claim_without_time_for_a_reason_says_so_and_the_others_keep_what_they_got() -> None:
+    warm = fleet()
+    with patch.object(DeviceClaimsExplainer, "explain", side_effect=SearchCutShort(SEARCH_CUT_SHORT)):
+        answer = warm.allocate_all([wants("a", 2), wants("many", 5)])
+    assert [(each["name"], each["reason"]) for each in answer["claims"]] == [("a", None), ("many", "SearchLimit")]
 
 
 def test_what_the_caller_writes_on_an_answer_is_in_no_other() -> None:

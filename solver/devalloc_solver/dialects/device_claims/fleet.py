@@ -32,7 +32,7 @@ from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.placed import PlacedClaim
-from devalloc_solver.pipeline.units import RejectedClaim
+from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -148,26 +148,46 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
 
     def _allocate_in_part(self, fresh: Sequence[ManifestRecord], call: Call) -> dict[str, Any] | None:
         """The same for a few claims in a fleet where nothing is wrong, from the nodes that matter to them; None where
-        all is to be looked at: one is left out, or it is not certain what matters."""
+        all is to be looked at: one gets nothing although it has a place of its own, or it is not certain what
+        matters."""
         state = self._state
         claims = [read for read in fresh if isinstance(read, ClaimRecord)]
         keys = {claim.key for claim in claims}
         if not self._echoes.are_all or len(keys) < len(fresh):
             return None
+        state.index.allowance.begin(call.ends, call.started, call.started, is_quick=call.is_quick)
         try:
             part = part_for(state, claims)
+            if part is None:
+                return None
+            queries = [query for claim in claims if not isinstance(query := self._query(claim), RejectedClaim)]
+            hopeless = {q.claim.key: q for q in queries if state.places.find(q, q.claim.pinned_node) is None}
         except (ExpressionError, OutOfTime):
-            return None
-        if part is None:
             return None
         solution = solve_input(part, state.policy, call, cel_check=self._cel_check)
         placed = [answer for answer in solution.claims if answer.key in keys and answer.allocated]
-        if len(placed) < len(keys) or solution.problems:
+        left = keys - {answer.key for answer in placed}
+        if not left <= hopeless.keys() or solution.problems or solution.unproven:
             return None
         self._record_all(solution, claims)
+        given = frozenset(answer.key for answer in placed)
+        try:
+            placed += [self._refuse(hopeless[key], given) for key in sorted(left)]
+        except ExpressionError:  # its budget is spent on devices that only a reason looks at
+            for key in given:
+                self.release(*key)
+            return None
         answers = [*self._echoes.all_but(keys), *(answer.to_dict() for answer in placed)]
         answers.sort(key=lambda answer: (answer["namespace"], answer["name"]))
         return {**solution.to_dict(), "claims": answers}
+
+    def _refuse(self, query: DeviceClaimQuery, given: frozenset[Key]) -> ClaimAnswer:
+        """The answer to a claim that fits nowhere, beside claims that were given devices in the same call."""
+        try:
+            return self._state.refusals.explain(query, given)
+        except OutOfTime as error:
+            self._state.index.forget()
+            return timeout_rejection(query.claim, error).answer()
 
     def _prepare(self, fresh: Sequence[ManifestRecord], call: Call) -> DeviceClaimProblem:
         return prepare(self._state.everything(fresh), self._standing, call)
