@@ -22,6 +22,8 @@ class Words:
     """what was most likely meant"""
     hint: str = ""
     """what to do if no change is known"""
+    obvious: str = ""
+    """what to do, which the text says almost"""
     is_complete: bool = False
     """whether the text says what to do, too"""
 
@@ -140,12 +142,17 @@ def _of_request(cause: Fact, style: Style) -> str:
     return f" for request {style.name(cause['request'])}" if "request" in cause else ""
 
 
-def _too_few(cause: Fact, style: Style) -> str:
+def _too_few(cause: Fact, style: Style) -> Words:
     """``wanted`` devices, and the ``most`` of them on a node, or on ``node``; ``free`` ones, of the same
     ``attributes``, for a ``request``."""
     wanted = count_devices(cause["wanted"], "free " if cause.get("free") else "")
     of = f"{_together(cause, style)}{_of_request(cause, style)}"
-    return f"{_lacks(cause, style)} {wanted}{of} (at most {cause['most']})"
+    return Words(f"{_lacks(cause, style)} {wanted}{of} (at most {cause['most']})", hint=_fewer(cause))
+
+
+def _fewer(cause: Fact) -> str:
+    """What to do about too few devices, if there are some."""
+    return "" if cause["most"] == "0" else "wait until some are released" if cause.get("free") else "ask for fewer"
 
 
 def _too_little(cause: Fact, style: Style) -> str:
@@ -156,7 +163,7 @@ def _too_little(cause: Fact, style: Style) -> str:
     return f"{_lacks(cause, style)} {what}{on}{_together(cause, style)} (at most {cause['most']})"
 
 
-def _too_few_agree(cause: Fact, style: Style) -> str:
+def _too_few_agree(cause: Fact, style: Style) -> Words:
     """``wanted`` devices with one value of an ``attribute``, or all ``distinct`` in it, the ``most`` on a node, and how
     many of ``total`` are ``without`` it."""
     name = style.code(cause["attribute"])
@@ -164,7 +171,7 @@ def _too_few_agree(cause: Fact, style: Style) -> str:
     what = f"with a value of {name}" if cause["wanted"] == 1 else what
     without = f"; {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
     wanted = f"{count_devices(cause['wanted'])} {what}{_of_request(cause, style)}"
-    return f"{_lacks(cause, style)} {wanted} (at most {cause['most']}{without})"
+    return Words(f"{_lacks(cause, style)} {wanted} (at most {cause['most']}{without})", hint=_fewer(cause))
 
 
 def _competition(cause: Fact, style: Style) -> str:
@@ -298,8 +305,8 @@ def _room(cause: Fact, style: Style) -> Words:
     more = f" (and {rest} more {'node' if rest == 1 else 'nodes'})" if rest else ""
     head = "no node has room" if cause.get("large") else "no node is large enough"
     fields = " and ".join(cause.get("fields", ()))
-    hint = f"lower {fields}" if fields else f"change {cause['policy']}" if "policy" in cause else ""
-    return Words(f"{head}: {'; '.join(lines)}{more}", hint=hint)
+    obvious = f"lower {fields}" if fields else f"change {cause['policy']}" if "policy" in cause else ""
+    return Words(f"{head}: {'; '.join(lines)}{more}", obvious=obvious)
 
 
 def _room_of_node(room: Mapping[str, Any], style: Style) -> str:
@@ -322,7 +329,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_POOLS: lambda cause, style: Words(
         "no valid DevicePool exists", "publish devices (`devalloc discover` shows those of a host)"
     ),
-    Cause.NO_DEVICES: lambda cause, style: "no devices are published",
+    Cause.NO_DEVICES: lambda cause, style: Words("no devices are published", hint="let a driver publish some"),
     Cause.NO_DRIVER: _no_driver,
     Cause.INVALID_POOL: _invalid_pool,
     Cause.UNREACHED: _text,
@@ -353,7 +360,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     ),
     Cause.TOO_FEW_AGREE: _too_few_agree,
     Cause.CONSTRAINTS: lambda cause, style: (
-        f"no combination of {'free ' if cause.get('free') else ''}devices satisfies the constraints"
+        f"no {'free ' if cause.get('free') else ''}devices satisfy the constraints"
         + (f" on {' and '.join(map(style.code, cause['attributes']))}" if "attributes" in cause else "")
     ),
     Cause.EXCLUSIVE: lambda cause, style: _EXCLUSIVE[cause.get("of", "any")],

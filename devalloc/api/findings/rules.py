@@ -84,7 +84,7 @@ RULES: dict[RuleCode, str] = {
     RuleCode.NO_ATTRIBUTE: "have no attribute {attribute}",
     RuleCode.PART: "go only to claims that say {say} while whole ones are offered",
     RuleCode.NOTHING_TO_SHARE: "have no {resources} to share",
-    RuleCode.POOL_STATE: "are of a pool that is {state}",
+    RuleCode.POOL_STATE: "are of an {state} pool",
     RuleCode.BINDING_CONDITIONS: "have binding conditions, which need feature gate {feature}",
     RuleCode.CLASS_SELECTOR: "fail a selector of class {device_class!r}",
     RuleCode.REQUEST_SELECTOR: "fail a selector of the request",

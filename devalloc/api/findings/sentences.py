@@ -79,7 +79,9 @@ def _sentences(finding: Finding, style: Style) -> Iterator[str]:
         release = release_of([each for each in finding.blockers if each["kind"] in HOLDERS], style)
         remedy = own.then(release) if own and not corrects else "" if is_complete else changes
         notes = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]] if remedy else []
-        more = notes if remedy else [each.hint for each in words if each.hint][:1]
+        leaves_nothing = "nothingLeft" in finding.caveats
+        hints = [each.obvious or ("" if leaves_nothing else each.hint) for each in words]
+        more = notes if remedy else [*filter(None, hints)][:1]
         texts = [*(each.text for each in words), remedy]
         yield from ([joined([*texts, *more])] if more else [])
         yield joined(texts)

@@ -25,8 +25,8 @@ def funnel(spec: Any, *slices: Any, selectors: Any = (), **options: Any) -> dict
 @pytest.mark.parametrize(
     ("spec", "slices", "options", "what"),
     [
-        (request(), [slice_("s", devices("d"), count=2)], {}, "are of a pool that is incomplete"),
-        (request(), [slice_("s", devices("d", "d"))], {}, "are of a pool that is invalid"),
+        (request(), [slice_("s", devices("d"), count=2)], {}, "are of an incomplete pool"),
+        (request(), [slice_("s", devices("d", "d"))], {}, "are of an invalid pool"),
         (request(), [slice_("s", [device("d", bindingConditions=["x"])])], {"features": []}, "have binding conditions"),
         (request(), [slice_("s", devices("d"))], {"allocated": HELD}, "are in use"),
         (request("r", 1, IS_BIG), [slice_("s", [device("d", {"size": "no"})])], {}, "fail a selector of the request"),
