@@ -12,7 +12,7 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
-from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, OutOfTime, check_deadline
+from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, check_deadline
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
@@ -67,8 +67,8 @@ class CandidateFinder:
     _eligible: dict[tuple[str | None, str | None], Eligible] = field(default_factory=dict)
     """(class, constraints) -> what decides for a detail that names these"""
     _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
-    _come_to: dict[str, int] = field(default_factory=dict)
-    """expression for which a call had no more time -> how many different devices it was evaluated on"""
+    _examples: dict[frozenset[str] | None, Sequence[Device]] = field(default_factory=dict)
+    """what an expression reads -> one of the devices that are alike in that, each"""
     _is_common: bool = False
     """whether the call has a budget that its claims have in common"""
     _refused: dict[str, ExpressionRefusal] = field(default_factory=dict)
@@ -160,19 +160,16 @@ class CandidateFinder:
 
     def _find_error(self, expression: str) -> ExpressionRefusal | None:
         check_deadline(self.judge.allowance.ends)
-        number = self._come_to.pop(expression, 0)
         try:
             if self._tells_most_apart(expression):
                 self._verdicts_on_all(expression)
                 return None
-            for alike in self._alike(self.judge.predicate(expression).reads, ())[number:]:
-                self.judge.verdict(expression, alike[0])
-                number += 1
+            reads = self.judge.predicate(expression).reads
+            if reads not in self._examples:
+                self._examples[reads] = tuple(alike[0] for alike in self._alike(reads, ()))
+            self.judge.verdicts(expression, self._examples[reads])
         except ExpressionError as error:
             return error.refusal
-        except (CommonBudgetExceeded, OutOfTime):
-            self._come_to[expression] = number
-            raise
         return None
 
     def exceeded(self, expression: str | None) -> Bound | None:
@@ -198,7 +195,7 @@ class CandidateFinder:
             if self.remembered <= most:
                 return
             self.judge.forget(expression)
-            for remembering in (self._errors, self._apart, self._come_to):
+            for remembering in (self._errors, self._apart):
                 remembering.pop(expression, None)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
