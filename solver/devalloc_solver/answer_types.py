@@ -269,7 +269,7 @@ class _ClaimAnswer(TypedDict):
     """All that would have to change."""
     alternatives: NotRequired[list[Blocker]]
     """Of these, each would do instead of ``blockers``."""
-    caveats: NotRequired[list[Literal["notSmallest", "othersUnknown", "nothingLeft"]]]
+    caveats: NotRequired[list[Literal["notSmallest", "notEnough", "othersUnknown", "nothingLeft"]]]
     """What is not certain of ``blockers``: that there are no fewer, or that no other claims block it too; or that they
     leave out all that is requested."""
     missingDrivers: NotRequired[list[str]]
@@ -419,7 +419,7 @@ class ExplanationDict(TypedDict):
     causes: NotRequired[list[CauseDict]]
     blockers: list[Blocker]
     alternatives: NotRequired[list[Blocker]]
-    caveats: NotRequired[list[Literal["notSmallest", "othersUnknown", "nothingLeft"]]]
+    caveats: NotRequired[list[Literal["notSmallest", "notEnough", "othersUnknown", "nothingLeft"]]]
     claims: list[ClaimFunnels]
     pools: list[PoolState]
     ignored: list[IgnoredSlice]

@@ -45,7 +45,8 @@ from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
-NOT_SMALLEST, OTHERS_UNKNOWN, NOTHING_LEFT = "notSmallest", "othersUnknown", "nothingLeft"
+NOT_SMALLEST, NOT_ENOUGH = "notSmallest", "notEnough"
+OTHERS_UNKNOWN, NOTHING_LEFT = "othersUnknown", "nothingLeft"
 """Caveats (``findings.CAVEATS``)."""
 NOT_TOGETHER = fact(Cause.APART, free=True)
 _COMMON_TO_MEMBERS = frozenset(
@@ -398,6 +399,8 @@ class Explainer(ABC):
         if self.finder.is_cut_short and not caveat and not is_smallest:
             caveat = NOT_SMALLEST if marked or claims else ""
             unknown = () if caveat else (fact(Cause.CUT_SHORT, of="edits"),)
+        if caveat == NOT_SMALLEST and edits and not self._suffice(unit, edits):
+            caveat = NOT_ENOUGH
         typos = self.typos.of_unit(unit, self.ends)
         caveats = [NOTHING_LEFT] if _leave_no_request(marked, unit) else []
         return Explanation(
@@ -407,6 +410,12 @@ class Explainer(ABC):
             claims,
             caveats=(*caveats, *filter(None, [caveat])),
         )
+
+    def _suffice(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> bool:
+        """Whether a unit is known to fit an empty fleet after these edits."""
+        question = apply_relaxations(self.question(unit, ()), edits)
+        self.finder.refill()
+        return self.finder.works(question) or self.finder.works_if_searched(question)
 
     def _with_other_nodes(
         self, unit: PlacementUnit, edits: tuple[Relaxation, ...], claims: Sequence[Key]

@@ -162,7 +162,7 @@ FINDINGS = st.builds(
     st.lists(NESTED, max_size=3),
     BLOCKERS,
     st.lists(EDITS | REFS, max_size=2),
-    st.lists(st.sampled_from(["notSmallest", "othersUnknown", "nothingLeft"]), max_size=2, unique=True),
+    st.lists(st.sampled_from(["notSmallest", "notEnough", "othersUnknown", "nothingLeft"]), max_size=2, unique=True),
 )
 
 
