@@ -14,7 +14,7 @@ COLLECTION_THRESHOLD = 200_000
 
 
 @contextmanager
-def gc_paused(*, settle: bool = False, freeze: bool = False) -> Iterator[None]:
+def gc_paused(*, settle: bool = False, freeze: bool | None = None) -> Iterator[None]:
     """No cyclic collection inside; afterwards as it was before.
 
     A fleet is millions of objects that live on, and next to none of what a solve throws away is cyclic. The collector
@@ -22,7 +22,7 @@ def gc_paused(*, settle: bool = False, freeze: bool = False) -> Iterator[None]:
 
     With ``settle`` the collector looks at what was built before this returns, if that is much. It does so once in any
     case, and else makes some small call later take as long as that. With ``freeze`` too, it leaves that alone for good
-    (``freeze_objects``).
+    (``freeze_objects``). None: it looks only in a process where that is so, and so at nothing else.
     """
     was_enabled = gc.isenabled()
     before = sys.getallocatedblocks() if settle else 0  # which goes through the whole heap
@@ -35,7 +35,7 @@ def gc_paused(*, settle: bool = False, freeze: bool = False) -> Iterator[None]:
             if settle and sys.getallocatedblocks() - before > COLLECTION_THRESHOLD:
                 if freeze:
                     freeze_objects()
-                else:
+                elif freeze is False or _freeze_after_long_collection in gc.callbacks:
                     gc.collect()
 
 

@@ -38,12 +38,16 @@ def test_a_large_fleet_is_exempt_from_collections_on_request(
     assert (gc.get_freeze_count() > 1000) == is_exempt
 
 
-@pytest.mark.parametrize(("threshold", "is_settled"), [(-1e9, True), (1e9, False)])
-def test_what_a_call_leaves_is_looked_at_in_that_call_if_it_is_much(
-    monkeypatch: pytest.MonkeyPatch, threshold: float, is_settled: bool
+@pytest.mark.parametrize(
+    ("is_exempt", "threshold", "is_settled"), [(True, -1e9, True), (True, 1e9, False), (False, -1e9, False)]
+)
+def test_what_a_call_leaves_is_looked_at_in_that_call_if_it_is_much_and_all_else_is_exempt(
+    monkeypatch: pytest.MonkeyPatch, is_exempt: bool, threshold: float, is_settled: bool
 ) -> None:
     """Else a small call later takes as long as that."""
     fleet = Fleet.from_manifests([gpu_class(), gpu_pool("p", node="n")])
+    if is_exempt:
+        freeze_objects()
     collected: list[int] = []
     gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
     monkeypatch.setattr(gc_pause, "COLLECTION_THRESHOLD", threshold)
