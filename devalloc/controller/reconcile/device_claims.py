@@ -138,10 +138,10 @@ class DeviceClaimAllocator:
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
-        self._warm: RoundSolver | None = None
+        self._solver: RoundSolver | None = None
         self._resting: RestingObjects | None = None
         if solve is None:
-            solve = self._warm = RoundSolver(DEVICE_CLAIMS, self.loop.searches, clock, settings.cel_check)
+            solve = self._solver = RoundSolver(DEVICE_CLAIMS, self.loop.searches, clock, settings.cel_check)
         self._solve: SolveManifests = solve
         self._listener = listener or AllocatorListener()
         self._may_write = may_write
@@ -161,9 +161,9 @@ class DeviceClaimAllocator:
         self._own_writes: set[str] = set()
         self._memo = Memo()
         self._counter = PoolCounter()
-        if self._warm is not None:
-            settled = SettledClaims((self._warm, self._counter, self._memo))
-            self._resting = RestingObjects(self._warm, settled)
+        if self._solver is not None:
+            settled = SettledClaims((self._solver, self._counter, self._memo))
+            self._resting = RestingObjects(self._solver, settled)
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
         self._seen: Mapping[Key, Object] = {}
@@ -302,7 +302,7 @@ class DeviceClaimAllocator:
         )
         is_searching = any(one.get(STILL_SEARCHING) for one in answer["claims"])
         self.loop.is_again |= bool(answer.get("again"))
-        has_unsettled = self._warm is not None and self._warm.has_unsettled
+        has_unsettled = self._solver is not None and self._solver.has_unsettled
         is_final = not (is_searching or has_unsettled or answer.get(STILL_SEARCHING, not answer["optimal"]))
         if not units and is_final and not self._is_behind and not (waiting and around.has_quotas):
             self._last = done
@@ -336,10 +336,10 @@ class DeviceClaimAllocator:
         everything: Mapping[Key, Object],
     ) -> Mapping[Key, Object] | None:
         """The objects with those that wait and that a change could help; None if there are none."""
-        if self._resting is None or self._warm is None:
+        if self._resting is None or self._solver is None:
             return None
         documents = [doc for doc in solver_input.documents if not admission.is_admission_object(doc)]
-        self._warm.update(self._warm.split(documents)[0], self._settings.placement)
+        self._solver.update(self._solver.split(documents)[0], self._settings.placement)
         return self._resting.wake(objects, everything)
 
     def _settle_held(
@@ -347,14 +347,14 @@ class DeviceClaimAllocator:
     ) -> None:
         """Let claims rest that hold devices if nothing but themselves bears on what is to be said of them; all rest no
         more if the solver has more to say of one that does. Not those ``apart_from``."""
-        assert self._warm is not None
-        if self._warm.has_unsettled:
+        assert self._solver is not None
+        if self._solver.has_unsettled:
             resting.wake_held()
             self.loop.is_again = True
             return
         matters = self._surroundings.has_quotas or self._surroundings.has_fences
         if (
-            self._warm.can_settle
+            self._solver.can_settle
             and not (matters or self.loop.is_unfinished)
             and all(key.kind == CLAIM for key in objects)
         ):
@@ -444,7 +444,7 @@ class DeviceClaimAllocator:
         """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
-        if self._warm is not None and self._warm.waiting.has_outdated:
+        if self._solver is not None and self._solver.waiting.has_outdated:
             until = self._clock() + REFRESH_PAUSE
         while not stop.is_set() and self._clock() < until:
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
