@@ -201,7 +201,7 @@ def _members(cause: Fact, style: Style) -> Words:
     who = style.owners(cause["members"], more=cause.get("more", 0))
     get = "gets" if len(cause["members"]) == 1 and not cause.get("more") else "get"
     its = "its message" if get == "gets" else "their messages"
-    return Words(f"{_group(cause, style)} gets all or nothing, and {who} {get} nothing", hint=f"see {its}")
+    return Words(f"{_group(cause, style)} gets all or nothing, and {who} {get} nothing", obvious=f"see {its}")
 
 
 def _group(cause: Fact, style: Style) -> str:
