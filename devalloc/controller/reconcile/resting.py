@@ -37,9 +37,6 @@ from devalloc_solver.pipeline import admission
 MAX_NEW = 100
 """New objects that are looked at in one round: so the most urgent, and those of all namespaces, are answered soon. The
 last group or machine is looked at as a whole."""
-CLASSES, HOSTS = "classes", "hosts"
-"""Beside a namespace and what it admits, what units wait for outside of the fleet: which classes there are, and what
-nodes publish for machines that need no device."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 
@@ -94,8 +91,12 @@ class RestingObjects:
     """Machines among these."""
     _unit_of: dict[Key, Unit] = field(default_factory=dict)
     _members: dict[Unit, frozenset[Key]] = field(default_factory=dict)
+    _by_admission: dict[str, set[Unit]] = field(default_factory=dict)
+    """Namespace -> units that admission keeps out."""
     _freed: set[str] = field(default_factory=set)
     """Namespaces that hold less than before the last round."""
+    _by_hosts: set[Unit] = field(default_factory=set)
+    """Machines that no node has anything for, as nodes have published it."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _equals: set[Hashable] = field(default_factory=set)
     """Units that ask for the same as one that a change could have helped, and that admission kept out."""
@@ -198,11 +199,11 @@ class RestingObjects:
                 admitting.add(key.name if key.kind == "Namespace" else key.namespace or "default")
         # Once for all changes: a tenant can release thousands of claims at once, while thousands wait.
         units |= {self._unit_of[machine] for machine in self._machines} if has_new_plugins else set()
+        units |= self._by_hosts if has_new_hosts else set()
         units |= {unit for unit in self._members if unit.namespace in admitting} if admitting else set()
-        causes = {*freed, *([CLASSES] if has_new_classes else []), *([HOSTS] if has_new_hosts else [])}
-        return units | {
-            one for cause in causes for one in self.solver.waiting.waiting_for(cause) if isinstance(one, Unit)
-        }
+        for namespace in self._by_admission if has_new_classes else freed | admitting:
+            units |= self._by_admission.get(namespace, set())
+        return units
 
     def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:
         """The objects that a round looks at, with those that a change of the fleet could help; None if there are no
@@ -253,6 +254,11 @@ class RestingObjects:
                 self._forget(key)
                 self._unit_of.pop(key, None)
             self.solver.waiting.discard(unit)
+            if (of_namespace := self._by_admission.get(unit.namespace)) is not None:
+                of_namespace.discard(unit)
+                if not of_namespace:
+                    del self._by_admission[unit.namespace]
+            self._by_hosts.discard(unit)
             if unit.group:
                 self._groups.pop((unit.namespace, unit.group), None)
 
@@ -307,8 +313,8 @@ class RestingObjects:
                     self._equals.update(self.solver.waiting.equals(unit))
                 self._wake([unit])
             if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, solver_input, done):
-                self._enter(unit, keys, active, done.written)
-                self.solver.waiting.rest_for(unit, HOSTS)
+                self._enter(unit, keys, active, done.written, by_admission=False)
+                self._by_hosts.add(unit)
                 continue
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
@@ -327,11 +333,8 @@ class RestingObjects:
             kept_out = _is_kept_out(answers)
             if kept_out and (unit.namespace in unsettled or unit.namespace in by_solver):
                 continue  # what these leave of a quota may be for it
-            if kept_out:
-                self.solver.waiting.rest_for(unit, unit.namespace, CLASSES)
-            elif not self._rests(unit, keys, answers, active, solver_input, documents, done):
-                continue
-            self._enter(unit, keys, active, done.written)
+            if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
+                self._enter(unit, keys, active, done.written, by_admission=kept_out)
 
     def settle_held(self, active: Mapping[Key, Object], done: RoundResult, apart_from: Collection[Key]) -> None:
         """Let claims rest of which a round has no more to say; not those ``apart_from``."""
@@ -406,8 +409,12 @@ class RestingObjects:
         keys: Sequence[Key],
         active: Mapping[Key, Object],
         written: Mapping[Key, Object],
+        *,
+        by_admission: bool,
     ) -> None:
         self._members[unit] = frozenset(keys)
+        if by_admission:
+            self._by_admission.setdefault(unit.namespace, set()).add(unit)
         if unit.group:
             self._groups[unit.namespace, unit.group] = unit
         for key in keys:

@@ -85,7 +85,9 @@ RESOURCE_CLAIMS = ClaimKind(
 class _Refusal:
     """The answers to a unit that is not asked for again: a claim, or the members of a group."""
 
-    claims: Sequence[Object]
+    identities: Sequence[object]
+    """which claims these are: an edit of the spec makes another one"""
+    specs: Sequence[object]
     """as they were asked for, with the nodes that suit their pods"""
     answers: Sequence[_Answer]
 
@@ -288,7 +290,7 @@ class RoundSolver:
             self.waiting.discard(unit)
             order = min(map(order_of, members))
             if len(own) == len(members) and self.rest(unit, order, members, own, is_proven=is_proven):
-                self._refusals[unit] = _Refusal(members, own)
+                self._refusals[unit] = _Refusal([*map(_identity, members)], [one["spec"] for one in members], own)
         return {**answer, "claims": [*answer["claims"], *again], "again": is_again or self.waiting.is_behind}
 
     def _forget_all_but(self, units: Mapping[ClaimUnit, object]) -> None:
@@ -300,17 +302,8 @@ class RoundSolver:
             del self._refusals[unit]
 
     def _is_of(self, refusal: _Refusal, unit: Hashable, claims: Sequence[Object]) -> bool:
-        """Whether these claims are the ones that were refused."""
-        if len(refusal.claims) != len(claims):
-            return False
-        for before, now in zip(refusal.claims, claims, strict=True):
-            if before is now:
-                continue
-            if _identity(before) != _identity(now):
-                return False
-            if before["spec"] != now["spec"] and not self.waiting.is_paused(unit):
-                return False
-        return True
+        is_same = refusal.identities == [*map(_identity, claims)]
+        return is_same and (self.waiting.is_paused(unit) or refusal.specs == [one["spec"] for one in claims])
 
     def answer(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
         """The answers to claims that wait among what ``update`` has read, and to those that hold something if the kind

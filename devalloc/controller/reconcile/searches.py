@@ -658,8 +658,7 @@ def _failed_answer(key: _Key) -> _Answer:
 
 
 def _unit(claim: Object) -> ClaimUnit:
-    namespace, name = key_of_claim(claim)
-    group = ClaimView(claim).group if claim["metadata"].get("annotations") else None  # asked of each that waits
+    (namespace, name), group = key_of_claim(claim), ClaimView(claim).group
     return (namespace, "", name) if group is None else (namespace, group, "")
 
 

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from devalloc.api.findings import text_fact
@@ -14,11 +15,14 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
 from devalloc_solver.fleet.claim_reader import ClaimReader
+from devalloc_solver.fleet.explainer import FleetExplainer
 from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.joint import MAX_CLAIMS, Echoes, nodes_that_matter, place_in_fleet
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.state import FleetState
+from devalloc_solver.fleet.subset import FleetSubset
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import (
@@ -27,10 +31,11 @@ from devalloc_solver.pipeline.decomposition import (
     summarize_units,
 )
 from devalloc_solver.pipeline.flow import UnsolvedProblem
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 
 Manifest = Mapping[str, Any]
 Name = tuple[str, str, str]
@@ -73,11 +78,25 @@ ReadT = TypeVar("ReadT", bound=ReadClaim)
 QueryT = TypeVar("QueryT", bound=ClaimQuery)
 
 
+@dataclass(frozen=True, slots=True)
+class _Request(Generic[ReadT, QueryT]):
+    """A claim, and what the index says of it."""
+
+    read: ReadT
+    query: QueryT
+    shape: ShapeSearch
+    fits: bool
+    """by itself"""
+
+
 class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     """Objects of one dialect, kept and indexed, and answers to claims; see ``Fleet``. Not thread-safe."""
 
-    def __init__(self, state: StateT, reader: ClaimReader[ReadT, Any], stats: FleetStats) -> None:
-        self._state, self._reader, self._stats = state, reader, stats
+    def __init__(
+        self, state: StateT, reader: ClaimReader[ReadT, Any], refusals: FleetExplainer[Any, ClaimAnswer, Any]
+    ) -> None:
+        self._state, self._reader, self._explainer = state, reader, refusals
+        self._echoes = Echoes(state, self._held_answer, self._write)
         self._assumed: set[Key] = set()
         """claims that were given devices here, and of which no state with these has come in yet"""
 
@@ -130,6 +149,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             return self._place_on_whole(read)
         if spot is not None:
             return self._accept(read, query, spot)
+        return self._refuse(read, query)
+
+    def _refuse(self, read: ReadT, query: QueryT) -> Answer:
+        """The answer to a claim that fits nowhere."""
         refused = self._explain(query)
         return self._place_on_whole(read) if refused is None else deepcopy(self._write(refused))
 
@@ -153,13 +176,116 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         answer = self._allocate_in_part(fresh, call)
         if answer is not None:
             return answer
+        before = {*self._state.allocations}
         solution, waiting = self._solve(fresh, call)
+        self._echoes.note(solution, before)
         self._record_all(solution, waiting)
         return solution.to_dict(self._write)
 
     def _allocate_in_part(self, fresh: Sequence[ReadT], call: Call) -> dict[str, Any] | None:
-        """The same from the nodes that matter to a few claims; None where all is to be looked at."""
-        return None
+        """The same from the nodes that matter to these claims, in a fleet where nothing is wrong; None where all is to
+        be looked at: it is not certain what matters, or claims that fit by themselves do not fit together."""
+        keys = {read.key for read in fresh}
+        if not self._echoes.are_all or not len(fresh) == len(keys) <= MAX_CLAIMS:
+            return None
+        state = self._state
+        state.index.allowance.begin(call.ends, call.started, is_quick=call.is_quick)
+        try:
+            requested = self._ask_alone(fresh)
+            outcome = None if requested is None else self._search_in_part(requested, call)
+        except OutOfTime:
+            return None
+        except self._errors:
+            return None
+        if requested is None or outcome is None:
+            return None
+        given = self._accept_all(requested, *outcome)
+        if given is None:
+            return None
+        answers, placed = dict(given), frozenset(given)
+        self._explainer.given_now = placed
+        try:
+            for ask in requested:
+                if ask.read.key not in placed:
+                    answers[ask.read.key] = self._refuse_in_time(ask)
+        except self._errors:  # of devices that only a reason looks at
+            for key in placed:
+                self._release(key)
+            return None
+        finally:
+            self._explainer.given_now = frozenset()
+        self._assumed |= placed
+        levels = add_rejected_claims(outcome[0].levels, [read.priority for read in fresh])
+        solution = Solution((), tuple(levels), True, time.monotonic() - call.started, ())
+        shown = [*self._echoes.all_but(placed), *answers.values()]
+        shown.sort(key=lambda answer: (answer["namespace"], answer["name"]))
+        return {**solution.to_dict(), "claims": shown}
+
+    def _refuse_in_time(self, ask: _Request[ReadT, QueryT]) -> Answer:
+        try:
+            return self._refuse(ask.read, ask.query)
+        except OutOfTime as error:
+            self._state.index.forget()
+            return self._write(timeout_rejection(ask.read, error).answer())
+
+    def _ask_alone(self, fresh: Sequence[ReadT]) -> list[_Request[ReadT, QueryT]] | None:
+        """What claims ask the index for, and whether they fit by themselves; None where it has no words for one."""
+        requested = []
+        for read in fresh:
+            if not (self._is_waiting(read) and self._is_plain(read)) or read.group is not None or read.excluded_nodes:
+                return None
+            query = self._query(read)
+            if query is None or isinstance(query, RejectedClaim) or not query.is_monotone:
+                return None
+            shape = self._state.places.shape(query)
+            fits = self._state.places.find(query, read.pinned_node) is not None
+            if query.is_strange or not isinstance(shape, ShapeSearch) or shape.wide:
+                return None
+            requested.append(_Request(read, query, shape, fits))
+        return requested
+
+    def _search_in_part(
+        self, requested: Sequence[_Request[ReadT, QueryT]], call: Call
+    ) -> tuple[SearchOutcome, Mapping[Key, ChosenPlace]] | None:
+        """Places for all claims that fit by themselves; None where that is not certain to be right."""
+        index = self._state.index
+        pins = [pin for ask in requested if (pin := ask.read.pinned_node) is not None and pin in index.records]
+        records = nodes_that_matter(index, [ask.shape for ask in requested], pins, len(requested))
+        if records is None:
+            return None
+        subset = self._explainer.subset(self._state.rules, records)
+        units = self._units([ask.read for ask in requested], subset)
+        if units is None or any(self._is_costly(ask.read) for ask in requested):
+            return None
+        index.allowance.begin_search()
+        held, ends = self._explainer.holdings(subset), call.search_end()
+        outcome = search_parts(
+            *(subset.snapshot, held, units), policy=self._state.policy, ends=ends, is_quick=call.is_quick
+        )
+        spots = {one.demand.key: place_in_fleet(one, subset, records) for one in outcome.placements}
+        if outcome.doubtful or any(ask.fits and ask.read.key not in spots for ask in requested):
+            return None
+        return outcome, spots
+
+    def _accept_all(
+        self, requested: Sequence[_Request[ReadT, QueryT]], outcome: SearchOutcome, spots: Mapping[Key, ChosenPlace]
+    ) -> dict[Key, Answer] | None:
+        """Check, keep and answer what was found for several claims; None where one is disputed, and nothing is kept."""
+        given: dict[Key, Answer] = {}
+        is_kept = False
+        try:
+            for ask in requested:
+                if ask.read.key in spots:
+                    answer = self._accept(ask.read, ask.query, spots[ask.read.key])
+                    if not answer["allocated"]:
+                        return None
+                    given[ask.read.key] = answer
+            is_kept = True
+        finally:
+            if not is_kept:
+                for key in given:
+                    self._release(key)
+        return given
 
     def _record_all(self, solution: Solution, waiting: Iterable[ReadT]) -> None:
         """Keep what claims got that held nothing before."""
@@ -201,7 +327,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     # -- claims that wait ----------------------------------------------------------------------------------------------
 
     def gains(self) -> Gains:
-        """What has become free or new since this was last asked."""
+        """What has become free or new since this was last requested."""
         index, (edition, names) = self._state.index, self._edition()
         room = index.room_gained()
         kinds, index.gained = frozenset(index.gained), set()
@@ -252,7 +378,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         drivers = None if None in named else frozenset().union(*(one for one in named if one is not None))
         if places.find(query, read.pinned_node) is None:
             return Prospects(key, kinds, drivers, fits=False, most=0, least=least)
-        most = None if kinds is None else _most_copies(shape.demand, self._stats)
+        most = None if kinds is None else _most_copies(shape.demand, self._explainer.stats)
         return Prospects(key, kinds, drivers, fits=True, most=most, least=least)
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -308,6 +434,23 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """The answer to a claim that is invalid or has devices; None for one that is to be solved."""
 
     @abstractmethod
+    def _held_answer(self, key: Key) -> ClaimAnswer:
+        """The answer to a claim that holds devices."""
+
+    def _is_plain(self, read: ReadT) -> bool:
+        """Whether nothing is to be said of how a claim is written, but in its answer."""
+        return True
+
+    @abstractmethod
+    def _units(self, reads: Sequence[ReadT], subset: FleetSubset[Any]) -> Sequence[PlacementUnit] | None:
+        """Claims that stand alone in terms of a subset, in the order in which they are decided; None where one is
+        refused."""
+
+    @abstractmethod
+    def _is_costly(self, read: ReadT) -> bool:
+        """Whether an expression of a claim costs more than is free: on all devices it may cost too much."""
+
+    @abstractmethod
     def _is_waiting(self, read: ReadT) -> bool:
         """Whether a claim is valid, and holds nothing."""
 
@@ -351,7 +494,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     @abstractmethod
     def _fresh(self, claims: Iterable[Manifest]) -> list[ReadT]:
-        """Claims that are asked for, as they were read, but for those that hold devices."""
+        """Claims that are requested for, as they were read, but for those that hold devices."""
 
     @abstractmethod
     def _prepare(self, fresh: Sequence[ReadT], call: Call) -> UnsolvedProblem[Any]:

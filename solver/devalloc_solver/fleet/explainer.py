@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Generic, TypeVar
 
 from devalloc_solver.fleet.fleet_stats import FleetStats, PoolOrder
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.subset import FleetSubset, JudgeT, make_subset
+from devalloc_solver.fleet.subset import FleetSubset, JudgeT, holdings_on, make_subset
+from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_ANSWERS = 1_000
@@ -38,6 +39,8 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
         """of ``stats``, when what is kept here began"""
         self._answers: dict[Hashable, tuple[int, AnswerT]] = {}
         """what was asked -> (stamp of ``stats``, answer)"""
+        self.given_now: Set[Key] = frozenset()
+        """claims that were given their devices together with the one that is explained"""
         self._subsets: dict[tuple[NodeRecord, ...], FleetSubset[JudgeT]] = {}
 
     @property
@@ -62,6 +65,7 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
 
     def _remembered(self, key: Hashable, find: Callable[[], AnswerT | None]) -> AnswerT | None:
         """The answer that was given to the same, or the one that is found now, if any."""
+        key = key, self.given_now
         cached = self._answers.get(key)
         if cached is not None and cached[0] == self.stats.stamp:
             return cached[1]
@@ -71,6 +75,20 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
         if answer is not None and not self.index.allowance.is_over:
             self._answers[key] = self.stats.stamp, answer
         return answer
+
+    def holdings(self, subset: FleetSubset[JudgeT]) -> list[Holding]:
+        """What claims hold of a subset, by name of the claim."""
+        return holdings_on(self.holders, subset.places, self.given_now)
+
+    def _given_ranks(self) -> set[int]:
+        """Ranks of the nodes where claims were given devices now: where these leave, less is lost."""
+        items = (item for key in self.given_now for item in self.index.held.get(key, ()))
+        return {self.index.records[node].rank for node, *_ in items if node is not None}
+
+    def subset(self, rules: RulesT, records: Sequence[NodeRecord]) -> FleetSubset[JudgeT]:
+        """Some nodes, in natural order, as a problem of its own."""
+        self._catch_up(rules)
+        return self._subset(tuple(records))
 
     def _subset(self, records: tuple[NodeRecord, ...]) -> FleetSubset[JudgeT]:
         """Some nodes, in natural order, after the network where it is one of them."""

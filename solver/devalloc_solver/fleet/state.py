@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.place_finder import PlaceFinder
@@ -32,6 +33,8 @@ class FleetState(ABC):
         self.policy = policy
         self.index = NodeIndex(policy, read=read)
         self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
+        self.edition = 0
+        """changes so far by which something may be wrong that was not"""
         self._use_matters: set[Node] = set()
         """nodes of which some device is there, or is as it is, only as long as it is in use"""
 
@@ -41,6 +44,15 @@ class FleetState(ABC):
         return self.holders.by_claim
 
     # -- what the dialects differ in -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rules(self) -> Any:
+        """What classes say now. The index is up to date once this was asked for."""
+
+    @abstractmethod
+    def source(self, key: Key) -> object:
+        """What a claim has its devices from: another object once it has others."""
 
     @abstractmethod
     def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.node_index import HeldItem, Holders
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.pipeline.strategy import place_unit
-from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Key, Usage
+from devalloc_solver.problem.allocations import GIVEN_NOW, AllocatedDevice, Holding, Key, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -58,17 +58,21 @@ def make_subset(
     return FleetSubset(snapshot, places, kinds, judge(snapshot))
 
 
-def allocation_on(key: Key, holders: Holders, places: Places) -> Holding:
+def holding_on(key: Key, holders: Holders, places: Places, given_now: Set[Key] = frozenset()) -> Holding:
     """What a claim holds of a subset."""
     items = [AllocatedDevice(places[n][d], amounts) for n, d, amounts in holders.index.held[key] if n in places]
     items.sort(key=lambda one: one.device)
     held = holders.by_claim[key]
-    return Holding(key, held.priority, tuple(items), held.leave)
+    return Holding(key, held.priority, tuple(items), GIVEN_NOW if key in given_now else held.leave)
 
 
-def allocations_on(holders: Holders, places: Places) -> list[Holding]:
-    """What claims hold of a subset, by name of the claim."""
-    return [allocation_on(key, holders, places) for key in sorted(holders.on_nodes(places))]
+def holdings_on(holders: Holders, places: Places, given_now: Set[Key] = frozenset()) -> list[Holding]:
+    """What claims hold of a subset, by name of the claim.
+
+    Args:
+        given_now: claims that were given their devices in this batch.
+    """
+    return [holding_on(key, holders, places, given_now) for key in sorted(holders.on_nodes(places))]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +94,11 @@ class WholeFleet(Generic[JudgeT]):
     def snapshot(self) -> Snapshot:
         return self.subset.snapshot
 
-    def allocations(self) -> list[Holding]:
-        """What claims hold, by name of the claim."""
+    def holdings(self, given_now: Set[Key]) -> list[Holding]:
+        """What claims hold, by name of the claim; see ``holdings_on``."""
         self._catch_up()
-        return [self._allocations[key][1] for key in sorted(self._allocations)]
+        held = [self._allocations[key][1] for key in sorted(self._allocations)]
+        return [replace(one, leave=GIVEN_NOW) if one.owner in given_now else one for one in held]
 
     def usage(self) -> Usage:
         """What is in use: the same object until it changes."""
@@ -130,7 +135,7 @@ class WholeFleet(Generic[JudgeT]):
             had_any = allocations.pop(key, None) is not None
             items = held.get(key)
             if items:
-                allocations[key] = items, allocation_on(key, self.holders, places)
+                allocations[key] = items, holding_on(key, self.holders, places)
             if had_any:
                 self._usage = None
             elif items and self._usage is not None:

@@ -6,8 +6,7 @@ have a place at once, the first by order (S17). The others cannot get anything b
 helps, so it wakes none.
 
 Units that are satisfied together, such as a group, are a class of their own. They are woken by whatever could help one
-of them. Units may also wait for a pause to end, or for something outside of the fleet, such as a quota, of whose
-changes the caller knows.
+of them.
 """
 
 from __future__ import annotations
@@ -186,9 +185,6 @@ class WaitingBook:
     _by_rules: dict[Hashable, None] = field(default_factory=dict)
     """classes of which a claim is refused by the rules, whatever is free"""
     _pauses: dict[Hashable, _Pause] = field(default_factory=dict)
-    _causes: dict[Hashable, Sequence[Hashable]] = field(default_factory=dict)
-    """unit -> what outside of the fleet it waits for"""
-    _by_cause: dict[Hashable, dict[Hashable, None]] = field(default_factory=dict)
     _dirty: dict[str, dict[Hashable, None]] = field(default_factory=dict)
     """namespace -> classes that a change could have helped"""
     _ages: OrderedDict[str, _Ages] = field(default_factory=OrderedDict)
@@ -218,7 +214,7 @@ class WaitingBook:
     @property
     def units(self) -> Set[Hashable]:
         """All units that wait, including those that are being solved now."""
-        return self._class_of.keys() | self._pauses.keys() | self._causes.keys()
+        return self._class_of.keys() | self._pauses.keys()
 
     def equals(self, unit: Hashable) -> list[Hashable]:
         """All units that wait for the same thing as this unit, including itself; empty if it does not wait."""
@@ -284,8 +280,6 @@ class WaitingBook:
         """Remove a unit that no longer waits, or that others solve."""
         if unit in self._pauses:
             self._pauses[unit].until = math.inf
-        for cause in self._causes.pop(unit, ()):
-            _remove(self._by_cause, cause, unit)
         key = self._class_of.pop(unit, None)
         if key is None:
             return
@@ -351,17 +345,6 @@ class WaitingBook:
 
     def _is_dirty(self, key: Hashable, record: _Class) -> bool:
         return key in self._dirty.get(record.namespace, ())
-
-    def rest_for(self, unit: Hashable, *causes: Hashable) -> None:
-        """Record that a unit is not to be solved before one of these changes, which are outside of the fleet."""
-        self.discard(unit)
-        self._causes[unit] = causes
-        for cause in causes:
-            self._by_cause.setdefault(cause, {})[unit] = None
-
-    def waiting_for(self, cause: Hashable) -> list[Hashable]:
-        """The units that wait for a change of something outside of the fleet."""
-        return [*self._by_cause.get(cause, ())]
 
     # -- what takes too long -------------------------------------------------------------------------------------------
 

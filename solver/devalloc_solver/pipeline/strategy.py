@@ -14,6 +14,7 @@ from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
+from devalloc_solver.pipeline.natural_order import in_natural_order
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Holding, Usage
@@ -114,11 +115,14 @@ def search_parts(
         outcomes.append(outcome)
         parts = parts[1:]
     outcome = outcomes[0] if len(outcomes) == 1 else _combined_outcome(outcomes)
+    placements = outcome.placements
     if policy.weighs_loads and len(units) > 1:
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
-        return replace(outcome, placements=_most_even(snapshot, allocations, tried, outcome.placements, ends))
-    return outcome
+        placements = _most_even(snapshot, allocations, tried, placements, ends)
+    if len(placements) > 1:
+        placements = in_natural_order(snapshot, allocations, placements)
+    return replace(outcome, placements=placements)
 
 
 def _search_quickly(

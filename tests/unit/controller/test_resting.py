@@ -226,8 +226,7 @@ def test_thousands_of_claims_that_are_given_back_at_once_cost_no_more_each_howev
         holding = {Key("DeviceClaim", "a", f"h{number}"): {**gpu_claim(f"h{number}", namespace="a"), "status": entries}
                    for number in range(count)}  # fmt: skip
         for key in waiting:
-            rests._enter(Unit(key), [key], waiting, {})
-            rests.solver.waiting.rest_for(Unit(key), "a")
+            rests._enter(Unit(key), [key], waiting, {}, by_admission=True)
         look = partial(rests.look, waiting, {**waiting, **holding}, holding.keys())
         costs.append(calls(partial(assert_that_a_hundred_are_looked_at, look)))
     assert costs[1] < 5 * costs[0], "four times as many"
@@ -252,7 +251,7 @@ def test_what_rests_costs_a_round_nothing_and_what_changed_is_looked_at_in_order
     objects = OnlyLookedUp(claims)
     first = rests.look(objects, {}, claims.keys())
     for key in first:
-        rests._enter(Unit(key), [key], first, {})
+        rests._enter(Unit(key), [key], first, {}, by_admission=True)
     rests._awake, rests._postponed = set(), PostponedUnits()  # as if the others rested as well
     assert rests.look(objects, objects, ()) == {}
 
@@ -363,7 +362,7 @@ def test_a_unit_that_a_second_change_could_help_waits_once_behind_more_urgent_on
     objects = {Key("DeviceClaim", "default", claim["metadata"]["name"]): claim for claim in claims}
     key, urgent = objects
     rests = RestingObjects(ScriptedSolver(Unit(key)))
-    rests._enter(Unit(key), [key], objects, {})
+    rests._enter(Unit(key), [key], objects, {}, by_admission=False)
     rests._postpone(Unit(urgent), order_of(objects[urgent]), {urgent: objects[urgent]})
     for _ in range(2):
         assert rests.wake({}, objects) is None

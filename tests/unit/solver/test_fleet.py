@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests, testing
-from devalloc_solver.dialects.device_claims import fleet_part as part
+from devalloc_solver.dialects.device_claims import fleet as fleet_module
 from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
 from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.fleet import node_index as index_nodes
@@ -480,7 +480,7 @@ def test_an_echo_looks_at_the_pools_of_its_claim_only(monkeypatch: pytest.Monkey
         seen.append(len(pools))
         return take_snapshot(pools)
 
-    monkeypatch.setattr(part, "take_snapshot", taken)
+    monkeypatch.setattr(fleet_module, "take_snapshot", taken)
     documents = fleet_of(20)
     fleet = Fleet.from_manifests(documents)
     status = {"allocations": [entry("p7", "g1"), entry("p7", "gone"), entry("nowhere", "g0")]}

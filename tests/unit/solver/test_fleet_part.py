@@ -12,11 +12,13 @@ import pytest
 from devalloc.api.meta import GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
-from devalloc_solver.dialects.device_claims.fleet import DeviceClaimFleet
 from devalloc_solver.dialects.device_claims.fleet_explainer import DeviceClaimsExplainer
 from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal
+from devalloc_solver.fleet.backend import FleetBackend
 from devalloc_solver.testing import device, device_class, pool
+from tests.support import dra_builders as dra
+from tests.support.examples import examples
 from tests.support.manifests import claim
 
 Manifest = dict[str, Any]
@@ -59,7 +61,7 @@ def drawn(random: Random, name: str) -> Manifest:
 
 
 def whole(warm: Fleet, claims: list[Manifest]) -> Any:
-    with patch.object(DeviceClaimFleet, "_allocate_in_part", return_value=None):
+    with patch.object(FleetBackend, "_allocate_in_part", return_value=None):
         return warm.allocate_all(claims)
 
 
@@ -87,6 +89,83 @@ def test_the_answers_are_those_of_the_whole_fleet(placement: str) -> None:
                 warm.release("default", gone)
                 warm.delete(wants(gone))
     assert in_part > 20
+
+
+def cluster() -> Fleet:
+    """The same of resource.k8s.io, with devices that nodes share."""
+    documents: list[Manifest] = [
+        dra.device_class("gpu", "device.driver == 'g'"),
+        dra.device_class("nic", "device.driver == 'n'"),
+        dra.slice_("all", dra.devices("x", "y"), driver="fabric", pool="all", allNodes=True),
+    ]
+    for node in range(8):
+        gpus = [
+            dra.device(f"d{n}", attributes={"numa": {"int": n // 2}, "id": {"string": f"{node}-{n}"}}) for n in range(4)
+        ]
+        documents.append(dra.slice_(f"g{node}", gpus, driver="g", pool=f"g{node}", nodeName=f"node-{node}"))
+        documents.append(
+            dra.slice_(f"n{node}", dra.devices("d0"), driver="n", pool=f"n{node}", nodeName=f"node-{node}")
+        )
+    warm = Fleet.from_manifests(documents)
+    warm.allocate_all([])
+    return warm
+
+
+def drawn_resource_claim(random: Random, name: str) -> Manifest:
+    count = random.choice([1, 1, 2, 3, 5])
+    kind = random.randrange(6)
+    requests = [dra.request("r", count, class_name="gpu")]
+    constraints: list[Manifest] = []
+    if kind == 0:
+        requests.append(dra.request("x", 1, class_name="nic"))
+    if kind == 1:
+        constraints = [{"requests": ["r"], "matchAttribute": "g/numa"}]
+    if kind == 2:
+        requests = [dra.request("r", 1, f"device.attributes['g'].id == '{random.randrange(9)}-1'", class_name="gpu")]
+    if kind == 3 and random.random() < 0.3:
+        requests = [dra.request("r", 1, "device.driver == 'fabric'", class_name=random.choice(["nic", "missing"]))]
+    wanted = dra.claim(*requests, name=name, constraints=constraints)
+    if random.random() < 0.3:
+        wanted["metadata"].setdefault("annotations", {})["devalloc.io/priority"] = str(random.randrange(3))
+    return wanted
+
+
+@pytest.mark.parametrize("seed", range(examples(6, 0.05)))
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["DeviceClaims", "ResourceClaims"])
+def test_refusals_of_a_crowded_fleet_are_those_of_the_whole_fleet(is_cluster: bool, seed: int) -> None:
+    random = Random(seed)
+    placement = random.choice(["pack", "spread"])
+    one, other = (cluster(), cluster()) if is_cluster else (fleet(placement, nodes=6), fleet(placement, nodes=6))
+    make, kind = (drawn_resource_claim, "ResourceClaim") if is_cluster else (drawn, "DeviceClaim")
+    live: list[str] = []
+    refused = turns = 0
+    for turn in range(25):
+        claims = [make(random, f"c{turn}-{number}") for number in range(random.choice([1, 2, 3, 5]))]
+        answer, expected = one.allocate_all(claims), whole(other, claims)
+        assert goals(answer) == goals(expected)
+        if devices(answer) != devices(expected):
+            break  # of nodes that are equal, another one was taken: from now on they are two fleets
+        assert shown(answer) == shown(expected)
+        turns += 1
+        refused += sum(not each["allocated"] for each in answer["claims"])
+        live += [each["name"] for each in answer["claims"] if each["allocated"] and each["name"] not in live]
+        while live and random.random() < 0.6:
+            gone = live.pop(random.randrange(len(live)))
+            for warm in (one, other):
+                warm.release("default", gone)
+                warm.delete({"kind": kind, "metadata": {"namespace": "default", "name": gone}})
+    assert refused
+    assert turns > 15
+
+
+def goals(answer: Any) -> object:
+    """What goals 1 to 4 of S17 say of an answer."""
+    answers = [(each["name"], each["allocated"], each["oneOf"], each["reason"]) for each in answer["claims"]]
+    return answer["objective"], answer["optimal"], answer["problems"], answers
+
+
+def devices(answer: Any) -> object:
+    return [each["allocations"] for each in answer["claims"]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
-from devalloc_solver.fleet import waiting as waiting_module
 from devalloc_solver.fleet.waiting import FIRST_REFRESHED, REFRESH_SECONDS, YIELD_SECONDS, WaitingBook
 from tests.support import random_fleets
 from tests.support.examples import examples
@@ -323,44 +322,3 @@ def test_units_are_woken_again_if_an_error_kept_them_from_being_heard_of(
         with pytest.raises(RuntimeError):
             waiting.change(released="held-0")
     assert waiting.book.wake(waiting.fleet) == ["w0", "w1"]
-
-
-def test_a_unit_that_waits_for_something_outside_of_the_fleet_waits_until_it_is_discarded() -> None:
-    book = WaitingBook()
-    book.rest_for("a", "quota", "classes")
-    book.rest_for("b", "quota")
-    assert book.waiting_for("quota") == ["a", "b"]
-    assert book.units == {"a", "b"}
-    book.rest_for("b", "hosts")
-    book.discard("a")
-    assert [book.waiting_for(cause) for cause in ("quota", "classes", "hosts")] == [[], [], ["b"]]
-    book.discard("b")
-    assert book.units == set()
-
-
-def test_a_pause_is_twice_as_long_each_time_in_a_row_and_as_long_as_is_asked_for() -> None:
-    now = [0.0]
-    book = WaitingBook(clock=lambda: now[0])
-    for seconds in (60.0, 120.0, 240.0, 480.0, 960.0, 960.0):
-        assert book.pause("a")
-        now[0] += seconds - 1
-        assert (book.is_paused("a"), book.due()) == (True, [])
-        now[0] += 1
-        assert book.due() == ["a"]
-    book.end_pauses("a")
-    assert book.pause("a", at_least=100.0)
-    now[0] += 99
-    assert book.due() == []
-    book.discard("a")
-    assert not book.is_paused("a")
-    now[0] += 1
-    assert book.due() == [], "it is solved by others now"
-    assert book.pause("a")
-    now[0] += 119
-    assert book.due() == [], "that was the second time in a row"
-
-
-def test_so_many_units_have_a_pause_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_module, "MAX_PAUSES", 2)
-    book = WaitingBook()
-    assert [book.pause(unit) for unit in "abca"] == [True, True, False, True]

@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
+from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
-from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import Call
-from devalloc_solver.dialects.device_claims.fleet_part import Echoes, part_for, settled_answer
+from devalloc_solver.dialects.device_claims.answers import allocated_answer
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery
 from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     DeviceClaimReader,
     ManifestRecord,
+    full_name,
     name_of,
+    pools_of,
     read_manifest,
+    select_valid,
 )
 from devalloc_solver.dialects.device_claims.placed_claims import place_claim
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
 from devalloc_solver.dialects.device_claims.solve import solve_input
+from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
 from devalloc_solver.eligibility.judge import ExpressionError
 from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.placed import PlacedClaim
-from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
+from devalloc_solver.fleet.subset import FleetSubset
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
+from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement_policy import PlacementPolicy
+from devalloc_solver.problem.snapshot import take_snapshot
 
 
 class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClaimQuery]):
@@ -46,10 +56,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
 
     def __init__(self, state: DeviceFleetState, cel_check: str) -> None:
         """Use ``from_manifests``."""
-        super().__init__(state, DeviceClaimReader(), state.refusals.stats)
+        super().__init__(state, DeviceClaimReader(), state.refusals)
         self._cel_check = cel_check
         self._standing = SolveCache()
-        self._echoes = Echoes(state)
 
     @classmethod
     def from_manifests(
@@ -87,6 +96,11 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
             state.replace(read)
         return answer
 
+    def _is_costly(self, read: ManifestRecord) -> bool:
+        costs = self._state.rules.shared.judge.costs
+        details = (detail for entry in read.valid.spec.claims for detail in entry.alternatives)
+        return any(costs.of(detail.constraints) for detail in details if detail.constraints)
+
     def _is_waiting(self, read: ManifestRecord) -> bool:
         if not isinstance(read, ClaimRecord) or read.is_deleting or read.is_allocated:
             return False
@@ -96,8 +110,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         return answer.to_dict()
 
     def _query(self, read: ManifestRecord) -> DeviceClaimQuery | RejectedClaim:
-        assert isinstance(read, ClaimRecord)
-        return self._state.query(read)
+        return self._state.query(read.valid)
 
     def _explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
         return self._state.refusals.explain(query)
@@ -119,8 +132,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
 
     def _check(self, read: ManifestRecord, placed: PlacedClaim) -> RejectedClaim | None:
         judge, answer = self._state.judge, placed.answer
-        assert isinstance(read, ClaimRecord)
-        violations = judge.judge(read, answer)
+        violations = judge.judge(read.valid, answer)
         if violations:
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
         if judge.disagreements:
@@ -130,8 +142,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         return None
 
     def _grant(self, read: ManifestRecord, placed: PlacedClaim) -> None:
-        assert isinstance(read, ClaimRecord)
-        self._state.grant(read, placed)
+        self._state.grant(read.valid, placed)
 
     def _record(self, read: ManifestRecord, answer: ClaimAnswer) -> None:
         if isinstance(read, ClaimRecord) and answer.key not in self._state.allocations:
@@ -146,57 +157,24 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
     def kinds(self) -> Iterator[str]:
         return (name[0] for name, same in self._state.documents.by_name.items() for _ in same)
 
-    def _allocate_in_part(self, fresh: Sequence[ManifestRecord], call: Call) -> dict[str, Any] | None:
-        """The same for a few claims in a fleet where nothing is wrong, from the nodes that matter to them; None where
-        all is to be looked at: one gets nothing although it has a place of its own, or it is not certain what
-        matters."""
-        state = self._state
-        claims = [read for read in fresh if isinstance(read, ClaimRecord)]
-        keys = {claim.key for claim in claims}
-        if not self._echoes.are_all or len(keys) < len(fresh):
-            return None
-        state.index.allowance.begin(call.ends, call.started, call.started, is_quick=call.is_quick)
-        try:
-            part = part_for(state, claims)
-            if part is None:
-                return None
-            queries = [query for claim in claims if not isinstance(query := self._query(claim), RejectedClaim)]
-            hopeless = {q.claim.key: q for q in queries if state.places.find(q, q.claim.pinned_node) is None}
-        except (ExpressionError, OutOfTime):
-            return None
-        solution = solve_input(part, state.policy, call, cel_check=self._cel_check)
-        placed = [answer for answer in solution.claims if answer.key in keys and answer.allocated]
-        left = keys - {answer.key for answer in placed}
-        if not left <= hopeless.keys() or solution.problems or solution.unproven:
-            return None
-        self._record_all(solution, claims)
-        given = frozenset(answer.key for answer in placed)
-        try:
-            placed += [self._refuse(hopeless[key], given) for key in sorted(left)]
-        except ExpressionError:  # its budget is spent on devices that only a reason looks at
-            for key in given:
-                self.release(*key)
-            return None
-        answers = [*self._echoes.all_but(keys), *(answer.to_dict() for answer in placed)]
-        answers.sort(key=lambda answer: (answer["namespace"], answer["name"]))
-        return {**solution.to_dict(), "claims": answers}
+    def _held_answer(self, key: Key) -> ClaimAnswer:
+        return settled_answer(self._state, self._state.stored(key))
 
-    def _refuse(self, query: DeviceClaimQuery, given: frozenset[Key]) -> ClaimAnswer:
-        """The answer to a claim that fits nowhere, beside claims that were given devices in the same call."""
-        try:
-            return self._state.refusals.explain(query, given)
-        except OutOfTime as error:
-            self._state.index.forget()
-            return timeout_rejection(query.claim, error).answer()
+    def _units(
+        self, reads: Sequence[ManifestRecord], subset: FleetSubset[CandidateFinder]
+    ) -> Sequence[PlacementUnit] | None:
+        claims = tuple(read.valid.model for read in reads)
+        units, refused = build_units(replace(self._state.rules.problem_input, claims=claims), subset.judge)
+        return None if refused else units
 
     def _prepare(self, fresh: Sequence[ManifestRecord], call: Call) -> DeviceClaimProblem:
         return prepare(self._state.everything(fresh), self._standing, call)
 
     def _solve(self, fresh: Sequence[ManifestRecord], call: Call) -> tuple[Solution, Iterable[ManifestRecord]]:
         state = self._state
-        everything, before = state.everything(fresh), {*state.allocations}
-        solution = solve_input(everything, state.policy, call, self._standing, cel_check=self._cel_check)
-        self._echoes.note(solution, before)
+        solution = solve_input(
+            *(state.everything(fresh), state.policy, call, self._standing), cel_check=self._cel_check
+        )
         return solution, (*state.pending(), *fresh)
 
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
@@ -241,3 +219,23 @@ def _class_expression_error(document: ManifestRecord) -> Iterator[Problem]:
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
             yield Problem(message, path="spec.constraints", kind="DeviceClass", name=document.object.metadata.name)
+
+
+def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer:
+    """The answer of the stages to a claim that is allocated or invalid.
+
+    Several claims of its name make each other invalid, and the first counts that holds anything.
+    """
+    problem_input = select_valid(state.of_claim(read))
+    if problem_input.refused:
+        return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
+    (claim,) = problem_input.claims
+    snapshot, _ = take_snapshot([*_pools_named(claim, state)])
+    _, lost, _ = read_allocations(snapshot, [Holder.of(claim, state.rules.problem_input.classes)])
+    return allocated_answer(claim, snapshot, lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ()))
+
+
+def _pools_named(claim: DeviceClaim, state: DeviceFleetState) -> Iterator[DevicePool]:
+    assert claim.status is not None
+    for name in dict.fromkeys(entry.device_pool_name for entry in claim.status.allocations):
+        yield from pools_of(state.documents.by_name.get(full_name("DevicePool", None, name), ()))

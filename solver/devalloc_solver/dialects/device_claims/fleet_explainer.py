@@ -29,10 +29,8 @@ from devalloc_solver.fleet.node_index import Holders
 from devalloc_solver.fleet.place_finder import PlaceFinder
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
-from devalloc_solver.fleet.subset import allocations_on
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.problem.allocations import GIVEN_NOW, Key
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot, with_index
@@ -86,16 +84,12 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._slips: TypoFinder | None = None
         self._node_selections: dict[object, NodeSelection] = {}
         self._splits: dict[tuple[str, ...], RefinedKinds] = {}
-        self._given: frozenset[Key] = frozenset()
 
-    def explain(self, query: DeviceClaimQuery, given: frozenset[Key] = frozenset()) -> ClaimAnswer:
-        """The answer for a claim without a group that fits nowhere now.
-
-        ``given``: claims that got their devices in the same call; see ``GIVEN_NOW``.
-        """
-        claim, self._given = query.claim, given
+    def explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
+        """The answer for a claim without a group that fits nowhere now."""
+        claim = query.claim
         self._catch_up(query.rules)
-        key = (query.shape, claim.pinned_node, claim.priority, tuple(self.invalid_pools.items()), given)
+        key = (query.shape, claim.pinned_node, claim.priority, tuple(self.invalid_pools.items()))
         answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
@@ -132,9 +126,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         if choice is None:
             return None
         pinned = self.index.records.get(claim.pinned_node or "")
-        given = {node for key in self._given for node, _, _ in self.index.held[key] if node is not None}
-        ranks = {*choice.ranks, *(() if pinned is None else (pinned.rank,))}
-        ranks.update(self.index.records[node].rank for node in given)
+        ranks = {*choice.ranks, *self._given_ranks(), *(() if pinned is None else (pinned.rank,))}
         answer, edits = self._answer_from(query, claim, ranks)
         if edits and _claims_to_release(answer):
             # Once these are made, other nodes may be those where the fewest claims are in the way.
@@ -225,11 +217,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         if fleet is not None and self.index.network is not None:
             records = [self.stats.record(NETWORK), *records]
         subset = self._subset(tuple(records))
-        allocations = [
-            replace(one, leave=GIVEN_NOW) if one.owner in self._given else one
-            for one in allocations_on(self.holders, subset.places)
-        ]
-        ends = self.index.allowance.until
+        allocations, ends = self.holdings(subset), self.index.allowance.until
         totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
         demand = outside_excluded(query.demand(subset.judge), subset.snapshot, {})

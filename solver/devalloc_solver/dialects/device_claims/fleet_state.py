@@ -78,8 +78,6 @@ class DeviceFleetState(FleetState):
         """the configuration objects, which the rules share"""
         self._are_rules_stale = False
         """whether classes have changed since the rules were made"""
-        self.edition = 0
-        """changes so far by which something may be wrong that was not"""
         self.configs_edition = object()
         """another one whenever there are others than before"""
         self.judge = IncrementalChecker()

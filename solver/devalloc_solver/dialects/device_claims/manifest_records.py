@@ -75,6 +75,11 @@ class ManifestRecord:
         return self.name[1], self.name[2]
 
     @property
+    def valid(self) -> ClaimRecord:
+        assert isinstance(self, ClaimRecord)
+        return self
+
+    @property
     def group(self) -> str | None:
         return None
 

@@ -28,6 +28,8 @@ class ReadResourceClaim(NamedTuple):
     """with the API server's defaults"""
     shape: Hashable | None
     """equal for claims that ask for the same; None if unknown"""
+    has_problems: bool = False
+    """whether anything is to be said of how it is written"""
 
     @property
     def key(self) -> Key:
@@ -74,7 +76,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         if not problem_input.claims:
             return ReadResourceClaim(problem_input.refused[0], filled, None), None
         claim = problem_input.claims[0]
-        outcome = ReadResourceClaim(claim, filled, _shape(filled))
+        outcome = ReadResourceClaim(claim, filled, _shape(filled), bool(problem_input.problems))
         if not is_kept or problem_input.problems or claim.allocation is not None:
             return outcome, None
         own = deepcopy(dict(manifest))  # the caller may write on theirs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
@@ -25,11 +26,11 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     make_result,
     placed_answer,
 )
-from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, amounts_to_take
 from devalloc_solver.dialects.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
-from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
+from devalloc_solver.dialects.resource_k8s.demands import build_units, find_refusal, node_of
 from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED, published_device
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
@@ -60,11 +61,13 @@ from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.placed import PlacedClaim
+from devalloc_solver.fleet.subset import FleetSubset
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import solve_problem
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution, held_answer
+from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Pool
 
@@ -78,7 +81,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
     def __init__(self, state: ClusterState) -> None:
         """Use ``from_manifests``."""
         self._refusals = ClusterExplainer(state)
-        super().__init__(state, ResourceClaimReader(state.gates), self._refusals.stats)
+        super().__init__(state, ResourceClaimReader(state.gates), self._refusals)
         self._gates = state.gates
         self._cache = ClusterCache()
 
@@ -102,6 +105,25 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
             lost = lost_devices(claim.allocation, self._state.absent_devices)
             return held_answer(claim.key, node_of(claim), claim.allocation, lost)
         return None
+
+    def _held_answer(self, key: Key) -> ClaimAnswer:
+        (manifest,) = self._state.objects["ResourceClaim", *key]
+        answer = self._settled(self._reader.read(manifest))
+        assert answer is not None
+        return answer
+
+    def _is_plain(self, read: ReadResourceClaim) -> bool:
+        return not read.has_problems
+
+    def _units(
+        self, reads: Sequence[ReadResourceClaim], subset: FleetSubset[RequestJudge]
+    ) -> Sequence[PlacementUnit] | None:
+        units, refused = build_units(replace(self._state.classes, claims=[read.valid for read in reads]), subset.judge)
+        return None if refused else units
+
+    def _is_costly(self, read: ReadResourceClaim) -> bool:
+        cost_of = self._state.rules.cost_of
+        return any(cost_of(text) for subrequest in read.valid.subrequests for text in subrequest.selectors)
 
     def _is_waiting(self, read: ReadResourceClaim) -> bool:
         return isinstance(read.claim, ResourceClaim) and read.claim.allocation is None

@@ -35,7 +35,7 @@ from devalloc_solver.explain.funnel import FunnelSource
 from devalloc_solver.explain.leaving import MAX_TRIES
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.shape_search import ShapeSearch
-from devalloc_solver.fleet.subset import FleetSubset, WholeFleet, allocations_on, make_subset
+from devalloc_solver.fleet.subset import FleetSubset, WholeFleet, make_subset
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Holding, Usage
@@ -120,7 +120,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
     def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> ClaimAnswer | None:
         """None where a few nodes do not tell what the whole cluster would."""
         index, rules = self.state.index, counts.query.rules
-        ranks = {*self._ranks, *self.stats.emptiest().values(), *counts.named.ranks}
+        ranks = {*self._ranks, *self.stats.emptiest().values(), *counts.named.ranks, *self._given_ranks()}
         if pin in index.records:
             ranks.add(index.records[pin].rank)
         part = self._part(ranks)
@@ -178,7 +178,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         unit = _unit(claim, part, counts.query.rules)
         if unit is None:
             return None, None
-        held = allocations_on(self.holders, part.places)
+        held = self.holdings(part)
         totals = self._totals(ClusterFunnels(part.snapshot, held, counts), self._get_slips(), counts.errors)
         explainer = self._explainer(part, held, totals)
         (answer,) = explainer.explain(unit)
@@ -223,7 +223,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
 
         def find() -> ClaimAnswer:
             totals = self._totals(None, self._whole_slips, None)
-            (answer,) = self._explainer(whole.subset, whole.allocations(), totals).explain(unit)
+            (answer,) = self._explainer(whole.subset, whole.holdings(self.given_now), totals).explain(unit)
             return answer
 
         if unit.kind is None:

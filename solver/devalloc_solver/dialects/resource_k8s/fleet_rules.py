@@ -119,6 +119,10 @@ class ResourceClaimRules:
             return None
         return None if self.is_strange(demand) else _ShapeFacts(demand)
 
+    def cost_of(self, expression: str) -> int:
+        """The steps that an expression has cost beyond what is free."""
+        return self._selectors.costs.of(expression)
+
     @property
     def is_spent(self) -> bool:
         """Whether any expression is too expensive on some device."""

@@ -152,6 +152,9 @@ class ClusterState(FleetState):
         offer = published_device(device)
         return offer.drawn is not None or not offer.nodes
 
+    def source(self, key: Key) -> object:
+        return self.objects["ResourceClaim", *key][0]
+
     def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:
         return (self._places[entry.pool],) if entry.pool in self._places else ()
 
@@ -180,6 +183,24 @@ class ClusterState(FleetState):
         old = self.objects.pop(name, [])
         if documents:
             self.objects[name] = documents
+        key = name[1], name[2]
+        held = self.allocations.get(key) if name[0] == "ResourceClaim" else None
+        is_more = self._replaced(name, old, documents)
+        if name[0] != "ResourceClaim" or self._may_be_wrong(old, documents, held, self.allocations.get(key)):
+            self.edition += 1
+        return is_more
+
+    def _may_be_wrong(
+        self, old: list[Manifest], new: list[Manifest], before: HeldDevices | None, now: HeldDevices | None
+    ) -> bool:
+        """Whether something may be wrong with a claim or with what it holds, now that it replaced another state."""
+        if len(new) > 1:
+            return True
+        if not new or not is_allocated(new[0]):
+            return bool(new) and len(old) > 1
+        return now is None or now != before or len(old) != 1 or old[0].get("spec") != new[0].get("spec")
+
+    def _replaced(self, name: Name, old: list[Manifest], documents: list[Manifest]) -> bool:
         match name[0]:
             case "ResourceClaim" if not any(map(is_allocated, documents)):
                 self.free((name[1], name[2]))

@@ -1,0 +1,110 @@
+"""Goal 6 of S17: wherever it was searched, the first devices of a pool go to the first claims."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
+from devalloc_solver.pipeline import natural_order
+from devalloc_solver.pipeline.natural_order import in_natural_order
+from devalloc_solver.pipeline.strategy import search_parts
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import PACK
+from devalloc_solver.testing import device, device_class, pool
+from tests.support.manifests import claim
+
+Manifest = dict[str, Any]
+CLASSES = [device_class("gpu", driver="g"), device_class("even", driver="g", constraints="device.odd == 0")]
+
+
+def node(size: int = 6, half: int = 3) -> Manifest:
+    attributes = [{"numa": number // half, "odd": number % 2} for number in range(size)]
+    return pool("p", "n", "g", devices=[device(f"d{n}", attributes=own) for n, own in enumerate(attributes)])
+
+
+def wants(name: str, count: int, kind: str = "gpu", priority: int = 0, match: str | None = None) -> Manifest:
+    detail = {"deviceClass": kind, "requests": {"count": count}, **({"matchAttributes": [match]} if match else {})}
+    wanted = claim(name, detail)
+    wanted["metadata"]["annotations"] = {"devalloc.io/priority": str(priority)}
+    return wanted
+
+
+def solved(*documents: Manifest) -> tuple[Any, list[Placement]]:
+    problem = prepare(read_documents([*CLASSES, *documents]))
+    outcome = search_parts(problem.snapshot, problem.allocations, problem.units, policy=PACK, ends=None)
+    return problem, outcome.placements
+
+
+def named(placements: list[Placement]) -> dict[str, list[str]]:
+    return {one.demand.key[1]: [entry.device.name for entry in one.entries] for one in placements}
+
+
+def test_the_first_devices_go_to_the_claim_that_comes_first() -> None:
+    _, placements = solved(node(), wants("b", 1), wants("a", 2), wants("urgent", 1, priority=1))
+    assert named(placements) == {"urgent": ["d0"], "a": ["d1", "d2"], "b": ["d3"]}
+
+
+def test_a_later_claim_keeps_devices_that_agree() -> None:
+    _, placements = solved(node(4, 2), wants("a", 1), wants("b", 1), wants("c", 2, match="numa"))
+    assert named(placements) == {"a": ["d0"], "b": ["d1"], "c": ["d2", "d3"]}
+
+
+def test_a_later_claim_keeps_devices_of_its_class() -> None:
+    _, placements = solved(node(4), wants("a", 2), wants("b", 2, "even"))
+    assert named(placements) == {"a": ["d1", "d3"], "b": ["d0", "d2"]}
+
+
+def test_what_takes_too_long_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, placements = solved(node(), wants("a", 2), wants("b", 2, match="numa"))
+    backwards = exchanged(Random(1), problem, placements)
+    monkeypatch.setattr(natural_order, "MAX_STEPS", 1)
+    assert named(in_natural_order(problem.snapshot, problem.allocations, backwards)) == named(backwards)
+
+
+def exchanged(random: Random, problem: Any, placements: list[Placement]) -> list[Placement]:
+    """Another answer that is as good: claims, drawn in turn, get devices of their pools anew."""
+    order = [*problem.snapshot.devices]
+    for _ in range(200):
+        random.shuffle(order)
+        free, others = [*order], []
+        for placed in sorted(placements, key=lambda _: random.random()):
+            (request,) = {entry.request for entry in placed.entries}
+            able = [one for one in free if one.index in request.candidates.accepted]
+            if request.match:
+                first = random.choice(able or order).attributes["numa"]
+                able = [one for one in able if one.attributes["numa"] == first]
+            given = sorted(able[: len(placed.entries)], key=lambda one: one.index)
+            if len(given) < len(placed.entries):
+                break
+            free = [one for one in free if one not in given]
+            entries = tuple(type(placed.entries[0])(request, one) for one in given)
+            others.append(Placement(placed.demand, placed.node, entries))
+        else:
+            return others
+    return placements
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_does_not_matter_how_devices_were_dealt_before(seed: int) -> None:
+    random = Random(seed)
+    claims = [
+        wants(f"c{number}", random.choice([1, 1, 2]), random.choice(["gpu", "gpu", "even"]), random.randrange(2), match)
+        for number in range(random.choice([2, 3, 4]))
+        for match in [random.choice([None, None, "numa"])]
+    ]
+    problem, placements = solved(node(8, 4), *claims)
+    others = exchanged(random, problem, placements)
+
+    again = in_natural_order(problem.snapshot, problem.allocations, others)
+
+    assert named(again) == named(placements)
+    used = [entry.device.index for placed in again for entry in placed.entries]
+    assert len(used) == len({*used})
+    for placed in again:
+        for entry in placed.entries:
+            assert entry.device.index in entry.request.candidates.accepted
+            assert len({one.device.attributes["numa"] for one in placed.entries}) == 1 or not entry.request.match
