@@ -41,6 +41,8 @@ _Answer = dict[str, Any]
 
 WAKE_SECONDS = 0.02
 """How long a round looks for units that a change could help; the rest is left to the next one."""
+WOKEN = 32
+"""Units after which it does so: each that gets nothing takes 5 ms and more to answer, and new claims wait for that."""
 REFRESHED = 50
 """Units whose refusals a round finds anew, because they are old."""
 REFRESHED_SECONDS = 0.05
@@ -205,7 +207,7 @@ class RoundSolver:
 
         ``has_new``: there are new units, for which old refusals are left to later rounds."""
         fleet = self._take()
-        units = self.waiting.wake(fleet, WAKE_SECONDS)
+        units = self.waiting.wake(fleet, WAKE_SECONDS, WOKEN)
         self._fleet = fleet
         return {*units, *self.waiting.outdated(REFRESHED, REFRESHED_SECONDS, yields=has_new)}
 

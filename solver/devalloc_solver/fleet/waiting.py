@@ -432,20 +432,21 @@ class WaitingBook:
         record.most = len(record.members)  # until it is asked again
         self._dirty.setdefault(record.namespace, {})[key] = None
 
-    def wake(self, fleet: Questioned, seconds: float | None = None) -> list[Hashable]:
+    def wake(self, fleet: Questioned, seconds: float | None = None, count: int | None = None) -> list[Hashable]:
         """The units that must be solved again, because they, or a unit that equals them, may fit now.
 
-        ``seconds``: the time for this call; the next call continues, and namespaces take turns. None for no limit.
+        ``seconds``: the time for this call, and ``count``: after so many units it ends; None for no limit. The next
+        call continues. Namespaces take turns, and of each the most urgent are asked about first.
         """
         ends = None if seconds is None else self.clock() + seconds
         woken: list[Hashable] = []
-        turns = [[*keys] for keys in self._dirty.values()]
+        turns = [sorted(keys, key=lambda key: self._classes[key].members[0][0]) for keys in self._dirty.values()]
         try:
             for number in range(max(map(len, turns), default=0)):
                 for keys in turns:
                     if number < len(keys):
                         woken += self._ask(fleet, keys[number])
-                        if ends is not None and self.clock() >= ends:
+                        if (count is not None and len(woken) >= count) or (ends is not None and self.clock() >= ends):
                             return woken
         except BaseException:
             for unit in woken:  # no caller hears of them

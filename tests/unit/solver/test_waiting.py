@@ -224,6 +224,18 @@ def test_namespaces_take_turns_and_the_rest_is_left_to_the_next_call(waiting: Wa
     assert waiting.book.is_behind
 
 
+def test_a_call_wakes_no_more_than_so_many_the_most_urgent_first_and_the_next_call_the_others(waiting: Waiting) -> None:
+    shapes = [of_model(gpu_claim(f"w{number}", namespace="a"), "x' || 'y' == 'y" * number) for number in (3, 1, 2)]
+    for place, claim in zip((3, 1, 2), shapes, strict=True):
+        answer: Any = waiting.fleet.allocate(claim)
+        assert waiting.book.rest(waiting.fleet, claim["metadata"]["name"], (place,), claim, answer)
+    waiting.fleet.release("default", holder_in(waiting.fleet, "p"))
+    waiting.book.catch_up(waiting.fleet)
+    assert waiting.book.wake(waiting.fleet, count=2) == ["w1", "w2"]
+    assert waiting.book.is_behind
+    assert waiting.book.wake(waiting.fleet, count=2) == ["w3"]
+
+
 def test_an_old_refusal_is_solved_again_once_for_all_its_equals(waiting: Waiting) -> None:
     waiting.rest(*(gpu_claim(f"w{number}") for number in range(5)))
     waiting.seconds += REFRESH_SECONDS
