@@ -181,12 +181,14 @@ class Blocker(TypedDict):
 
 class CauseDict(TypedDict):
     """What stands in the way: a code of ``devalloc.api.findings.Cause`` and what its sentence needs
-    (docs/reasons.md)."""
+    (docs/causes.md)."""
 
     code: str
 
     # what it is about
     request: NotRequired[str]
+    path: NotRequired[str]
+    paths: NotRequired[list[str]]
     rule: NotRequired[str]
     args: NotRequired[dict[str, str]]
     attribute: NotRequired[str]

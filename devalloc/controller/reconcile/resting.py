@@ -303,7 +303,9 @@ class RestingObjects:
         """Let the units rest that were refused in a round, and whose refusals stand on them."""
         bound = {Key(CLAIM, *claim) for claim in (*solver_input.owners, *solver_input.kept_back)}
         units = self._waiting_units(active)
-        self._freed = {key.namespace or "default" for key, obj in done.written.items() if _gives_back(active[key], obj)}
+        self._freed = {
+            key.namespace or "default" for key, obj in done.written.items() if _gives_back(active.get(key), obj)
+        }
         unsettled: set[str] = set()
         refused: dict[Unit, list[Answer]] = {}
         for unit, keys in units.items():

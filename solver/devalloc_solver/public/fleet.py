@@ -314,9 +314,9 @@ class Fleet:
             What is new or changed, and None for what is gone.
 
         Raises:
-            ValueError: if one is not a manifest, or has no kind and name.
+            ValueError: if they are not several manifests, or one has no kind and name.
         """
-        now = {self.object_name(document): document for document in documents}
+        now = {self.object_name(document): document for document in as_manifest_list(documents)}
         if not self._backends:
             self._load(now.values(), freeze=True)
             self._synced = now

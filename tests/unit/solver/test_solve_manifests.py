@@ -358,6 +358,7 @@ READS: dict[str, Any] = {
     "solve configs": lambda given: solve([], [], [], given),
     "Fleet.from_manifests": Fleet.from_manifests,
     "Fleet.allocate_all": lambda given: Fleet.from_manifests([]).allocate_all(given),
+    "Fleet.sync": lambda given: Fleet("pack").sync(given),
     "Fleet.parts": lambda given: Fleet.from_manifests([]).parts(given),
     "dra.solve_manifests": dra.solve_manifests,
     "dra.allocate claims": lambda given: dra.allocate("n", given, [], []),
