@@ -133,6 +133,11 @@ class DeviceClaimSpec(ApiModel):
     claims: Annotated[list[DeviceClaimInstance], Field(min_length=1, max_length=64)]
     """The requests: the claim gets devices for all of them, or none."""
 
+    @property
+    def shape(self) -> str:
+        """A text of all that decides what the claim gets: equal for claims that ask for the same."""
+        return self.model_dump_json()
+
 
 class ResourceAllocation(ApiModel):
     """An amount of one device's resource."""

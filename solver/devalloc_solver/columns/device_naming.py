@@ -41,10 +41,10 @@ def name_devices(
 
     Args:
         usage: what is in use before.
-        policy: of bins that are alike, those of nodes in use are preferred; where loads are weighed, those of nodes of
-            which least is in use, what is given here included.
+        policy: of bins that are alike, those of nodes in use are preferred, if it prefers these; where loads are
+            weighed, those of nodes of which least is in use, what is given here included.
     """
-    busy = {snapshot.pools[pool].node for pool in usage.pools_in_use()}
+    busy = {snapshot.pools[pool].node for pool in usage.pools_in_use()} if policy.prefers_used else set()
     rank = {node: position for position, node in enumerate(snapshot.nodes)}
 
     def order(site: BinSite) -> tuple[bool, int]:

@@ -96,18 +96,19 @@ def _growth(search: GoalSearch, now: tuple[int, int], terms: LinearTerms, most: 
 
 
 def policy_cost(model: BatchModel, policy: PlacementPolicy) -> LinearTerms:
-    """One cost to minimise: where loads are not weighed, fewest devices per share (S9), then nodes and pools not yet in
-    use; where partitions are kept, what is lost of them; then the rest."""
+    """One cost to minimise: where loads are not weighed, fewest devices per share (S9); where those in use come first,
+    nodes and pools not yet in use; where partitions are kept, what is lost of them; then the rest."""
     snapshot, usage = model.snapshot, model.usage
     nodes: LinearTerms = []
     pools: LinearTerms = []
     shares: LinearTerms = []
     largest: LinearTerms = []
-    if not policy.weighs_loads:
+    if policy.prefers_used:
         busy_pools = usage.pools_in_use()
         busy_nodes = {snapshot.pools[p].node for p in busy_pools}
         nodes = [(1, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
         pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+    if not policy.weighs_loads:
         shares = share_cost(model)
     if policy.keeps_partitions:
         largest = _largest_left(model)

@@ -226,7 +226,8 @@ class UniqueAttributeSearch:
             return score._replace(node_cost=policy.cost(node, self._least_load(node.kind, alternatives)))
         used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
         loss = 0 if shareable else max((self._find_loss(node, side) for side in sides), default=0)
-        return score._replace(node_cost=policy.cost(node, 0), pool_cost=max(0, pools - used), partition_loss=loss)
+        more = max(0, pools - used) if policy.prefers_used else 0
+        return score._replace(node_cost=policy.cost(node, 0), pool_cost=more, partition_loss=loss)
 
     def _least_load(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
         """How much of a node comes into use at least, told from one device of each kind that may do."""

@@ -110,7 +110,8 @@ def _is_exchangeable(entry: PlacedDevice) -> bool:
 
 
 def _exchange(device: Device) -> _Exchange:
-    return device.pool, (device.draws, device.compatibility, device.reach)
+    amounts = frozenset([(name, resource.block, resource.blocks) for name, resource in device.resources.items()])
+    return device.pool, (device.draws, device.compatibility, device.reach, amounts)
 
 
 def _read_relations(taker: _Taker, placed: Placement) -> None:

@@ -46,6 +46,10 @@ class PlacementPolicy(Protocol):
         """Whether it matters how much of devices, pools and nodes is in use, and not only whether they are."""
 
     @property
+    def prefers_used(self) -> bool:
+        """Whether nodes and pools of which something is in use come first."""
+
+    @property
     def keeps_partitions(self) -> bool:
         """Whether it matters what is lost of large partitions."""
 
@@ -62,6 +66,7 @@ class PlacementPolicy(Protocol):
 class _Pack:
     name = "pack"
     weighs_loads = False
+    prefers_used = True
     keeps_partitions = True
 
     def use(self, place: PartlyUsed) -> int:
@@ -77,6 +82,7 @@ class _Pack:
 class _Spread:
     name = "spread"
     weighs_loads = True
+    prefers_used = False
     keeps_partitions = False
 
     def use(self, place: PartlyUsed) -> int:

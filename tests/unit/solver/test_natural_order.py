@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
-from devalloc_solver.pipeline import natural_order
+from devalloc_solver.pipeline import natural_order, strategy
 from devalloc_solver.pipeline.natural_order import in_natural_order
 from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import PACK
+from devalloc_solver.problem.placement_policy import PACK, POLICIES, PlacementPolicy
 from devalloc_solver.testing import device, device_class, pool
+from tests.support import random_fleets
+from tests.support.examples import examples
 from tests.support.manifests import claim
 
 Manifest = dict[str, Any]
@@ -108,3 +112,33 @@ def test_it_does_not_matter_how_devices_were_dealt_before(seed: int) -> None:
         for entry in placed.entries:
             assert entry.device.index in entry.request.candidates.accepted
             assert len({one.device.attributes["numa"] for one in placed.entries}) == 1 or not entry.request.match
+
+
+def counts(placements: list[Placement]) -> object:
+    """What goals 1 to 4 of S17 see, and what else the devices of a claim are to it."""
+    return {
+        one.demand.key: sorted(
+            (
+                entry.request.label,
+                entry.device.pool,
+                entry.device.draws,
+                sorted(entry.device.resources.items(), key=str),
+            )
+            for entry in one.entries
+        )
+        for one in placements
+    }
+
+
+@pytest.mark.parametrize("seed", range(70, 70 + examples(25, 0.5)))
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_claims_keep_how_many_devices_they_have_of_which_amounts(seed: int, policy: PlacementPolicy) -> None:
+    """And the check, which solving calls, finds nothing wrong."""
+    documents = random_fleets.documents(Random(seed))
+    solve_manifests(documents, placement=policy.name)
+    problem = prepare(read_documents(documents))
+    with patch.object(strategy, "in_natural_order", lambda _snapshot, _holdings, placements: [*placements]):
+        outcome = search_parts(problem.snapshot, problem.allocations, problem.units, policy=policy, ends=None)
+    again = in_natural_order(problem.snapshot, problem.allocations, outcome.placements)
+    assert counts(again) == counts(outcome.placements)
+    assert in_natural_order(problem.snapshot, problem.allocations, again) == again

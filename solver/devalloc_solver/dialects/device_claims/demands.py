@@ -247,7 +247,7 @@ def make_demand(claim: DeviceClaim, eligibility: CandidateFinder) -> Demand:
         pin = claim.pinned_node
         details.append(tuple(make_request(index, number, detail, eligibility, pin) for number, detail in requests))
     match = tuple(dict.fromkeys(claim.spec.match_attributes))
-    shape: object | None = None if claim.group_match else claim.spec.model_dump_json()
+    shape: object | None = None if claim.group_match else claim.spec.shape
     left_out = [request.candidates.left_out for requests in details for request in requests]
     if shape is not None and any(left_out):  # it depends on the node that the claim is bound to
         shape = shape, tuple(left_out)

@@ -187,7 +187,7 @@ class ClaimRecord(ManifestRecord):
     def shape(self) -> str:
         """Equal for claims that ask for the same."""
         if self._shape is None:
-            self._shape = self.spec.model_dump_json()
+            self._shape = self.spec.shape
         return self._shape
 
     def without_status(self) -> ClaimRecord:
