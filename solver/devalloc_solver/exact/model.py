@@ -126,7 +126,7 @@ def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
     first of them is enough.
     """
     if unit.pin is not None:
-        return [unit.pin]
+        return [] if _is_barred(unit, unit.pin) else [unit.pin]
     model = draft.model
     network: list[set[int]] = []
     own: list[set[Place]] = []
@@ -148,7 +148,13 @@ def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
             seen.add(signature)
         if all(place in nodes or reached & device_groups for nodes, device_groups in zip(own, network, strict=True)):
             places.append(place)
-    return places
+    return [place for place in places if not _is_barred(unit, place)] if barred else places
+
+
+def _is_barred(unit: PlacementUnit, place: Place) -> bool:
+    """Whether a detail has no candidates at a place, whatever reaches it."""
+    details = (detail for demand in unit.demands for detail in demand.details)
+    return any(all(place in request.candidates.barred for request in detail) for detail in details)
 
 
 def _add_nodes(draft: ModelBuilder) -> None:

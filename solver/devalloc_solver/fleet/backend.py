@@ -208,10 +208,12 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             for ask in requested:
                 if ask.read.key not in placed:
                     answers[ask.read.key] = self._refuse_in_time(ask)
-        except self._errors:  # of devices that only a reason looks at
+        except BaseException as error:
             for key in placed:
                 self._release(key)
-            return None
+            if isinstance(error, self._errors):
+                return None  # of devices that only a reason looks at
+            raise
         finally:
             self._explainer.given_now = frozenset()
         self._assumed |= placed

@@ -9,7 +9,7 @@ have in common they still have: goals 1 to 5 are as they were.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.problem.allocations import Holding, Usage
@@ -52,7 +52,7 @@ class _Taker:
                 return False
         for name in self.distinct:
             values = [value for device in devices for value in device.values(name)]
-            if len({*values}) < len(values):
+            if len({*values}) < len(values) or not all(device.values(name) for device in devices):
                 return False
         return all(_values(devices, name) == _values(self.devices, name) for name in self.fixed)
 
@@ -69,11 +69,13 @@ def in_natural_order(
     Args:
         holdings: what was held before.
     """
-    takers = _takers(placements)
+    viewed = frozenset(e.device.index for placed in placements for e in placed.entries if e.request.mode.is_admin)
+    takers = _takers(placements, viewed)
     if not takers:
         return [*placements]
     before = Usage.of(snapshot, holdings)
-    stays = {e.device.index for placed in placements for e in placed.entries if not _is_exchangeable(e)}
+    entries = [entry for placed in placements for entry in placed.entries]
+    stays = {entry.device.index for entry in entries if not _is_exchangeable(entry, viewed)}
     dealt: dict[tuple[int, _Exchange], list[Device]] = {}
     for exchange, own in takers.items():
         devices = [
@@ -83,16 +85,16 @@ def in_natural_order(
         ]
         for taker, given in zip(own, _deal(own, devices), strict=True):
             dealt[id(taker.request), exchange] = given
-    return [_with_devices(placed, dealt) for placed in placements]
+    return [_with_devices(placed, dealt, viewed) for placed in placements]
 
 
-def _takers(placements: Sequence[Placement]) -> Mapping[_Exchange, list[_Taker]]:
-    """By exchange, in the order of claims; without exchanges in which nothing can be dealt otherwise."""
+def _takers(placements: Sequence[Placement], viewed: Set[int]) -> Mapping[_Exchange, list[_Taker]]:
+    """By exchange, in the order of claims."""
     takers: dict[_Exchange, list[_Taker]] = defaultdict(list)
     for placed in sorted(placements, key=lambda one: claim_order(one.demand.claim)):
         own: dict[tuple[int, _Exchange], _Taker] = {}
         for entry in placed.entries:
-            if _is_exchangeable(entry):
+            if _is_exchangeable(entry, viewed):
                 key = id(entry.request), _exchange(entry.device)
                 taker = own.get(key)
                 if taker is None:
@@ -104,9 +106,11 @@ def _takers(placements: Sequence[Placement]) -> Mapping[_Exchange, list[_Taker]]
     return takers
 
 
-def _is_exchangeable(entry: PlacedDevice) -> bool:
-    """Whether it is a device that its claim alone has, whole."""
-    return entry.request.mode is AllocationMode.WHOLE and not entry.amounts and not entry.device.shareable
+def _is_exchangeable(entry: PlacedDevice, viewed: Set[int]) -> bool:
+    """Whether it is a device that its claim alone has, whole. ``viewed``: the devices that admin details look at, who
+    would look at one more (goal 4)."""
+    is_whole = entry.request.mode is AllocationMode.WHOLE and not entry.amounts and not entry.device.shareable
+    return is_whole and entry.device.index not in viewed
 
 
 def _exchange(device: Device) -> _Exchange:
@@ -187,11 +191,13 @@ def _choices(
             passed.add(sorts[device.index])
 
 
-def _with_devices(placed: Placement, dealt: Mapping[tuple[int, _Exchange], list[Device]]) -> Placement:
+def _with_devices(
+    placed: Placement, dealt: Mapping[tuple[int, _Exchange], list[Device]], viewed: Set[int]
+) -> Placement:
     given = {key: iter(devices) for key, devices in dealt.items()}
     entries: list[PlacedDevice] = []
     for entry in placed.entries:
         key = id(entry.request), _exchange(entry.device)
-        entries.append(replace(entry, device=next(given[key])) if _is_exchangeable(entry) else entry)
+        entries.append(replace(entry, device=next(given[key])) if _is_exchangeable(entry, viewed) else entry)
     entries.sort(key=lambda entry: (entry.request.detail, entry.device.index))
     return replace(placed, entries=tuple(entries))

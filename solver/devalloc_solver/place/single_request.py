@@ -57,6 +57,8 @@ def place_single_request(
 ) -> tuple[Placement, PlacementScore] | bool:
     """Where the first request that fits goes on one node; False when none does, True when the search has to tell."""
     for request in requests:
+        if node in request.candidates.barred:
+            continue
         place = _place_one_device if context.policy.weighs_loads and request.min_count == 1 else _place_request
         answer = place(context, unit, request, node)
         if answer is not False:

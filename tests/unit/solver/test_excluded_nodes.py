@@ -142,3 +142,18 @@ def test_it_gets_what_it_would_get_without_these_nodes_warm_or_cold(seed: int) -
             key = limited["metadata"].get("namespace", "default"), name
             eased = with_blockers_applied([*others, limited], key, cold["blockers"])
             assert answer(*eased, name=name)["allocated"], cold["message"]
+
+
+def test_a_claim_is_not_bound_to_a_node_that_it_excludes_by_devices_of_the_network() -> None:
+    """And the claims beside it get their answers."""
+    documents = [
+        device_class("any"),
+        pool("net", None, "g", devices=[device("g0")]),
+        pool("p", "n0", "h", devices=[device("h0")]),
+    ]
+    bound, other = claim("bound", {"deviceClass": "any"}), claim("other", {"deviceClass": "any"})
+    bound["metadata"]["annotations"] = {NODE: "n0", EXCLUDED_NODES: "n0"}
+    for claims in ([bound], [bound, other]):
+        answers = solve_manifests([*documents, *claims])["claims"]
+        assert [each["reason"] for each in answers] == ["NodeUnavailable", None][: len(claims)]
+    assert Fleet.from_manifests(documents).allocate(bound)["reason"] == "NodeUnavailable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, POLICIES, PlacementPolicy
 from devalloc_solver.testing import device, device_class, pool
+from tests.support import dra_builders as dra
 from tests.support import random_fleets
 from tests.support.examples import examples
 from tests.support.manifests import claim
@@ -142,3 +144,20 @@ def test_claims_keep_how_many_devices_they_have_of_which_amounts(seed: int, poli
     again = in_natural_order(problem.snapshot, problem.allocations, outcome.placements)
     assert counts(again) == counts(outcome.placements)
     assert in_natural_order(problem.snapshot, problem.allocations, again) == again
+
+
+@pytest.mark.parametrize("order", [*permutations("abc")], ids="".join)
+def test_no_other_device_is_taken_than_the_one_that_an_admin_looks_at(order: tuple[str, ...]) -> None:
+    """One device more would be one too many (goal 4)."""
+    watch = device_class("watch", driver="g")
+    watch["spec"]["adminAccess"] = True
+    _, placements = solved(watch, node(), wants(order[0], 1, "watch"), wants(order[1], 1), wants(order[2], 1))
+    assert len({name for names in named(placements).values() for name in names}) == 2
+
+
+def test_devices_of_a_claim_whose_values_must_differ_have_values() -> None:
+    devices = [dra.device("d0"), dra.device("d1", {"id": "a"}), dra.device("d2", {"id": "b"})]
+    claims = [dra.claim(dra.request("r", 1), name="a", distinct="gpu.io/id"), dra.claim(dra.request("r", 1), name="b")]
+    answers = solve_manifests([dra.device_class("any"), dra.slice_("s", devices), *claims])["claims"]
+    given = [[entry["device"] for entry in each["allocations"]["devices"]["results"]] for each in answers]  # type: ignore[call-overload]
+    assert given == [["d1"], ["d0"]]

@@ -89,7 +89,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
             answer = self._find(claim, counts, pin)
             return None if answer is None or query.is_strange or self._may_need_network(answer) else answer
 
-        return self._remembered((*claim.key, query.shape, pin), find)
+        return self._remembered((*claim.key, query.shape, pin, state.layout), find)
 
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
@@ -166,7 +166,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         index = self.index
         claims = [(b["namespace"], b["name"]) for b in answer.blockers if b["kind"] == "claim"]
         nodes = {node for key in claims for node, *_ in index.held[key]}
-        if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
+        if not nodes or not all(node is not None and index.records[node].rank in near for node in nodes):
             return False
         searched = sum(bool(self.holders.on_node.get(index.by_rank[rank].name)) for rank in near)
         return len(claims) <= left or searched >= MAX_TRIES
@@ -228,7 +228,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
 
         if unit.kind is None:
             return find()
-        answer = self._remembered((unit.demands[0].key, unit.kind), find)
+        answer = self._remembered((unit.demands[0].key, unit.kind, self.state.layout), find)
         assert answer is not None
         return answer
 

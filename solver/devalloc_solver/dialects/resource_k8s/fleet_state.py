@@ -186,8 +186,11 @@ class ClusterState(FleetState):
         key = name[1], name[2]
         held = self.allocations.get(key) if name[0] == "ResourceClaim" else None
         is_more = self._replaced(name, old, documents)
-        if name[0] != "ResourceClaim" or self._may_be_wrong(old, documents, held, self.allocations.get(key)):
-            self.edition += 1
+        if name[0] == "ResourceClaim":
+            may_be_wrong = self._may_be_wrong(old, documents, held, self.allocations.get(key))
+        else:
+            may_be_wrong = is_more or name[0] not in ("ResourceSlice", "DeviceClass", "Node")
+        self.edition += may_be_wrong
         return is_more
 
     def _may_be_wrong(

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import PRIORITY
+from devalloc_solver import Fleet
 from devalloc_solver.dialects.resource_k8s.claim_reader import ResourceClaimReader
 from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dra import solve_manifests
+from tests.support import dra_builders as dra
 from tests.support.dra_builders import ANY, counter_slice, device, request, slice_
 from tests.unit.solver.dra.test_joint import node_slice, wants
 
@@ -202,3 +204,39 @@ def test_devices_that_selectors_of_texts_fail_on_are_reported(selector: str, odd
     assert "gpu.example.com/uuid" in fleet._state.index.kinds.varied
     (whole,) = solve_manifests([ANY, *slices, pending])["claims"]
     assert fleet.allocate(pending) == whole
+
+
+def test_who_is_in_the_way_may_hold_devices_of_the_network_as_well() -> None:
+    documents = [
+        dra.device_class("gpu", "device.driver == 'g'"),
+        dra.device_class("net", "device.driver == 'net'"),
+        dra.slice_("x", dra.devices("x0", "x1"), driver="net", pool="x", allNodes=True),
+        *(dra.slice_(f"g{n}", dra.devices("d0", "d1"), driver="g", pool=f"g{n}", nodeName=f"n{n}") for n in range(3)),
+        *(dra.node(f"n{n}") for n in range(3)),
+    ]
+    fleet, held = Fleet.from_manifests(documents), []
+    fleet.allocate_all([])
+    for n in range(3):
+        more = [dra.request("b", 1, class_name="net")] if n < 2 else []
+        wanted = dra.claim(dra.request("a", 2, class_name="gpu"), *more, name=f"h{n}")
+        held.append({**wanted, "status": {"allocation": fleet.allocate(wanted)["allocations"]}})
+    new = dra.claim(dra.request("r", 1, class_name="gpu"), name="new")
+    cold = next(each for each in solve_manifests([*documents, *held, new])["claims"] if each["name"] == "new")
+    assert fleet.allocate(new) == cold
+    assert next(each for each in fleet.allocate_all([new])["claims"] if each["name"] == "new") == cold
+
+
+@pytest.mark.parametrize("where", [{"nodeName": "n1"}, {"allNodes": True}], ids=["of a node", "of all nodes"])
+def test_a_slice_that_is_left_out_is_named_as_long_as_it_is_there(where: dict[str, Any]) -> None:
+    bad = dra.slice_("bad", dra.devices("x0"), driver="x", pool="x", nodeName="n1")
+    bad["spec"]["devices"].append({"name": "x0", "attributes": {"a": {"int": "no"}}})
+    documents = [dra.device_class("x", "device.driver == 'x'"), dra.slice_("s", dra.devices("d0"), driver="g", **where)]
+    documents.append(dra.node("n1"))
+    wanted, fleet = dra.claim(dra.request("r", 1, class_name="x"), name="a"), Fleet.from_manifests(documents)
+    for is_there in (False, True, False):
+        if is_there:
+            fleet.update(bad)
+        elif fleet.problems:
+            fleet.delete(bad)
+        (cold,) = solve_manifests([*documents, *([bad] if is_there else []), wanted])["claims"]
+        assert fleet.allocate(wanted) == cold
