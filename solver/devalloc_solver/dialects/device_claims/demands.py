@@ -131,6 +131,9 @@ def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: S
 def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: CandidateFinder) -> RejectedClaim | None:
     """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is.
 
+    A fleet remembers it for claims of the same spec and namespace: of a claim that is not being deleted it reads
+    nothing else, and of the fleet only classes, configuration objects and expressions.
+
     Raises OutOfTime, with the path of the expression.
     """
     if claim.is_deleting:
