@@ -158,6 +158,6 @@ def test_no_other_device_is_taken_than_the_one_that_an_admin_looks_at(order: tup
 def test_devices_of_a_claim_whose_values_must_differ_have_values() -> None:
     devices = [dra.device("d0"), dra.device("d1", {"id": "a"}), dra.device("d2", {"id": "b"})]
     claims = [dra.claim(dra.request("r", 1), name="a", distinct="gpu.io/id"), dra.claim(dra.request("r", 1), name="b")]
-    answers = solve_manifests([dra.device_class("any"), dra.slice_("s", devices), *claims])["claims"]
-    given = [[entry["device"] for entry in each["allocations"]["devices"]["results"]] for each in answers]  # type: ignore[call-overload]
+    answers: Any = solve_manifests([dra.device_class("any"), dra.slice_("s", devices), *claims])["claims"]
+    given = [[entry["device"] for entry in each["allocations"]["devices"]["results"]] for each in answers]
     assert given == [["d1"], ["d0"]]
