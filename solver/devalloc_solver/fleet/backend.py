@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -194,32 +195,20 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             requested = self._ask_alone(fresh)
             outcome = None if requested is None else self._search_in_part(requested, call)
         except OutOfTime:
+            state.index.forget()
             return None
         except self._errors:
             return None
         if requested is None or outcome is None:
             return None
-        given = self._accept_all(requested, *outcome)
-        if given is None:
+        search, spots = outcome
+        answers = self._answer_all(requested, spots)
+        if answers is None:
             return None
-        answers, placed = dict(given), frozenset(given)
-        self._explainer.given_now = placed
-        try:
-            for ask in requested:
-                if ask.read.key not in placed:
-                    answers[ask.read.key] = self._refuse_in_time(ask)
-        except BaseException as error:
-            for key in placed:
-                self._release(key)
-            if isinstance(error, self._errors):
-                return None  # of devices that only a reason looks at
-            raise
-        finally:
-            self._explainer.given_now = frozenset()
-        self._assumed |= placed
-        levels = add_rejected_claims(outcome[0].levels, [read.priority for read in fresh])
+        self._assumed |= spots.keys()
+        levels = add_rejected_claims(search.levels, [read.priority for read in fresh])
         solution = Solution((), tuple(levels), True, time.monotonic() - call.started, ())
-        shown = [*self._echoes.all_but(placed), *answers.values()]
+        shown = [*self._echoes.all_but(spots.keys()), *answers.values()]
         shown.sort(key=lambda answer: (answer["namespace"], answer["name"]))
         return {**solution.to_dict(), "claims": shown}
 
@@ -269,25 +258,33 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             return None
         return outcome, spots
 
-    def _accept_all(
-        self, requested: Sequence[_Request[ReadT, QueryT]], outcome: SearchOutcome, spots: Mapping[Key, ChosenPlace]
+    def _answer_all(
+        self, requested: Sequence[_Request[ReadT, QueryT]], spots: Mapping[Key, ChosenPlace]
     ) -> dict[Key, Answer] | None:
-        """Check, keep and answer what was found for several claims; None where one is disputed, and nothing is kept."""
-        given: dict[Key, Answer] = {}
-        is_kept = False
+        """Check, keep and answer what was found for several claims, and refuse the others.
+
+        Keeps nothing if it fails. None where an answer is disputed, or a device that only a reason reads has an error.
+        """
+        answers: dict[Key, Answer] = {}
         try:
-            for ask in requested:
-                if ask.read.key in spots:
-                    answer = self._accept(ask.read, ask.query, spots[ask.read.key])
-                    if not answer["allocated"]:
-                        return None
-                    given[ask.read.key] = answer
-            is_kept = True
+            with ExitStack() as rollback:
+                for ask in requested:
+                    key = ask.read.key
+                    if key in spots:
+                        answers[key] = self._accept(ask.read, ask.query, spots[key])
+                        if not answers[key]["allocated"]:
+                            return None
+                        rollback.callback(self._release, key)
+                self._explainer.given_now = frozenset(spots)
+                for ask in requested:
+                    if ask.read.key not in spots:
+                        answers[ask.read.key] = self._refuse_in_time(ask)
+                rollback.pop_all()
+        except self._errors:
+            return None
         finally:
-            if not is_kept:
-                for key in given:
-                    self._release(key)
-        return given
+            self._explainer.given_now = frozenset()
+        return answers
 
     def _record_all(self, solution: Solution, waiting: Iterable[ReadT]) -> None:
         """Keep what claims got that held nothing before."""
@@ -329,7 +326,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     # -- claims that wait ----------------------------------------------------------------------------------------------
 
     def gains(self) -> Gains:
-        """What has become free or new since this was last requested."""
+        """What has become free or new since the last call."""
         index, (edition, names) = self._state.index, self._edition()
         room = index.room_gained()
         kinds, index.gained = frozenset(index.gained), set()
@@ -496,7 +493,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     @abstractmethod
     def _fresh(self, claims: Iterable[Manifest]) -> list[ReadT]:
-        """Claims that are requested for, as they were read, but for those that hold devices."""
+        """Claims of a call, as they were read, but for those that hold devices."""
 
     @abstractmethod
     def _prepare(self, fresh: Sequence[ReadT], call: Call) -> UnsolvedProblem[Any]:

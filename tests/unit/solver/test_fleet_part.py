@@ -187,6 +187,12 @@ def test_what_is_wrong_since_is_listed(change: Manifest) -> None:
     assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
 
 
+def test_a_node_that_becomes_invalid_is_listed() -> None:
+    warm = cluster()
+    warm.update({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0", "labels": 7}})
+    assert [(problem["kind"], problem["name"]) for problem in warm.problems] == [("Node", "node-0")]
+
+
 @pytest.mark.parametrize("given", [[], ["x"], ["x", "y"]], ids=len)
 def test_claims_that_fit_nowhere_are_refused_without_a_look_at_all(given: list[str]) -> None:
     """And as beside the others: of the claims that may make room, those that were just given devices come first."""

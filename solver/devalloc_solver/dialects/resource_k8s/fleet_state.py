@@ -278,7 +278,9 @@ class ClusterState(FleetState):
 
     def _read_node(self, name: Name) -> None:
         self.nodes.pop(name[2], None)
-        self.nodes |= read_documents(self.objects.get(name, ()), self.gates).nodes
+        node_input = read_documents(self.objects.get(name, ()), self.gates)
+        self.nodes |= node_input.nodes
+        self.edition += bool(node_input.problems)
         node = self.nodes.get(name[2])
         self.checker.set_node(name[2], {} if node is None else node.labels)
 
