@@ -233,8 +233,8 @@ _MORE_TIME = "give it more time (--deadline)"
 _CUT_SHORT = {
     "reason": "the search ended before it found the reason",
     "place": "it fits, but the search ended before it found where",
-    "edits": "time ran out before the solver found what would have to change",
-    "holders": "time ran out before the solver found the claims that block it",
+    "edits": "the search ended before it found what would have to change",
+    "holders": "the search ended before it found the claims that block it",
 }
 
 

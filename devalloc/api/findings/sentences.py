@@ -14,7 +14,7 @@ from devalloc.api.findings.style import WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
 """To how many characters each name is shortened until a sentence fits."""
-_WEAK = (Cause.NO_MATCH, Cause.STEP)
+_WEAK = (Cause.NO_MATCH, Cause.CUT_SHORT, Cause.STEP)
 """Causes that say little if there are others, the least telling first."""
 _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE, Cause.MISPLACED, Cause.UNKNOWN_TYPE))
 """Causes that are most likely why there are the others: something was mistyped."""

@@ -172,3 +172,10 @@ def test_edits_of_one_verb_say_it_once() -> None:
     assert message_of(Finding([SHORT], [*edits])).endswith(
         "; remove spec.claims[0].limits.m and spec.claims[1].limits.m"
     )
+
+
+def test_what_is_known_comes_before_what_the_search_had_no_time_for() -> None:
+    failed = "selector #0 fails on device d0: the evaluation costs more than 1000000 units; guard it"
+    unknown = fact(Cause.CUT_SHORT, of="edits")
+    finding = Finding([fact(Cause.NO_MATCH), unknown, fact(Cause.EXPRESSION_FAILED, text=failed)])
+    assert message_of(finding) == f"no device matches; {failed}"
