@@ -23,7 +23,6 @@ from devalloc.api.fields import (
     SubdomainName,
     Text,
     not_negative,
-    plain_name,
     positive,
     quote_value,
     raise_faults,
@@ -31,6 +30,7 @@ from devalloc.api.fields import (
     unique_by_name,
 )
 from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
+from devalloc.api.node_rules import NodeRestriction, check_node_name, check_node_rules, node_restrictions
 from devalloc.api.quantity import Quantity
 
 COUNT = "count"
@@ -243,26 +243,11 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
         _check_group_match(annotations)
     for name in (meta.GROUP, meta.NODE):
         if text := annotations.get(name):  # "" counts as absent
-            _check_name(name, text)
-    for node in node_names(annotations.get(meta.EXCLUDED_NODES, "")):
-        _check_name(meta.EXCLUDED_NODES, node)
+            check_node_name(name, text)
+    check_node_rules(annotations)
     if annotations.get(meta.RELEASE, meta.RELEASES[0]) not in meta.RELEASES:
         message = f"must be {' or '.join(meta.RELEASES)}, not {quote_value(annotations[meta.RELEASE])}"
         raise_faults([(("metadata", "annotations", meta.RELEASE), message)])
-
-
-@lru_cache(maxsize=1024)
-def node_names(text: str) -> frozenset[str]:
-    """Read names that are separated by commas."""
-    return frozenset(name for part in text.split(",") if (name := part.strip()))
-
-
-@lru_cache(maxsize=1024)
-def _check_name(name: str, text: str) -> None:
-    try:
-        plain_name(text)
-    except ValueError as error:
-        raise_faults([(("metadata", "annotations", name), str(error))])
 
 
 def _check_group_match(annotations: Mapping[str, str]) -> None:
@@ -328,9 +313,9 @@ class DeviceClaim(ApiModel):
         return self.metadata.annotations.get(meta.NODE) or None
 
     @property
-    def excluded_nodes(self) -> frozenset[str]:
-        """Nodes on which it must not be."""
-        return node_names(self.metadata.annotations.get(meta.EXCLUDED_NODES, ""))
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        """Rules by which it keeps off nodes."""
+        return node_restrictions(self.metadata.annotations)
 
     @property
     def allocated_node(self) -> str | None:

@@ -21,6 +21,7 @@ from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
+from devalloc.api.node_rules import NODE_RULES
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -54,7 +55,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.GROUP, (_CLAIM, _RESOURCE_CLAIM), by_users=True),
     MetadataKey("annotations", meta.GROUP_MATCH, (_CLAIM,), by_users=True),
     MetadataKey("annotations", meta.NODE, (_CLAIM,), by_users=True),
-    MetadataKey("annotations", meta.EXCLUDED_NODES, (_CLAIM,), by_users=True),
+    *(MetadataKey("annotations", rule.annotation, (_CLAIM,), by_users=True) for rule in NODE_RULES),
     MetadataKey("annotations", meta.RELEASE, (_CLAIM,), by_users=True, values=meta.RELEASES),
     MetadataKey("annotations", meta.EVICT, (_MACHINE,)),
     MetadataKey("annotations", meta.LAST_NODE, (_MACHINE,)),

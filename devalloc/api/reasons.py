@@ -118,7 +118,7 @@ class Reason(StrEnum):
     )
     NODE_UNAVAILABLE = (
         "NodeUnavailable",
-        (_SPECIAL, _RULES[1]),
+        (_SPECIAL, _RULES[1], "devalloc/api/node_rules.py"),
         IMPOSSIBLE_VERDICT,
         "The node that the claim is pinned to, or each that it does not exclude, lacks devices that other nodes have.",
         "Remove the pin (annotation devalloc.io/node, or spec.nodeName of a machine) or the exclusion (annotation "

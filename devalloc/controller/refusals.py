@@ -205,8 +205,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
                 if bound
                 else f"{blocker['node']} ({path or 'devalloc.io/node'})",
             )
-        case "excludedNodes":
-            return "excluded nodes", path
+        case "nodeRule":
+            return "rule for nodes", blocker["annotation"]
         case "poolResource":
             return (
                 "pool resource",

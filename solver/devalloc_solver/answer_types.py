@@ -101,12 +101,12 @@ BlockerKind = Literal[
     "constraint",
     "counter",
     "device",
-    "excludedNodes",
     "feature",
     "limit",
     "matchAttribute",
     "member",
     "node",
+    "nodeRule",
     "pool",
     "poolResource",
     "request",
@@ -131,6 +131,7 @@ class Blocker(TypedDict):
     request: NotRequired[str]
     path: NotRequired[str]
     """The field of the claim."""
+    annotation: NotRequired[str]
     written: NotRequired[str]
     didYouMean: NotRequired[str]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.cordon import unschedulable_reasons
-from devalloc.api.meta import COMPATIBILITY_GROUP, EXCLUDED_NODES, GROUP, GROUP_MATCH, NODE, UNAVAILABLE
+from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, GROUP_MATCH, NODE, UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from tests.support.manifests import Manifest
 
@@ -31,8 +31,8 @@ def with_blockers_applied(documents: Iterable[Manifest], key: Key, blockers: Seq
                 changed.remove(claims[blocker["namespace"], blocker["name"]])
             case "request":
                 dropped.append((claim, claim["spec"]["claims"][int(blocker["request"])]))
-            case "excludedNodes":
-                del claim["metadata"]["annotations"][EXCLUDED_NODES]
+            case "nodeRule":
+                del claim["metadata"]["annotations"][blocker["annotation"]]
             case "node":
                 _unpin(changed, claims, claim, blocker)
             case "matchAttribute" if GROUP_MATCH in blocker["path"]:

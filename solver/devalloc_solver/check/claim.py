@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimSpec
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.cel.device_claims import BudgetExceeded
 from devalloc_solver.check.answer import Answer, MalformedAnswer
 from devalloc_solver.check.detail import detail_violations, mismatched_attributes
@@ -14,6 +15,9 @@ from devalloc_solver.check.device_records import record_violations
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import SpecCache
 from devalloc_solver.check.usage import CheckedUse
+
+BARS: Mapping[str, Callable[[str, Collection[str]], bool]] = {meta.EXCLUDED_NODES: lambda node, named: node in named}
+"""Whether a rule bars a node: said here again, so that an error of the solver's own table is found."""
 
 
 class PendingClaim(Protocol):
@@ -28,7 +32,7 @@ class PendingClaim(Protocol):
     @property
     def pinned_node(self) -> str | None: ...
     @property
-    def excluded_nodes(self) -> frozenset[str]: ...
+    def restrictions(self) -> tuple[NodeRestriction, ...]: ...
     @property
     def is_allocated(self) -> bool: ...
     @property
@@ -88,8 +92,10 @@ def check_new_claim(
 def _node_violations(
     claim: PendingClaim, pin: str | None, answer: Answer, devices: Sequence[CheckedDevice]
 ) -> list[str]:
-    if answer.node in claim.excluded_nodes:
-        return [f"must not be on node {answer.node}, and is answered there (S7)"]
+    if answer.node is not None:
+        for rule, named in claim.restrictions:
+            if BARS[rule.annotation](answer.node, named):
+                return [f"must not be on node {answer.node}, and is answered there (S7)"]
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]
     if answer.node is None or claim.group is not None or not devices:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from devalloc.api.findings import text_fact
+from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
@@ -60,7 +61,7 @@ class ReadClaim(Protocol):
     def pinned_node(self) -> str | None: ...
 
     @property
-    def excluded_nodes(self) -> frozenset[str]: ...
+    def restrictions(self) -> tuple[NodeRestriction, ...]: ...
 
     @property
     def priority(self) -> int: ...
@@ -223,7 +224,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """What claims ask the index for, and whether they fit by themselves; None where it has no words for one."""
         requested = []
         for read in fresh:
-            if not (self._is_waiting(read) and self._is_plain(read)) or read.group is not None or read.excluded_nodes:
+            if not (self._is_waiting(read) and self._is_plain(read)) or read.group is not None or read.restrictions:
                 return None
             query = self._query(read)
             if query is None or isinstance(query, RejectedClaim) or not query.is_monotone:
@@ -343,7 +344,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     def _waiting_key(self, read: ReadT) -> Hashable | None:
         if not self._is_waiting(read) or read.shape is None:
             return None
-        return read.key[0], read.shape, read.pinned_node, read.excluded_nodes, read.priority, (*read.warnings,)
+        return read.key[0], read.shape, read.pinned_node, read.restrictions, read.priority, (*read.warnings,)
 
     def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
         """What a claim alone could have, whatever group it is in; None if that cannot be told, or not in time."""

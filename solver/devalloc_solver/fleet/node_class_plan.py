@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
@@ -27,8 +28,8 @@ class ClaimQuery(Protocol):
         """Equal for equal requests: equal shapes share what the search learned about nodes."""
 
     @property
-    def excluded(self) -> frozenset[str]:
-        """Nodes on which it must not be."""
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        """Rules by which it keeps off nodes."""
 
     @property
     def takes_network(self) -> bool:

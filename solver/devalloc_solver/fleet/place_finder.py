@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from devalloc.api.node_rules import is_barred
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeClassPlan
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
@@ -30,7 +31,7 @@ class PlaceFinder:
     def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
         shape, index = self.shape(query), self.index
-        if pin in query.excluded:
+        if is_barred(query.restrictions, pin):
             return None
         if pin is None and index.records:
             best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import add
 
+from devalloc.api.node_rules import is_barred
 from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
@@ -303,8 +304,8 @@ class ShapeSearch:
         log = self.index.log
         if self.wide and self.network_version != self.index.network_version:
             self.seen = None
-        if self.seen is None or self.seen < log.start or self.query.excluded:
-            self._start()  # the log tells of the first node of a class only, which may be excluded
+        if self.seen is None or self.seen < log.start or self.query.restrictions:
+            self._start()  # the log tells of the first node of a class only, which may be barred
         else:
             queued, unfit, nowhere = self.queued, self.unfit, self.nowhere
             for kind, number, rank, node in log.since(self.seen):
@@ -339,13 +340,13 @@ class ShapeSearch:
             heappush(self.heap, (score, rank, node.index))
 
     def _first(self, node: NodeClass) -> int | None:
-        """The rank of the first node of a class that is not excluded; None if there is none."""
-        index, excluded = self.index, self.query.excluded
-        if not excluded:
+        """The rank of the first node of a class on which it may be; None if there is none."""
+        index, restrictions = self.index, self.query.restrictions
+        if not restrictions:
             return index.classes.first(node, index.by_rank)
         records = (index.by_rank[rank] for rank in node.ranks if rank in index.by_rank)
-        members = (record.rank for record in records if record.member_of is node and record.name not in excluded)
-        return min(members, default=None)
+        members = (record for record in records if record.member_of is node)
+        return min((one.rank for one in members if not is_barred(restrictions, one.name)), default=None)
 
     # -- classes -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
+from devalloc.api.node_rules import is_barred
 from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, place_exactly
 from devalloc_solver.fleet.node_index import NodeIndex
@@ -186,7 +187,7 @@ class UniqueAttributeSearch:
         """The best score there may be on a node; None where the claim cannot fit."""
         node = record.member_of
         assert node is not None
-        if record.name in self.query.excluded:
+        if is_barred(self.query.restrictions, record.name):
             return None
         if node.index not in self._able:
             if len(self._able) > 4 * len(self.index.records) + SPARE_ENTRIES:

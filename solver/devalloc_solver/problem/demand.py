@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from devalloc.api.findings import Rule, RuleCode, rule
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.eligibility.facts import Eligible
 from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.snapshot import Snapshot
@@ -131,8 +132,8 @@ class Demand:
     """no device twice in the claim unless it is shareable, admin details included (resource.k8s.io)"""
     shape: object | None = None
     """equal for claims that ask for the same, whatever their names; None if that is not certain"""
-    excluded: frozenset[str] = frozenset()
-    """nodes on which it must not be: its requests have no candidates there"""
+    restrictions: tuple[NodeRestriction, ...] = ()
+    """rules by which it keeps off nodes: its requests have no candidates there"""
 
     @property
     def key(self) -> Key:

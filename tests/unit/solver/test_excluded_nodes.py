@@ -70,7 +70,7 @@ def test_several_claims_at_once_get_what_they_would_get_from_a_cold_solve() -> N
 def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() -> None:
     refused = answer(GPU, gpus("n1", 2), gpus("n2"), waiting("n1", count=2))
     assert refused["reason"] == "NodeUnavailable"
-    assert [one["kind"] for one in refused["blockers"]] == ["excludedNodes"]
+    assert [one["kind"] for one in refused["blockers"]] == ["nodeRule"]
     assert refused["message"].endswith("remove the annotation devalloc.io/excluded-nodes")
 
 

@@ -102,7 +102,7 @@ class MachineMessages:
         part = answer["namespace"], answer["name"]
         is_own = target is not None and part in target.parts
         reason = answer["reason"]
-        if is_own and any(one["kind"] == "excludedNodes" for one in answer.get("blockers", ())):
+        if is_own and any(one["kind"] == "nodeRule" for one in answer.get("blockers", ())):
             reason = Reason.NODES_TOO_SMALL.value  # those that may take it
         code = str(_CODES.get(reason, reason))
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel")}
@@ -340,7 +340,7 @@ _FIELDS = {
 """The field of a machine that asks for each resource."""
 
 
-_OURS = ("constraint", "excludedNodes")
+_OURS = ("constraint", "nodeRule")
 """Kinds of edits of what devalloc asks for a machine, and its user does not."""
 _BARRED = rule(RuleCode.NODE_BARRED)
 """Of devices that an expression of devalloc leaves out."""

@@ -15,13 +15,14 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.claim import COUNT
 from devalloc.api.moved_claims import MovedDevices, labels_of
+from devalloc.api.node_rules import NODE_RULES
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.store import Object
 
 IDENTITY = ("kind", "function", "vendorID", "deviceID", "profile")
 """Attributes, of those that have a text there, in which a device on the target is like the one it stands in for."""
-_INHERITED_NOTES = (meta.NODE, meta.EXCLUDED_NODES, meta.GROUP_MATCH)
+_INHERITED_NOTES = (meta.NODE, *(rule.annotation for rule in NODE_RULES), meta.GROUP_MATCH)
 
 
 def target_claim(claim: Object, name: tuple[str, str], notes: Mapping[str, str], attributes: PoolAttributes) -> Object:

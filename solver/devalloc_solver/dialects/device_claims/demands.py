@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.findings import Cause, Fact, RuleCode, fact, rule, text_fact
 from devalloc.api.meta import GROUP_MATCH
+from devalloc.api.node_rules import barred_nodes
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import (
@@ -40,11 +41,20 @@ def build_units(
 ) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
     """The units worth solving, in the order claims are decided, and the claims that are not."""
     snapshot = eligibility.snapshot
-    by_nodes: dict[frozenset[str], dict[tuple[int, bool], Candidates]] = defaultdict(dict)
+    by_rules: dict[object, dict[tuple[int, bool], Candidates]] = defaultdict(dict)
+
+    @cache
+    def bound_to() -> frozenset[str | None]:
+        """Nodes to which a claim or its group may be bound, also those without pools."""
+        nodes = {node for claim in problem_input.claims for node in (claim.allocated_node, claim.pinned_node)}
+        return frozenset((*nodes, *(claim.node for claim in problem_input.refused)))
 
     def make(claim: DeviceClaim) -> Demand | RejectedClaim:
         refusal = find_refusal(claim, problem_input, eligibility)
-        return refusal or outside_excluded(make_demand(claim, eligibility), snapshot, by_nodes[claim.excluded_nodes])
+        if refusal is not None or not claim.restrictions:
+            return refusal or make_demand(claim, eligibility)
+        nodes = bound_to().union(snapshot.nodes)
+        return off_barred_nodes(make_demand(claim, eligibility), nodes, snapshot, by_rules[claim.restrictions])
 
     rules: units.UnitRules[DeviceClaim, DeviceClaim] = units.UnitRules(
         make,
@@ -74,13 +84,14 @@ def _with_agreeing_candidates(
     return members
 
 
-def outside_excluded(demand: Demand, snapshot: Snapshot, cache: dict[tuple[int, bool], Candidates]) -> Demand:
-    """The demand, left with what is not on nodes on which it must not be."""
-    excluded: frozenset[str] = demand.claim.excluded_nodes
-    if not excluded:
-        return demand
-    left = _with_candidates(demand, lambda each: without_nodes(each.candidates, excluded, snapshot), cache)
-    return replace(left, excluded=excluded, shape=None if demand.shape is None else (demand.shape, excluded))
+def off_barred_nodes(
+    demand: Demand, nodes: Iterable[str | None], snapshot: Snapshot, cache: dict[tuple[int, bool], Candidates]
+) -> Demand:
+    """The demand, left with what is on those of the nodes where it may be. ``cache``: of its rules."""
+    rules = demand.claim.restrictions
+    barred = barred_nodes(rules, nodes)
+    left = _with_candidates(demand, lambda each: without_nodes(each.candidates, barred, snapshot), cache)
+    return replace(left, restrictions=rules, shape=None if demand.shape is None else (demand.shape, rules))
 
 
 def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:

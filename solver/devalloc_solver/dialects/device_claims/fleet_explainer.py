@@ -12,7 +12,7 @@ from functools import partial
 
 from devalloc.api.findings import Rule
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.demands import outside_excluded
+from devalloc_solver.dialects.device_claims.demands import off_barred_nodes
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
@@ -103,7 +103,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         self._sample = self._slips = None
 
     def _find(self, query: DeviceClaimQuery, claim: ClaimRecord) -> ClaimAnswer:
-        shape = None if claim.excluded_nodes else self.places.shape(query)  # other nodes may stand for those
+        shape = None if claim.restrictions else self.places.shape(query)  # other nodes may stand for those
         if isinstance(shape, ShapeSearch) and not shape.wide:
             answer = self._find_in_part(query, claim, shape)
             if answer is not None:
@@ -220,7 +220,9 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         allocations, ends = self.holdings(subset), self.index.allowance.until
         totals = fleet or FleetTotals(invalid_pools=self.invalid_pools)
         explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
-        demand = outside_excluded(query.demand(subset.judge), subset.snapshot, {})
+        demand = query.demand(subset.judge)
+        if claim.restrictions:
+            demand = off_barred_nodes(demand, (*subset.snapshot.nodes, claim.pinned_node), subset.snapshot, {})
         unit = PlacementUnit((demand,), None, claim.pinned_node)
         (answer,) = explainer.explain(unit)
         finding = explainer.by_kind.get(unit.kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -86,7 +87,7 @@ class DeviceClaimRules:
 
     def shape(self, claim: ClaimRecord) -> object:
         """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
-        shape: object = (claim.shape, claim.excluded_nodes) if claim.excluded_nodes else claim.shape
+        shape: object = (claim.shape, claim.restrictions) if claim.restrictions else claim.shape
         if claim.pinned_node is None:
             return shape
         drivers = self.wholes.drivers_with_parts
@@ -134,8 +135,8 @@ class DeviceClaimQuery(NamedTuple):
         return PlacementUnit((self.demand(self.rules.on(snapshot)),), None, None)
 
     @property
-    def excluded(self) -> frozenset[str]:
-        return self.claim.excluded_nodes
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return self.claim.restrictions
 
     def demand(self, eligibility: CandidateFinder) -> Demand:
         """In terms of the snapshot of a judge."""

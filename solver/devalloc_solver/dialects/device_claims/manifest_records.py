@@ -9,12 +9,13 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations, node_names
+from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import DEVMGMT, EXCLUDED_NODES, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
+from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
+from devalloc.api.node_rules import NodeRestriction, node_restrictions
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
@@ -88,8 +89,8 @@ class ManifestRecord:
         return None
 
     @property
-    def excluded_nodes(self) -> frozenset[str]:
-        return frozenset()
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return ()
 
     @property
     def priority(self) -> int:
@@ -213,8 +214,8 @@ class ClaimRecord(ManifestRecord):
         return self.annotations.get(NODE) or None
 
     @property
-    def excluded_nodes(self) -> frozenset[str]:
-        return node_names(self.annotations.get(EXCLUDED_NODES, ""))
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return node_restrictions(self.annotations)
 
 
 def read_manifest(content: object) -> ManifestRecord:

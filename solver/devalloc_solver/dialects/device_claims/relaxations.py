@@ -9,7 +9,8 @@ from math import gcd
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
-from devalloc.api.meta import EXCLUDED_NODES, GROUP_MATCH
+from devalloc.api.meta import GROUP_MATCH
+from devalloc.api.node_rules import NODE_RULES, NodeRestriction, barred_nodes
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -66,10 +67,10 @@ class DeviceClaimRelaxations(UnitRelaxations):
         limits, withheld = self.limits(), self.withheld()
         yield Reason.INSUFFICIENT_CAPACITY, limits
         yield short, withheld
-        yield Reason.NODE_UNAVAILABLE, self.excluded()
+        yield from self.node_rules_by_reason()
         yield short, members
         amounts, requests = self.amounts(), self.requests()
-        rules = [*self.pins(), *self.excluded(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
+        rules = [*self.pins(), *self.node_rules(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
         more = [*rules, *self.constraints(), *self.classes(), *members]
         yield short, _too_much_alone(question, amounts, finder)
         yield short, requests if len(requests) > 1 else []
@@ -86,12 +87,13 @@ class DeviceClaimRelaxations(UnitRelaxations):
         withheld, matches, constraints = self.withheld(), self.matches(), self.constraints()
         classes, requests = self.classes(), self.requests()
         requested = [*own(matches), *withheld, *own(constraints)]
-        rest = [*self.pins(), *self.excluded(), *self.shared(), *self.limits(), *self.amounts()]
+        rest = [*self.pins(), *self.node_rules(), *self.shared(), *self.limits(), *self.amounts()]
         rules = [*matches, *withheld, *constraints, *classes, *rest]
-        tiers = [withheld, self.excluded(), own(matches), own(constraints), requested, own(classes)]
-        tiers += [[*requested, *own(classes)]]
+        tiers = [own(matches), own(constraints), requested, own(classes), [*requested, *own(classes)]]
         tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
-        return ((Reason.NO_MATCHING_DEVICES, edits) for edits in tiers)
+        yield Reason.NO_MATCHING_DEVICES, withheld
+        yield from self.node_rules_by_reason()
+        yield from ((Reason.NO_MATCHING_DEVICES, edits) for edits in tiers)
 
     # -- rules of a claim ----------------------------------------------------------------------------------------------
 
@@ -185,25 +187,31 @@ class DeviceClaimRelaxations(UnitRelaxations):
     ) -> Request:
         pin = demand.claim.pinned_node
         changed = make_request(request.detail, request.alternative, change(request.spec), self.eligibility, pin)
-        if not demand.excluded:
+        if not demand.restrictions:
             return changed
-        left = without_nodes(changed.candidates, demand.excluded, self.eligibility.snapshot)
-        return replace(changed, candidates=left)
+        snapshot = self.eligibility.snapshot
+        barred = barred_nodes(demand.restrictions, (*snapshot.nodes, self.unit.pin))
+        return replace(changed, candidates=without_nodes(changed.candidates, barred, snapshot))
 
-    def excluded(self) -> list[Relaxation]:
-        """Nodes on which a claim must not be."""
-        return [self._on_all_nodes(demand) for demand in self.unit.demands if demand.excluded]
+    def node_rules_by_reason(self) -> Iterator[RelaxationTier]:
+        """The rules that keep claims off nodes, those of one reason together, in the order of their table."""
+        for reason in dict.fromkeys(rule.reason for rule in NODE_RULES):
+            yield reason, self.node_rules(reason)
 
-    def _on_all_nodes(self, demand: Demand) -> Relaxation:
-        path = f"metadata.annotations[{EXCLUDED_NODES}]"
-        entry = {"kind": "excludedNodes", "path": path}
+    def node_rules(self, reason: Reason | None = None) -> list[Relaxation]:
+        """The rules that keep claims off nodes; only those of a reason, if one is given."""
+        rules = ((demand, each) for demand in self.unit.demands for each in demand.restrictions)
+        return [self._drop_node_rule(*one) for one in rules if reason in (None, one[1].rule.reason)]
 
-        def anywhere(other: Demand) -> Demand:
-            free = replace(other, excluded=frozenset(), shape=None)
+    def _drop_node_rule(self, demand: Demand, dropped: NodeRestriction) -> Relaxation:
+        entry = {"kind": "nodeRule", "annotation": dropped.rule.annotation, "path": dropped.path}
+
+        def change(other: Demand) -> Demand:
+            free = replace(other, restrictions=tuple(r for r in other.restrictions if r != dropped), shape=None)
             details = [[self.judge_changed(free, each, lambda spec: spec) for each in some] for some in free.details]
             return replace(free, details=tuple(map(tuple, details)))
 
-        return self.edit_demand(demand, entry, anywhere)
+        return self.edit_demand(demand, entry, change)
 
     # -- the supply ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Key,
@@ -44,8 +45,8 @@ class ReadResourceClaim(NamedTuple):
         return self.valid.pinned_node
 
     @property
-    def excluded_nodes(self) -> frozenset[str]:
-        return frozenset()
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return ()
 
     @property
     def priority(self) -> int:

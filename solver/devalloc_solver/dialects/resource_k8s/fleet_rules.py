@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
@@ -314,7 +315,7 @@ class ResourceClaimQuery:
     """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     takes_network: ClassVar[bool] = False
-    excluded: ClassVar[frozenset[str]] = frozenset()
+    restrictions: ClassVar[tuple[NodeRestriction, ...]] = ()
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules

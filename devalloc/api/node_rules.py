@@ -1,0 +1,83 @@
+"""Rules by which a claim keeps off nodes: a row says where users write one, what it bars, and the reason that it is.
+
+The rest follows from the rows: validation, the known annotations, the search of a cold and a warm solver, relaxations,
+words, and what a claim that moves takes along. Only the independent check has its own table (``check/claim.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from devalloc.api import meta
+from devalloc.api.fields import plain_name, raise_faults
+from devalloc.api.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeRule:
+    """A rule that names nodes, in an annotation, separated by commas."""
+
+    annotation: str
+    bars: Callable[[frozenset[str], str], bool]
+    """whether a claim that names these nodes must not be on a node"""
+    reason: Reason
+    """of a claim that would fit without it"""
+
+
+NODE_RULES: Final[tuple[NodeRule, ...]] = (
+    NodeRule(meta.EXCLUDED_NODES, lambda named, node: node in named, Reason.NODE_UNAVAILABLE),
+)
+
+
+class NodeRestriction(NamedTuple):
+    """A rule as a claim has it."""
+
+    rule: NodeRule
+    named: frozenset[str]
+
+    @property
+    def path(self) -> str:
+        """Its field in the claim."""
+        return f"metadata.annotations[{self.rule.annotation}]"
+
+
+def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, ...]:
+    """Read the rules that a claim has, in the order of the table."""
+    if not annotations:
+        return ()
+    texts = ((rule, annotations.get(rule.annotation)) for rule in NODE_RULES)
+    return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _node_names(text)))
+
+
+def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:
+    """Whether a claim with these rules must not be on a node; None is the network's, which has no rule."""
+    return node is not None and any(rule.bars(named, node) for rule, named in restrictions)
+
+
+def barred_nodes(restrictions: Iterable[NodeRestriction], nodes: Iterable[str | None]) -> frozenset[str]:
+    """Those of some nodes on which a claim with these rules must not be."""
+    return frozenset(node for node in nodes if node is not None and is_barred(restrictions, node))
+
+
+def check_node_rules(annotations: Mapping[str, str]) -> None:
+    """Raises ValidationError for a name that no node can have."""
+    for rule, named in node_restrictions(annotations):
+        for node in named:
+            check_node_name(rule.annotation, node)
+
+
+@lru_cache(maxsize=1024)
+def check_node_name(annotation: str, text: str) -> None:
+    """Raises ValidationError for a name that an annotation must not have."""
+    try:
+        plain_name(text)
+    except ValueError as error:
+        raise_faults([(("metadata", "annotations", annotation), str(error))])
+
+
+@lru_cache(maxsize=1024)
+def _node_names(text: str) -> frozenset[str]:
+    return frozenset(name for part in text.split(",") if (name := part.strip()))
