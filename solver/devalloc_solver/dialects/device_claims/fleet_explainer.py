@@ -133,12 +133,15 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
             node_selection = self._edited(query, edits)
             choice = node_selection.choose(FEW_NODES)
             assert choice is not None
-            ranks = ranks.union(choice.ranks)
-            answer, _ = self._answer_from(query, claim, ranks)
+            if not ranks.issuperset(choice.ranks):
+                ranks = ranks.union(choice.ranks)
+                answer, _ = self._answer_from(query, claim, ranks)
         if _claims_to_release(answer) <= choice.min_blockers_elsewhere or pinned is not None:
             return answer
         choice = node_selection.choose(MANY_NODES)
         assert choice is not None
+        if ranks.issuperset(choice.ranks):
+            return answer
         return self._answer_from(query, claim, ranks.union(choice.ranks))[0]
 
     def _find_apart(
