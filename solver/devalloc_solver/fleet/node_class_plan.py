@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
-from devalloc_solver.pipeline.strategy import solve_unit
-from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place_on
+from devalloc_solver.pipeline.strategy import place_on_node
+from devalloc_solver.place import SearchDeadline
 from devalloc_solver.place.search_context import SearchContext, score_of
-from devalloc_solver.problem.allocations import AllocatedDevice, Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -96,12 +95,7 @@ def place_exactly(
     unit = unit_on(snapshot)
     if unit is None:
         return None
-    try:
-        steps = StepBudget(DEFAULT_STEPS, deadline)
-        answer = place_on(snapshot, usage, unit, record.name, policy=policy, steps=steps)
-        placements = () if answer is None else answer.placements
-    except StepsExhausted:
-        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, policy, deadline.ends),)
+    placements = place_on_node(usage, unit, record.name, policy, deadline)
     if not placements:
         return None
     entries = placements[0].entries
@@ -114,12 +108,6 @@ def place_exactly(
     of_node = record.name if any(owner is record for owner, _, _ in taken) else None
     score = score_of(SearchContext(snapshot, usage, policy), placements, of_node)
     return score._replace(order=()), taken  # the first of equal nodes is found before the others
-
-
-def _as_allocation(usage: Usage) -> Holding:
-    items = [AllocatedDevice(index, None) for index in sorted(usage.whole)]
-    items += [AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(usage.shared.items())]
-    return Holding(("", ""), 0, tuple(items))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals
@@ -15,13 +15,21 @@ from devalloc_solver.exact.model import build_model, is_solver_loaded, model_siz
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
 from devalloc_solver.pipeline.natural_order import in_natural_order
-from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
+from devalloc_solver.place import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    SearchTimeout,
+    StepBudget,
+    StepsExhausted,
+    place,
+    place_on,
+)
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Holding, Usage
-from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import GoalLevel, Placement, growth_of
+from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement, growth_of
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Device, Snapshot, join_pools, renumber
 
 EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns. At 1,000, the 40
@@ -247,6 +255,8 @@ def _search_jointly(
     placements, levels = _place_jointly(snapshot, allocations, units, policy, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
     if _is_proven(levels):
+        if len(units) == 1:
+            placements = _as_on_node_alone(Usage.of(snapshot, allocations), units[0], placements, policy, ends)
         return SearchOutcome(placements, levels)
     if not was_cut:
         return SearchOutcome(placements, levels, [part])
@@ -484,6 +494,67 @@ def solve_unit(
     return placements
 
 
+def place_on_node(
+    usage: Usage, unit: PlacementUnit, node: str | None, policy: PlacementPolicy, deadline: SearchDeadline
+) -> list[Placement]:
+    """The best placement of a unit on the only node of a snapshot; empty when it is proven not to fit.
+
+    ``node``: None for network devices only. Raises OutOfTime if nothing is known in time.
+    """
+    try:
+        steps = StepBudget(DEFAULT_STEPS, deadline)
+        answer = place_on(usage.snapshot, usage, unit, node, policy=policy, steps=steps)
+        return [] if answer is None else [*answer.placements]
+    except StepsExhausted:
+        return solve_unit(usage.snapshot, [usage.as_holding()], unit, policy, deadline.ends)
+
+
+def _as_on_node_alone(
+    usage: Usage, unit: PlacementUnit, placements: list[Placement], policy: PlacementPolicy, ends: float | None
+) -> list[Placement]:
+    """The same in goals 1 to 4 of S17, with devices that do not depend on which nodes were searched beside its own."""
+    node = placements[0].node if placements else None
+    if node is None:
+        return placements
+    pools = [pool for pool in usage.snapshot.pools if pool.node is None or pool.node == node]
+    devices = [device for pool in pools for device in pool.devices]
+    position = {device.index: number for number, device in enumerate(devices)}
+    held = usage.as_holding()
+    items = [replace(item, device=position[item.device]) for item in held.items if item.device in position]
+    own = Usage.of(join_pools(renumber(pools), (node,)), [replace(held, items=tuple(items))])
+    try:
+        placements_there = place_on_node(own, _with_devices(unit, devices), node, policy, SearchDeadline(ends))
+    except OutOfTime:
+        return placements
+    requests = {(d.claim.key, r.label): r for d in unit.demands for r in d.requests}
+
+    def in_fleet(demand: Demand, entry: PlacedDevice) -> PlacedDevice:
+        return PlacedDevice(requests[demand.claim.key, entry.request.label], devices[entry.device.index], entry.amounts)
+
+    return [
+        Placement(demand, node, tuple(in_fleet(demand, entry) for entry in placed.entries))
+        for demand, placed in zip(unit.demands, placements_there, strict=True)
+    ]
+
+
+def _with_devices(unit: PlacementUnit, devices: Sequence[Device]) -> PlacementUnit:
+    """The unit in terms of these devices, each by its position, without pin."""
+
+    def limited(request: Request) -> Request:
+        accepted, portions = request.candidates.accepted, request.portions
+        return replace(
+            request,
+            candidates=Candidates({n: accepted[d.index] for n, d in enumerate(devices) if d.index in accepted}, ()),
+            portions={n: portions[d.index] for n, d in enumerate(devices) if d.index in portions},
+        )
+
+    demands = [
+        replace(demand, details=tuple(tuple(map(limited, detail)) for detail in demand.details))
+        for demand in unit.demands
+    ]
+    return replace(unit, demands=tuple(demands), pin=None)
+
+
 def place_unit(
     snapshot: Snapshot,
     allocations: Sequence[Holding],
@@ -498,9 +569,11 @@ def place_unit(
     ``usage``: what the allocations add up to, if the caller knows it. After the monotonic time ``ends``, the best
     placement until then. Raises OutOfTime if there is none yet.
     """
+    usage = usage or Usage.of(snapshot, allocations)
     try:
         steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
-        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, policy=policy, steps=steps)
+        placed = place(snapshot, usage, unit, policy=policy, steps=steps)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:
-        return solve_unit(snapshot, allocations, unit, policy, ends) or None
+        placements = solve_unit(snapshot, allocations, unit, policy, ends)
+        return _as_on_node_alone(usage, unit, placements, policy, ends) or None

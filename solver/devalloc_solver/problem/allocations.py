@@ -98,6 +98,14 @@ class Usage:
             usage.add(holding)
         return usage
 
+    def as_holding(self) -> Holding:
+        """All of it, as if one claim held it."""
+        items = [AllocatedDevice(index, None) for index in sorted(self.whole)]
+        items += [
+            AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(self.shared.items())
+        ]
+        return Holding(("", ""), 0, tuple(items))
+
     def add(self, holding: Holding) -> None:
         for item in holding.items:
             device = self.snapshot.devices[item.device]

@@ -75,6 +75,47 @@ def test_an_answer_is_the_one_of_solve_manifests() -> None:
     assert Fleet.from_manifests(documents).allocate(pending) == expected
 
 
+def with_memory(name: str, node: str | None, *devices: Manifest) -> Manifest:
+    return pool(name, node, "g", devices=[*devices])
+
+
+LARGE, NEAR = (device(f"g{n}", resources={"memory": "8Gi"}, attributes={"numa": 0} if n else {}) for n in range(2))
+FIRST, SECOND = (device(f"g{n}", resources={"memory": "6Gi"}) for n in range(2))
+
+
+@pytest.mark.parametrize(
+    ("pools", "details"),
+    [
+        pytest.param(
+            [with_memory("p1", "n1", device("x")), with_memory("p2", "n2", FIRST, SECOND, device("x"))],
+            [{"requests": {"memory": "9Gi"}, "limits": {"count": 2}}, {}, {"requests": {"memory": "2Gi"}}],
+            id="beside a whole device",
+        ),
+        pytest.param(
+            [
+                with_memory("p1", "n1", LARGE),
+                with_memory("net", None, LARGE, NEAR),
+                with_memory("p2", "n2", LARGE, NEAR),
+            ],
+            [
+                {"requests": {"memory": "9Gi"}, "matchAttributes": ["numa"]},
+                {"requests": {"memory": "9Gi"}},
+                {"requests": {"memory": "3Gi"}},
+            ],
+            id="of the network",
+        ),
+    ],
+)
+def test_shares_of_several_devices_are_the_same_wherever_they_were_searched(
+    pools: list[Manifest], details: list[Manifest]
+) -> None:
+    """The search of one claim leaves it to the exact model how such shares meet."""
+    pending = claim("a", *details)
+    (expected,) = solve_manifests([*pools, pending])["claims"]
+    assert expected["allocated"]
+    assert Fleet.from_manifests(pools).allocate(pending) == expected
+
+
 def test_shares_are_written_as_the_claim_wrote_its_request() -> None:
     documents = [
         pool("p", "n", "gpu", devices=[device("d", resources={"memory": "8Gi/1Gi"})]),
