@@ -6,7 +6,7 @@ compare the warning policies of ``deploy`` and the guides with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -138,6 +138,14 @@ def _advice(name: str, right: Iterable[str]) -> str | None:
 _ANNOTATIONS = {kind: frozenset(key_names(kind, "annotations")) for kind in API_KINDS}
 _LABELS = {kind: frozenset(key_names(kind, "labels")) for kind in API_KINDS}
 """Our annotations of each kind: most objects have no others, and need no closer look."""
+
+
+def metadata_slips(kind: str, annotations: Mapping[str, str], labels: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+    """List the ``misspelled_keys`` of an object of ours."""
+    notes, marks = annotations.keys() - _ANNOTATIONS[kind], labels.keys() - _LABELS[kind]
+    return [*misspelled_keys(sorted(notes), sorted(marks), kind)] if notes or marks else ()
+
+
 MAX_PROBLEMS = 500
 """How many problems of one document are kept; others are only counted."""
 
@@ -288,11 +296,8 @@ def _drop_namespace(content: dict[str, Any], kind: ApiKind) -> list[Finding]:
 def _advisories(obj: ApiModel) -> Iterator[Finding]:
     """Warnings about valid content that is most likely not what its author meant (S5)."""
     if isinstance(metadata := getattr(obj, "metadata", None), ObjectMeta):
-        kind = type(obj).__name__
-        annotations, labels = metadata.annotations.keys() - _ANNOTATIONS[kind], metadata.labels.keys() - _LABELS[kind]
-        if annotations or labels:
-            for path, message in misspelled_keys(sorted(annotations), sorted(labels), kind):
-                yield Finding(path, message)
+        for path, message in metadata_slips(type(obj).__name__, metadata.annotations, metadata.labels):
+            yield Finding(path, message)
     if not isinstance(obj, DeviceClaim):
         return
     for i, entry in enumerate(obj.spec.claims):

@@ -45,7 +45,7 @@ class Batch:
         """What the independent check has to say; claims that are left out need no reason here."""
         problem_input, snapshot = self.prepared.dialect.problem_input, self.prepared.snapshot
         answers = [placed_answer(p, snapshot, problem_input).to_dict() for p in self.placements]
-        answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in problem_input.claims if c.is_allocated]
+        answers += [allocated_answer(c, snapshot, ()).to_dict() for c in problem_input.claims if c.is_allocated]
         answered = {(answer["namespace"], answer["name"]) for answer in answers}
         answers += [_left_out(*claim.key) for claim in problem_input.claims if claim.key not in answered]
         left_out = [refused for refused in problem_input.refused if refused.key not in answered]

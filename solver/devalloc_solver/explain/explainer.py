@@ -247,9 +247,9 @@ class Explainer(ABC):
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
         """As JSON."""
 
-    @abstractmethod
     def warnings(self, demand: Demand) -> tuple[str, ...]:
-        """List what an answer to a claim warns of."""
+        """List what an answer to a claim warns of, besides what it repeats of the claim."""
+        return ()
 
     def request_ref(self, request: Request) -> Mapping[str, str]:
         """Which request a cause is about: its name, and its path if the name is only a number."""

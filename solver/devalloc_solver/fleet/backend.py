@@ -16,7 +16,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
-from devalloc_solver.fleet.claim_reader import ClaimReader
+from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 from devalloc_solver.fleet.explainer import FleetExplainer
 from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.joint import MAX_CLAIMS, Echoes, nodes_that_matter, place_in_fleet
@@ -71,8 +71,8 @@ class ReadClaim(Protocol):
         """Equal for claims that ask for the same; None if unknown."""
 
     @property
-    def warnings(self) -> Sequence[str]:
-        """What its answer says of how it is written."""
+    def repeated(self) -> Mapping[str, Any]:
+        """What its answer repeats of it, by field of the answer."""
 
 
 StateT = TypeVar("StateT", bound=FleetState)
@@ -119,12 +119,12 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         if read.group is not None:
             message = f"is a member of group {read.group}, and a group is answered as a whole: use allocate_all"
             causes = (text_fact(message),)
-            return self._write(RejectedClaim(read.key, Reason.GROUP_UNSATISFIABLE, causes, read.group).answer())
+            return self._write(RejectedClaim(read.key, Reason.GROUP_UNSATISFIABLE, causes, read.group).answer(), read)
         try:
             answer = self._place(read)
         except OutOfTime as error:
             index.forget()
-            return self._write(timeout_rejection(read, error).answer())
+            return self._write(timeout_rejection(read, error).answer(), read)
         if answer["allocated"]:
             self._assumed.add(read.key)
         return answer
@@ -143,7 +143,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """Raises ``_errors`` and OutOfTime; nothing is changed then."""
         query = self._query(read)
         if isinstance(query, RejectedClaim):
-            return self._write(query.answer())
+            return self._write(query.answer(), read)
         if query is None:
             return self._place_on_whole(read)
         spot = self._state.places.find(query, read.pinned_node)
@@ -156,14 +156,14 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     def _refuse(self, read: ReadT, query: QueryT) -> Answer:
         """The answer to a claim that fits nowhere."""
         refused = self._explain(query)
-        return self._place_on_whole(read) if refused is None else deepcopy(self._write(refused))
+        return self._place_on_whole(read) if refused is None else deepcopy(self._write(refused, read))
 
     def _accept(self, read: ReadT, query: QueryT, spot: ChosenPlace) -> Answer:
         """Check, keep and answer what the index has found."""
         placed = self._placed(read, query, spot)
         refused = self._check(read, placed)
         if refused is not None:
-            return self._write(refused.answer())
+            return self._write(refused.answer(), read)
         self._grant(read, placed)
         return placed.answer
 
@@ -218,7 +218,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             return self._refuse(ask.read, ask.query)
         except OutOfTime as error:
             self._state.index.forget()
-            return self._write(timeout_rejection(ask.read, error).answer())
+            return self._write(timeout_rejection(ask.read, error).answer(), ask.read)
 
     def _ask_alone(self, fresh: Sequence[ReadT]) -> list[_Request[ReadT, QueryT]] | None:
         """What claims ask the index for, and whether they fit by themselves; None where it has no words for one."""
@@ -344,7 +344,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     def _waiting_key(self, read: ReadT) -> Hashable | None:
         if not self._is_waiting(read) or read.shape is None:
             return None
-        return read.key[0], read.shape, read.pinned_node, read.restrictions, read.priority, (*read.warnings,)
+        text = spec_text(read.repeated)
+        return read.key[0], read.shape, read.pinned_node, read.restrictions, read.priority, text
 
     def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
         """What a claim alone could have, whatever group it is in; None if that cannot be told, or not in time."""
@@ -455,8 +456,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """Whether a claim is valid, and holds nothing."""
 
     @abstractmethod
-    def _write(self, answer: ClaimAnswer) -> Answer:
-        """An answer as ``solve_manifests`` has it."""
+    def _write(self, answer: ClaimAnswer, read: ReadT | None = None) -> Answer:
+        """An answer as ``solve_manifests`` has it. ``read``: the claim, if the answer does not repeat yet what it is to
+        repeat of it."""
 
     @abstractmethod
     def _query(self, read: ReadT) -> QueryT | RejectedClaim | None:

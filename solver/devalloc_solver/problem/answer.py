@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.findings import Fact
@@ -35,8 +35,8 @@ class ClaimAnswer:
     """what stands in the way, the most telling first"""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""
-    configs: Mapping[str, Any] = field(default_factory=dict)
-    """what ``devalloc_solver.dialects.device_claims.answers.config_entries`` says"""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """of DeviceClaims only: what ``config_entries`` and ``repeated`` in ``dialects/device_claims/answers.py`` say"""
     warnings: tuple[str, ...] = ()
     funnel: tuple[dict[str, Any], ...] = ()
     blockers: Sequence[Mapping[str, Any]] = ()
@@ -59,6 +59,13 @@ class ClaimAnswer:
     def key(self) -> Key:
         return self.namespace, self.name
 
+    def repeating(self, own: Mapping[str, Any]) -> ClaimAnswer:
+        """The answer with fields that it repeats of its claim."""
+        if not own:
+            return self
+        fields = {**self.fields, **own}
+        return replace(self, warnings=(*fields.pop("warnings", ()), *self.warnings), fields=fields)
+
     def to_dict(self) -> dict[str, Any]:
         held = self.allocations
         shown: dict[str, Any] = {
@@ -75,7 +82,7 @@ class ClaimAnswer:
             "verdict": self.verdict,
             "causes": list(self.causes),
             "annotations": dict(self.annotations),
-            **self.configs,
+            **self.fields,
             "warnings": list(self.warnings),
             "funnel": list(self.funnel),
             "blockers": list(self.blockers),

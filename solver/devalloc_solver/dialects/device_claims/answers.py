@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceConfigReference, ResourceAllocation
+from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimSpec, DeviceConfigReference, ResourceAllocation
 from devalloc.api.device_records import write_records
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.quantity import Format, Quantity
@@ -50,6 +50,11 @@ def config_entries(
     return {name: section for name, section in sections.items() if section}
 
 
+def repeated(spec: DeviceClaimSpec, warnings: Sequence[str]) -> dict[str, Any]:
+    """What an answer repeats of its claim, whatever else it says: each answer to a DeviceClaim passes here."""
+    return {"warnings": [*warnings]} if warnings else {}
+
+
 def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: ProblemInput) -> ClaimAnswer:
     """The answer for a claim that got its devices."""
     claim = placement.demand.claim
@@ -70,12 +75,11 @@ def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: Probl
         allocations=tuple(_allocation(entry, snapshot) for entry in placement.entries),
         one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
         annotations=annotations,
-        configs=config_entries(
+        fields=config_entries(
             claim.namespace,
             ((e.request.candidates.accepted[e.device.index], e.request.spec.configs) for e in placement.entries),
             problem_input,
         ),
-        warnings=problem_input.warnings.get(claim.key, ()),
     )
 
 
@@ -90,9 +94,7 @@ def records_of(devices: Iterable[tuple[Pool, Device]]) -> str | None:
     return write_records(records) if records else None
 
 
-def allocated_answer(
-    claim: DeviceClaim, snapshot: Snapshot, lost: Iterable[LostDevice], warnings: tuple[str, ...]
-) -> ClaimAnswer:
+def allocated_answer(claim: DeviceClaim, snapshot: Snapshot, lost: Iterable[LostDevice]) -> ClaimAnswer:
     """The echo of a claim that came in allocated (S18)."""
     assert claim.status is not None
     details = claim.allocation_details() or []
@@ -103,12 +105,11 @@ def allocated_answer(
         tuple(a.to_manifest() for a in claim.status.allocations),
         lost,
         one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
-        configs={
+        fields={
             "classConfigs": claim.status.class_configs,
             "classConfigAllocations": claim.status.class_config_allocations,
             "claimConfigs": claim.status.claim_configs,
         },
-        warnings=warnings,
     )
 
 

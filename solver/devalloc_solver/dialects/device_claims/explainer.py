@@ -32,7 +32,6 @@ class DeviceClaimExplainer(Explainer):
     """Explains units of DeviceClaims."""
 
     eligibility: CandidateFinder
-    claim_warnings: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
 
@@ -95,9 +94,6 @@ class DeviceClaimExplainer(Explainer):
         if self.shortage(unit, is_empty=True) and not self.shortage(loose.unit, is_empty=True):
             return Reason.MATCH_ATTRIBUTES_CONFLICT
         return short_reason(unit)
-
-    def warnings(self, demand: Demand) -> tuple[str, ...]:
-        return self.claim_warnings.get(demand.key, ())
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.deadline import Call
-from devalloc_solver.dialects.device_claims.answers import allocated_answer
+from devalloc_solver.dialects.device_claims.answers import allocated_answer, repeated
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery
@@ -106,8 +106,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
             return False
         return read.key not in self._state.allocations
 
-    def _write(self, answer: ClaimAnswer) -> Answer:
-        return answer.to_dict()
+    def _write(self, answer: ClaimAnswer, read: ManifestRecord | None = None) -> Answer:
+        return (answer if read is None else answer.repeating(read.repeated)).to_dict()
 
     def _query(self, read: ManifestRecord) -> DeviceClaimQuery | RejectedClaim:
         return self._state.query(read.valid)
@@ -232,7 +232,8 @@ def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer
     (claim,) = problem_input.claims
     snapshot, _ = take_snapshot([*_pools_named(claim, state)])
     _, lost, _ = read_allocations(snapshot, [Holder.of(claim, state.rules.problem_input.classes)])
-    return allocated_answer(claim, snapshot, lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ()))
+    own = repeated(claim.spec, problem_input.warnings.get(claim.key, ()))
+    return allocated_answer(claim, snapshot, lost.get(claim.key, ())).repeating(own)
 
 
 def _pools_named(claim: DeviceClaim, state: DeviceFleetState) -> Iterator[DevicePool]:

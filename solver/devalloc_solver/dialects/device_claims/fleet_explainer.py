@@ -93,7 +93,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
-        return replace(answer, namespace=namespace, name=name, warnings=tuple(claim.warnings))
+        return replace(answer, namespace=namespace, name=name)
 
     def _forget(self) -> None:
         """Judges and slips too: they remember each shape that was ever explained."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
-from devalloc.api.decode import decode
+from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
@@ -18,6 +18,7 @@ from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_
 from devalloc.api.node_rules import NodeRestriction, node_restrictions
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc_solver.dialects.device_claims.answers import repeated
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
     is_config,
@@ -102,6 +103,11 @@ class ManifestRecord:
 
     warnings: Sequence[str] = ()
     """the messages of the problems of a valid claim"""
+
+    @property
+    def repeated(self) -> Mapping[str, Any]:
+        """What an answer repeats of a valid claim."""
+        return {}
 
 
 class _CachedSpec(NamedTuple):
@@ -190,6 +196,10 @@ class ClaimRecord(ManifestRecord):
         if self._shape is None:
             self._shape = self.spec.shape
         return self._shape
+
+    @property
+    def repeated(self) -> Mapping[str, Any]:
+        return repeated(self.spec, self.warnings)
 
     def without_status(self) -> ClaimRecord:
         """The same once its devices are released."""
@@ -362,8 +372,11 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
             for name, value in metadata.items():
                 if not _IS_PLAIN[name](value):
                     return None
-            if annotations := metadata.get("annotations"):
+            annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+            if annotations:
                 check_annotations(annotations)
+            if (annotations or labels) and metadata_slips("DeviceClaim", annotations, labels):
+                return None
         except ValueError:  # pydantic's own error among them
             return None
         return ClaimRecord.of_cached(metadata, template) if "name" in metadata else None

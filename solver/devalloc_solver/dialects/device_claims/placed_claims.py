@@ -77,8 +77,7 @@ def place_claim(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInp
         configs = config_entries(namespace, given_by, problem_input)
         answer |= configs
         written |= deepcopy(configs)
-    if claim.warnings:
-        answer["warnings"] = list(claim.warnings)
+    answer |= claim.repeated
     return PlacedClaim(answer, written, HeldDevices(claim.priority, spot.node, tuple(held)), items)
 
 

@@ -49,10 +49,9 @@ class DeviceClaimDialect:
     """what the check's evaluator said (S6)"""
 
     def echo(self) -> Iterator[ClaimAnswer]:
-        lost, warnings = self.lost, self.problem_input.warnings
         for claim in self.problem_input.claims:
             if claim.is_allocated:
-                yield allocated_answer(claim, self.snapshot, lost.get(claim.key, ()), warnings.get(claim.key, ()))
+                yield allocated_answer(claim, self.snapshot, self.lost.get(claim.key, ()))
 
     def write(self, placements: Sequence[Placement]) -> Iterator[ClaimAnswer]:
         return (placed_answer(placement, self.snapshot, self.problem_input) for placement in placements)
@@ -73,7 +72,7 @@ class DeviceClaimDialect:
         self, problem: UnsolvedProblem[Any], placements: Sequence[Placement], ends: float | None
     ) -> DeviceClaimExplainer:
         return DeviceClaimExplainer(
-            *(problem.snapshot, problem.allocations, placements, ends, self.eligibility, self.problem_input.warnings),
+            *(problem.snapshot, problem.allocations, placements, ends, self.eligibility),
             fleet=FleetTotals(invalid_pools=self.problem_input.invalid_pools),
         )
 

@@ -11,6 +11,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.check import check_cel_check
 from devalloc_solver.deadline import Call
+from devalloc_solver.dialects.device_claims.answers import repeated
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.dialects.device_claims.problem import SolveCache, prepare, priorities_of
 from devalloc_solver.pipeline.flow import solve_problem
@@ -52,9 +53,11 @@ def solve_input(
         answers = tuple(
             refused[each.key].answer() if each.allocated and each.key in refused else each for each in solution.claims
         )
+    warnings = problem_input.warnings
+    own = {claim.key: repeated(claim.spec, warnings.get(claim.key, ())) for claim in problem_input.claims}
     return replace(
         solution,
-        claims=answers,
+        claims=tuple(each.repeating(own.get(each.key, {})) for each in answers),
         levels=tuple(add_rejected_claims(solution.levels, priorities_of(problem_input))),
         problems=(*solution.problems, *(Problem(message, severity="warning") for message in disagreements)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -53,8 +53,8 @@ class ReadResourceClaim(NamedTuple):
         return priority_of(self.valid)
 
     @property
-    def warnings(self) -> Sequence[str]:
-        return ()
+    def repeated(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def valid(self) -> ResourceClaim:

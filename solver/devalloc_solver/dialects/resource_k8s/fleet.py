@@ -128,7 +128,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
     def _is_waiting(self, read: ReadResourceClaim) -> bool:
         return isinstance(read.claim, ResourceClaim) and read.claim.allocation is None
 
-    def _write(self, answer: ClaimAnswer) -> Answer:
+    def _write(self, answer: ClaimAnswer, read: ReadResourceClaim | None = None) -> Answer:
         return answer_dict(answer)
 
     def _query(self, read: ReadResourceClaim) -> ResourceClaimQuery | RejectedClaim | None:
