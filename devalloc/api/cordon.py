@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -259,15 +259,12 @@ def apply_cordons(pool: Object, why_unschedulable: str | None = None) -> Object:
     return {**pool, "spec": {**spec, "devices": changed}}
 
 
-def apply_all_cordons(
-    documents: Iterable[Object], change: Callable[[Object, str | None], Object] = apply_cordons
-) -> list[Object]:
-    """The documents with cordoned devices made unavailable in their pools, also because of Nodes among them.
-    ``change``: does so for one pool."""
+def apply_all_cordons(documents: Iterable[Object]) -> list[Object]:
+    """The documents with cordoned devices made unavailable in their pools, also because of Nodes among them."""
     documents = list(documents)
     unschedulable = unschedulable_nodes(documents)
     return [
-        change(doc, unschedulable.get(pool_node(doc) or "")) if doc.get("kind") == "DevicePool" else doc
+        apply_cordons(doc, unschedulable.get(pool_node(doc) or "")) if doc.get("kind") == "DevicePool" else doc
         for doc in documents
     ]
 

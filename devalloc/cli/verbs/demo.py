@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from devalloc.cli.command import require_packages, verb
 from devalloc.cli.example_files import example_folders, is_repository
@@ -21,8 +21,6 @@ DATA = Path(__file__).parents[1] / "data"
 STORY = "demo.devalloc.io/story"
 """Annotation of the demo's claims and machines: what they ask for, in words."""
 IMPOSSIBLE = "router"
-
-Object = dict[str, Any]
 
 
 @verb("demo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine, Outlook
     from devalloc.store import Store
 
-Object = dict[str, Any]
 _POLL_SECONDS = 0.2
 
 

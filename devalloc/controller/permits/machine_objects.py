@@ -14,9 +14,6 @@ from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.store import Change, Object
 from devalloc.store import Key as ObjectKey
 
-KINDS = frozenset({vm_state.KIND, neon_vms.KIND})
-"""Their kinds in a store."""
-
 
 def machine_key(obj: Object) -> MachineKey:
     """The key of a machine by its object. A name contains no slash, so NeonVM's never coincide with ours."""

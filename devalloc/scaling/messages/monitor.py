@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion, VersionRange
@@ -101,8 +101,6 @@ class Unrecognised:
 
 ToMonitor = UpscaleNotification | DownscaleRequest | HealthCheck | InvalidMessage | InternalError
 ToAgent = UpscaleRequest | UpscaleConfirmation | DownscaleResult | HealthCheck | InvalidMessage | InternalError
-
-Content = TypeVar("Content", bound=ToMonitor | ToAgent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 NAME = "devalloc-permits"
 """Of the ConfigMap, in the namespace of devalloc."""
-NAMESPACE = "devalloc-system"
 _URL, _CERTIFICATE = "url", "ca.crt"
 
 

@@ -41,14 +41,14 @@ class HttpAnswer:
         return "".join(each if each.isprintable() else " " for each in text)
 
 
-def new_session(connections: int = 0) -> aiohttp.ClientSession:
+def new_session() -> aiohttp.ClientSession:
     """What requests go out by: no cookies, no proxies of the environment, and nothing is unpacked that could swell.
 
-    ``connections``: the most at the same time; 0 for no bound but that of those who ask, each of whom waits for one
-    answer: of a bound that is shared, hosts that do not answer would use up what the others need.
+    There is no limit of connections but that of those who ask, each of whom waits for one answer: of a limit that is
+    shared, hosts that do not answer would use up what the others need.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False),
+        connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         headers={"Accept-Encoding": "identity", "User-Agent": "devalloc"},

@@ -254,10 +254,8 @@ def with_group(tree: Tree, config: BindingConfig, port: PciPort) -> PciPort:
     return with_shared_group(port, IommuGroups.of(members.values(), True, bound_together=True), config.allowed)
 
 
-def refuse_group(
-    tree: Tree, config: BindingConfig, functions: Collection[PciFunction], together: Iterable[Address] = ()
-) -> None:
-    """Raises Denied if the IOMMU group cannot be taken whole. ``together``: what comes and goes with the device."""
+def refuse_group(tree: Tree, config: BindingConfig, functions: Collection[PciFunction]) -> None:
+    """Raises Denied if the IOMMU group cannot be taken whole."""
     # A known function is as it was when this look at the host began; its peers are looked at now.
     members = {function.address: function for function in functions}
     for function in functions:
@@ -268,7 +266,7 @@ def refuse_group(
         bound_together=config.bind_shared_groups,
         stays=stays_in_group(config.allowed),
     )
-    for objection in groups.objections(functions, frozenset(together)):
+    for objection in groups.objections(functions):
         code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"
         raise Denied(code, f"{min(function.address for function in functions)} cannot be taken: {objection}")
     # Peers that VFIO has already may be a machine's, and with them the group.

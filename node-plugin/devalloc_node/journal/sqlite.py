@@ -62,7 +62,7 @@ _LOG_PAGES = 100
 _HELD = "SELECT key, uid, device FROM holdings UNION ALL SELECT key, '', device FROM withheld"
 
 
-def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SQLiteJournal:
+def open_journal(folder: Path) -> SQLiteJournal:
     """The journal in the state folder (made, 0700, if missing).
 
     A damaged one is moved aside with all that SQLite keeps beside it, and a new one begun, whose setting
@@ -75,21 +75,21 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
     try:
         # Before SQLite sees it: it would shorten a damaged log for good.
         if missing_wal(path, lock) is not None:
-            move_aside(path, clock())
+            move_aside(path, datetime.now(UTC))
         lock.lock(shared=True)
         try:
-            return _record_quarantine(SQLiteJournal(path, lock, clock))
+            return _record_quarantine(SQLiteJournal(path, lock))
         except Damaged as error:
             if not lock.try_lock():
                 raise Unusable(f"{error} Another process uses {path}: stop it, then restart this one") from error
         # Another process may have begun a new one while we waited.
         try:
-            SQLiteJournal(path, None, clock).close()
+            SQLiteJournal(path, None).close()
         except Damaged:
-            move_aside(path, clock())
+            move_aside(path, datetime.now(UTC))
         # Nothing is open meanwhile: the lock is free for a moment, and its next holder reads the files (`missing_wal`).
         lock.lock(shared=True)
-        return _record_quarantine(SQLiteJournal(path, lock, clock))
+        return _record_quarantine(SQLiteJournal(path, lock))
     except BaseException:
         lock.close()
         raise
@@ -138,10 +138,9 @@ def _uses_reserve(method: Method) -> Method:
 class SQLiteJournal:
     """``Journal`` in a file. Safe for threads, not across a fork."""
 
-    def __init__(self, path: Path, lock: FileLock | None, clock: Callable[[], datetime]) -> None:
+    def __init__(self, path: Path, lock: FileLock | None) -> None:
         """Use ``open_journal``. ``lock`` is closed with the journal. Raises Damaged and others."""
         self.path = path
-        self._clock = clock
         self._mutex = threading.RLock()
         self._parsed: dict[str, dict[str, tuple[str, Mapping[str, Value]]]] = {}
         """By room and name, what was read last and what it says: all of a room is asked for again and again.
@@ -395,7 +394,7 @@ class SQLiteJournal:
         )
 
     def _now(self) -> str:
-        return self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
     def _check(self) -> None:
         """Raises Damaged if the file or a row is not what it should be."""

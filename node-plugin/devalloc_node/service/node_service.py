@@ -6,7 +6,6 @@ result goes to the caller, the audit log and the metrics.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -30,8 +29,6 @@ from devalloc_node.pb import node_pb2_grpc
 from devalloc_node.service import calls, replies, request_fields
 from devalloc_node.service.peer_credentials import caller_of
 from devalloc_node.service.server import Service
-
-log = logging.getLogger(__name__)
 
 NAME = "devalloc.node.v1.Node"
 WATCHERS = 8

@@ -46,15 +46,15 @@ def claim_ref(message: pb.ClaimRef, path: str = "claim") -> ClaimRef:
     return ClaimRef(_namespace(message.namespace, path), _name(message.name, path), uid)
 
 
-def claim_refs(messages: Iterable[pb.ClaimRef], path: str = "claims") -> tuple[ClaimRef, ...]:
+def claim_refs(messages: Iterable[pb.ClaimRef]) -> tuple[ClaimRef, ...]:
     """Several, each once. Raises BadField."""
     refs: dict[tuple[str, str], ClaimRef] = {}
     for i, message in enumerate(messages):
         if i >= MAX_CLAIMS:
-            raise BadField(path, f"must be at most {MAX_CLAIMS}")
-        ref = claim_ref(message, f"{path}[{i}]")
+            raise BadField("claims", f"must be at most {MAX_CLAIMS}")
+        ref = claim_ref(message, f"claims[{i}]")
         if (ref.namespace, ref.name) in refs:
-            raise BadField(f"{path}[{i}]", f"is there already: {ref}")
+            raise BadField(f"claims[{i}]", f"is there already: {ref}")
         refs[ref.namespace, ref.name] = ref
     return tuple(refs.values())
 
@@ -71,10 +71,10 @@ _LOGS: dict[int, LogName] = {
 }
 
 
-def log_name(log: int, path: str = "log") -> LogName:
+def log_name(log: int) -> LogName:
     """Which log of a machine is meant. Raises BadField."""
     if log not in _LOGS:
-        raise BadField(path, f"must be one of {', '.join(pb.ReadLogRequest.Log.keys())}, not {log}")
+        raise BadField("log", f"must be one of {', '.join(pb.ReadLogRequest.Log.keys())}, not {log}")
     return _LOGS[log]
 
 

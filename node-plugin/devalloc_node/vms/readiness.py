@@ -109,7 +109,6 @@ def with_readiness(
     run: str,
     ready: Mapping[str, str] | None,
     generation: object = None,
-    now: datetime | None = None,
 ) -> list[Any]:
     """The conditions of a status with this one in place of its own; ``run``: of the machine now.
 
@@ -121,7 +120,7 @@ def with_readiness(
     is_of_run = before.get("machineID") == run and old and old.get("reason") != NOT_RUNNING
     if is_of_run and ready is not None and ready["reason"] == NOT_REPORTED:
         return conditions
-    return replaced_condition(conditions, READY, ready, generation, now)
+    return replaced_condition(conditions, READY, ready, generation)
 
 
 def replaced_condition(

@@ -22,9 +22,6 @@ Ints = npt.NDArray[np.int64]
 Values = tuple[frozenset[object] | None, ...]
 """per attribute that anyone matches: the values of a device, None where it has none"""
 
-MAX_BLOCKS = 2**40
-"""A counter that is larger in its own unit is beyond this encoding."""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceCell:

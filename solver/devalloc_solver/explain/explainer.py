@@ -21,7 +21,7 @@ from devalloc.api import findings
 from devalloc.api.cordon import is_cordon_or_unschedulable
 from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of
 from devalloc.api.problems import closest_match
-from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
+from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, FunnelSource, main_step
@@ -76,11 +76,6 @@ class Explanation:
     """edits of which each would do as well"""
     caveats: tuple[str, ...] = ()
     """what is not certain of edits and claims"""
-
-    @property
-    def is_impossible(self) -> bool:
-        """Whether it would not fit an empty fleet either."""
-        return self.reason.verdict == IMPOSSIBLE_VERDICT
 
     @property
     def verdict(self) -> str:

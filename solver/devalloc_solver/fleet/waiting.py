@@ -376,9 +376,9 @@ class WaitingBook:
 
     # -- what changes --------------------------------------------------------------------------------------------------
 
-    def catch_up(self, fleet: Questioned, *, has_changed: bool = True) -> None:
+    def catch_up(self, fleet: Questioned) -> None:
         """Record which waiting units the changes since the last call could help."""
-        self._changes += has_changed
+        self._changes += 1
         gains = fleet.gains(self.kind)
         if len(gains.edition) != len(self._edition) or any(
             one is not other for one, other in zip(gains.edition, self._edition, strict=True)

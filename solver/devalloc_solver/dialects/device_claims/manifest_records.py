@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
 from devalloc.api.decode import decode, metadata_slips
-from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
@@ -343,10 +342,6 @@ def invalid_pools(documents: Sequence[ManifestRecord]) -> dict[str, str]:
 
 def pools_of(documents: Iterable[ManifestRecord]) -> list[DevicePool]:
     return [d.object for d in documents if isinstance(d.object, DevicePool)]
-
-
-def class_of(document: ManifestRecord) -> DeviceClass | None:
-    return document.object if isinstance(document.object, DeviceClass) else None
 
 
 NO_ANNOTATIONS: Mapping[str, str] = MappingProxyType({})
