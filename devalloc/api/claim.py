@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -71,22 +72,32 @@ MAX_DEVICES = 8192
 """Maximum devices of one claim."""
 
 
+class Effect(Enum):
+    """What a field of a claim decides; each field of a request is annotated with one."""
+
+    DEVICES = "which devices a request may take"
+    CHOICE = "how many and how much of them, and which of them together"
+    CONTENT = "nothing about devices: what an answer says besides"
+
+
 class DeviceClaimDetail(ApiModel):
     """A request for a set of devices."""
 
-    device_type: Text | None = None
+    device_type: Annotated[Text | None, Effect.DEVICES] = None
     """Take devices of any class with this device type."""
-    device_class: Text | None = None
+    device_class: Annotated[Text | None, Effect.DEVICES] = None
     """The class to take devices from."""
-    constraints: Expression | None = None
+    constraints: Annotated[Expression | None, Effect.DEVICES] = None
     """A CEL expression over ``device``, in addition to that of the class."""
-    requests: Requests = Field(default_factory=dict)
+    requests: Annotated[Requests, Effect.CHOICE] = Field(default_factory=dict)
     """Minimum totals over all devices; ``count`` is the number of devices. Empty means one device."""
-    limits: Limits = Field(default_factory=dict)
+    limits: Annotated[Limits, Effect.CHOICE] = Field(default_factory=dict)
     """Maximum totals over all devices (S9)."""
-    match_attributes: MatchAttributes = Field(default_factory=list)
+    match_attributes: Annotated[MatchAttributes, Effect.DEVICES] = Field(default_factory=list)
     """All chosen devices have these attributes, each with the same value on all of them."""
-    configs: list[DeviceConfigReference] = Field(default_factory=list, max_length=MAX_CONFIGS)
+    configs: Annotated[list[DeviceConfigReference], Field(max_length=MAX_CONFIGS), Effect.CONTENT] = Field(
+        default_factory=list
+    )
     """Configuration objects for the devices of this request, in addition to those of the class (S5)."""
 
     @model_validator(mode="after")
@@ -125,10 +136,15 @@ class DeviceClaimInstance(DeviceClaimDetail):
         return list(self.one_of) or [self]
 
 
+def fields_with(effect: Effect, model: type[ApiModel] = DeviceClaimDetail) -> tuple[str, ...]:
+    """The fields of a part of a spec that decide it, by their names in Python."""
+    return tuple(name for name, field in model.model_fields.items() if effect in field.metadata)
+
+
 class DeviceClaimSpec(ApiModel):
     """The devices that the claim requests."""
 
-    match_attributes: MatchAttributes = Field(default_factory=list)
+    match_attributes: Annotated[MatchAttributes, Effect.CHOICE] = Field(default_factory=list)
     """Attributes that must have the same value on all devices of all requests."""
     claims: Annotated[list[DeviceClaimInstance], Field(min_length=1, max_length=64)]
     """The requests: the claim gets devices for all of them, or none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.claim import DeviceClaimDetail, Effect, fields_with
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
@@ -39,12 +39,9 @@ MAX_REMEMBERED = 10_000
 GHOST = "no request is offered it"
 """Verdict on devices that no expression is asked of."""
 
+_SELECTING = fields_with(Effect.DEVICES)
 SAMPLE = 1_024
 """Devices by which it is guessed whether an expression tells most apart."""
-
-
-_SELECTING = tuple(name for name in DeviceClaimDetail.model_fields if name not in ("requests", "limits", "configs"))
-"""Fields of a request that can decide which devices it may take: all but those for amounts and configurations."""
 
 
 def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
