@@ -158,15 +158,20 @@ def _is_barred(unit: PlacementUnit, place: Place) -> bool:
 
 
 def _add_nodes(draft: ModelBuilder) -> None:
-    """Whether a node is used at all, for the placement policy."""
+    """Whether a node is used at all, for the placement policy: claims with network devices alone may be on none."""
     model = draft.model
-    pairs = [(place, literal) for places in model.places.values() for place, literal in places.items()]
+    is_networked = any(device_group.node is None for device_group in model.device_groups)
+    on_nodes = [number for number, unit in enumerate(model.units) if not (is_networked and unit.is_free)]
+    pairs = [(place, literal) for number in on_nodes for place, literal in model.places.get(number, {}).items()]
     pairs += [
         (site.place, count)
         for claim_group in model.claim_groups
+        if claim_group.units[0] in on_nodes
         for site in claim_group.sites
         for count in site.patterns.values()
     ]
+    if is_networked:
+        pairs += [(model.snapshot.pools[pool].node, used) for pool, used in model.pools_used.items()]
     for place, variable in pairs:
         if place is not None:
             if place not in model.nodes_used:

@@ -357,7 +357,8 @@ class _NodeSearch:
         _, settled = best
         cover = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
         placements = assign_devices(settled.demand_vector, cover, settled.chosen)
-        return UnitPlacement(placements, score_of(self.context, placements, node))
+        where = placements[0].node  # none where all devices are of the network
+        return UnitPlacement(placements, score_of(self.context, placements, where))
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""

@@ -151,7 +151,8 @@ def _place_request(
         load = 0
         if context.policy.weighs_loads:
             load = sum(context.usage.loads.scale(pool.index).whole(device.draws) for device in chosen)
-        of_node = context.cost_of_node(node, load if pool.node is not None else 0)
+        own_node = None if pool.node is None and unit.is_free else node
+        of_node = context.cost_of_node(own_node, 0 if pool.node is None else load)
         offsets = sum(device.index for device in chosen) - len(chosen) * pool.devices[0].index
         order = context.rank(node), pool.index, offsets
         score = PlacementScore(one_of, 1, len(chosen), 0, of_node, context.cost_of_pool(pool.index, load), loss, order)

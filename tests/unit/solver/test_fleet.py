@@ -248,6 +248,17 @@ def test_network_devices_have_no_node() -> None:
 # -- groups and batches ----------------------------------------------------------------------------------------------
 
 
+def test_devices_of_the_network_bring_no_node_into_use() -> None:
+    """That weighs more than a large partition that is lost (S17, goal 5)."""
+    parts = [{"name": "whole", "requests": {"slices": 4}}, {"name": "half", "requests": {"slices": 2}}]
+    network = pool("net", None, "part", devices=parts)
+    network["spec"]["resources"] = [{"name": "slices", "capacity": "4"}]
+    documents = [pool("p1", "n1", "g"), pool("p2", "n2", "g", devices=[device("g0")]), network]
+    pending = claim("a", {})
+    (cold,) = solve_manifests([*documents, pending])["claims"]
+    assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(pending)) == ["net/half"]
+
+
 def test_a_member_of_a_group_is_answered_with_its_group_only() -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     members = [wants(name, 2, annotations=group("vm")) for name in ("a", "b")]
