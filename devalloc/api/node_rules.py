@@ -1,15 +1,17 @@
 """Rules by which a claim keeps off nodes: a row says where users write one, what it bars, and the reason that it is.
 
+The controller has such rules for pods, too, which no user writes, and gives them beside the claim.
+
 The rest follows from the rows: validation, the known annotations, the search of a cold and a warm solver, relaxations,
 words, and what a claim that moves takes along. Only the independent check has its own table (``check/claim.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from devalloc.api import meta
 from devalloc.api.fields import plain_name, raise_faults
@@ -18,18 +20,21 @@ from devalloc.api.reasons import Reason
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeRule:
-    """A rule that names nodes, in an annotation, separated by commas."""
+    """A rule that names nodes."""
 
     annotation: str
-    bars: Callable[[frozenset[str], str], bool]
-    """whether a claim that names these nodes must not be on a node"""
+    """in which users write it, separated by commas; empty if no user does"""
+    is_only: bool
+    """whether a claim may be on the nodes that it names, and on no others; if not, on the others only"""
     reason: Reason
     """of a claim that would fit without it"""
+    why: tuple[Mapping[str, Any], ...] = ()
+    """causes that such a reason has if no user wrote the rule, who could drop it"""
 
 
-NODE_RULES: Final[tuple[NodeRule, ...]] = (
-    NodeRule(meta.EXCLUDED_NODES, lambda named, node: node in named, Reason.NODE_UNAVAILABLE),
-)
+NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
+FIELD: Final = "restrictions"
+"""The field of a ResourceClaim's manifest by which callers of the solver give it rules that no user wrote."""
 
 
 class NodeRestriction(NamedTuple):
@@ -52,9 +57,18 @@ def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, 
     return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _node_names(text)))
 
 
+def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
+    """Read the rules that a caller gave a claim, and no file can."""
+    given = manifest.get(FIELD)
+    return given if type(given) is tuple and all(type(each) is NodeRestriction for each in given) else ()
+
+
 def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:
     """Whether a claim with these rules must not be on a node; None is the network's, which has no rule."""
-    return node is not None and any(rule.bars(named, node) for rule, named in restrictions)
+    for rule, named in restrictions if node is not None else ():  # noqa: SIM110  it is asked for each node
+        if (node in named) is not rule.is_only:
+            return True
+    return False
 
 
 def barred_nodes(restrictions: Iterable[NodeRestriction], nodes: Iterable[str | None]) -> frozenset[str]:

@@ -120,7 +120,8 @@ class Reason(StrEnum):
         "NodeUnavailable",
         (_SPECIAL, _RULES[1], "devalloc/api/node_rules.py"),
         IMPOSSIBLE_VERDICT,
-        "The node that the claim is pinned to, or each that it does not exclude, lacks devices that other nodes have.",
+        "The node that the claim is pinned to, or each that it does not exclude and that suits its pod, lacks devices "
+        "that other nodes have.",
         "Remove the pin (annotation devalloc.io/node, or spec.nodeName of a machine) or the exclusion (annotation "
         "devalloc.io/excluded-nodes), or pin to a node that has such devices.",
     )

@@ -6,12 +6,17 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
+from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import NODE, PRIORITY
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule
+from devalloc.api.reasons import Reason
 from tests.support.dra_instances import RARE, THEMES, drawn
 from tests.support.dra_random_pools import Manifest
 
 API = "resource.k8s.io/v1"
 Name = tuple[str, str, str]
+ONLY, BUT = (NodeRule("", is_only, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_UNSUITED),)) for is_only in (True, False))
+"""Rules by which a claim may be on the nodes that it names only, or on all others."""
 
 _THEMES = [theme for theme in (*THEMES, *RARE) if theme not in ("in use", "several claims", "limits", "gates off")]
 _SERIALS = ('device.attributes[device.driver].?id.orValue("") == "%s"', 'device.attributes[device.driver].id == "%s"')
@@ -81,7 +86,15 @@ class RandomCluster:
         metadata: Manifest = {"name": f"c{self._number}", "namespace": "default"}
         if annotations:
             metadata["annotations"] = annotations
-        return _object("ResourceClaim", {"metadata": metadata, "spec": spec})
+        claim = _object("ResourceClaim", {"metadata": metadata, "spec": spec})
+        return claim | {FIELD: self._restrictions()} if rng.random() < 0.3 else claim
+
+    def _restrictions(self) -> tuple[NodeRestriction, ...]:
+        rules = self.rng.choice([(ONLY,), (BUT,), (ONLY, BUT)])
+        names = (*self.nodes, "nowhere")
+        return tuple(
+            NodeRestriction(rule, frozenset(name for name in names if self.rng.random() < 0.5)) for rule in rules
+        )
 
     def _spec(self) -> Manifest:
         """What no claim has asked for yet."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.node_rules import restrictions_of
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
@@ -90,7 +91,7 @@ class _Refusal:
     identities: Sequence[object]
     """which claims these are: an edit of the spec makes another one"""
     specs: Sequence[object]
-    """as they were asked for, with the nodes that suit their pods"""
+    """what they ask for, with the nodes that suit their pods"""
     answers: Sequence[_Answer]
 
 
@@ -292,7 +293,7 @@ class RoundSolver:
             self.waiting.discard(unit)
             order = min(map(order_of, members))
             if len(own) == len(members) and self.rest(unit, order, members, own, is_proven=is_proven):
-                self._refusals[unit] = _Refusal([*map(_identity, members)], [one["spec"] for one in members], own)
+                self._refusals[unit] = _Refusal([*map(_identity, members)], [*map(_wish, members)], own)
         return {**answer, "claims": [*answer["claims"], *again], "again": is_again or self.waiting.is_behind}
 
     def _forget_all_but(self, units: Mapping[ClaimUnit, object]) -> None:
@@ -305,7 +306,7 @@ class RoundSolver:
 
     def _is_of(self, refusal: _Refusal, unit: Hashable, claims: Sequence[Object]) -> bool:
         is_same = refusal.identities == [*map(_identity, claims)]
-        return is_same and (self.waiting.is_paused(unit) or refusal.specs == [one["spec"] for one in claims])
+        return is_same and (self.waiting.is_paused(unit) or refusal.specs == [*map(_wish, claims)])
 
     def answer(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
         """The answers to claims that wait among what ``update`` has read, and to those that hold something if the kind
@@ -457,6 +458,10 @@ def costs_too_much(answer: Mapping[str, Any]) -> bool:
 
 def _has_warnings(answers: Iterable[_Answer]) -> bool:
     return any(answer.get("warnings") for answer in answers)
+
+
+def _wish(claim: Object) -> object:
+    return claim["spec"], restrictions_of(claim)
 
 
 def _identity(claim: Object) -> object:

@@ -587,6 +587,8 @@ class Explainer(ABC):
 
     def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> tuple[Fact, ...]:
         """What a node would need and none has, in an empty fleet; nothing if ``edits`` only uncordon what has it."""
+        if reason is Reason.NODE_UNAVAILABLE and (why := next((edit.why for edit in edits if edit.why), ())):
+            return why
         unmatched = unmatched_requests(self.question(unit, ()).unit)
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
@@ -674,7 +676,8 @@ class Explainer(ABC):
     def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""
         claims = (_claim_entry(self.holding_of[key]) for key in finding.claims)
-        edits = [dict(edit.entry) for edit in finding.edits]  # a node of two members is one edit for each
+        # A node of two members is one edit for each.
+        edits = [dict(edit.entry) for edit in finding.edits if not edit.why]
         return [*(each for number, each in enumerate(edits) if each not in edits[:number]), *claims]
 
 

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from devalloc.api.findings import Fact
+from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.problem.allocations import Key
@@ -31,6 +33,9 @@ class Relaxation:
     those of the supply (1), which look at the requests that come out"""
     narrow: Callable[[RelaxedQuestion, FeasibilityChecker], Sequence[Relaxation]] | None = None
     """Of an edit that takes away more than it needs to: what it takes once all else is taken away."""
+
+    why: tuple[Fact, ...] = ()
+    """causes that say it, of what no user wrote: then it is none of what is in the way"""
 
     alike: object | None = None
     """equal for edits of which one is as good as the other; None: like no other"""
@@ -276,6 +281,26 @@ class UnitRelaxations(ABC):
         return Relaxation(entry, lambda question: question.with_requests(changed, demand.key))
 
     # -- what units of all dialects have -------------------------------------------------------------------------------
+
+    def node_rules_by_reason(self) -> Iterator[RelaxationTier]:
+        """The rules that keep claims off nodes, those of one reason together."""
+        for reason in dict.fromkeys(rule.reason for demand in self.unit.demands for rule, _ in demand.restrictions):
+            yield reason, self.node_rules(reason)
+
+    def node_rules(self, reason: Reason | None = None) -> list[Relaxation]:
+        """The rules that keep claims off nodes; only those of a reason, if one is given."""
+        rules = ((demand, each) for demand in self.unit.demands for each in demand.restrictions)
+        return [self._drop_node_rule(*one) for one in rules if reason in (None, one[1].rule.reason)]
+
+    def _drop_node_rule(self, demand: Demand, dropped: NodeRestriction) -> Relaxation:
+        entry = {"kind": "nodeRule", "annotation": dropped.rule.annotation, "path": dropped.path}
+
+        def change(other: Demand) -> Demand:
+            free = replace(other, restrictions=tuple(r for r in other.restrictions if r != dropped), shape=None)
+            details = [[self.judge_changed(free, each, lambda spec: spec) for each in some] for some in free.details]
+            return replace(free, details=tuple(map(tuple, details)))
+
+        return replace(self.edit_demand(demand, entry, change), why=dropped.rule.why)
 
     def members(self, but: Key | None) -> list[Relaxation]:
         """Leaving out each claim of a unit but the one that gets the message."""

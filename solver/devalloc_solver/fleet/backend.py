@@ -224,7 +224,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """What claims ask the index for, and whether they fit by themselves; None where it has no words for one."""
         requested = []
         for read in fresh:
-            if not (self._is_waiting(read) and self._is_plain(read)) or read.group is not None or read.restrictions:
+            if not (self._is_waiting(read) and self._is_plain(read)) or read.group is not None:
                 return None
             query = self._query(read)
             if query is None or isinstance(query, RejectedClaim) or not query.is_monotone:
@@ -242,7 +242,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """Places for all claims that fit by themselves; None where that is not certain to be right."""
         index = self._state.index
         pins = [pin for ask in requested if (pin := ask.read.pinned_node) is not None and pin in index.records]
-        records = nodes_that_matter(index, [ask.shape for ask in requested], pins, len(requested))
+        searches = [(ask.shape, ask.read.restrictions) for ask in requested]
+        records = nodes_that_matter(index, searches, pins, len(requested))
         if records is None:
             return None
         subset = self._explainer.subset(self._state.rules, records)

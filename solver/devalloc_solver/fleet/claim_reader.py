@@ -15,7 +15,6 @@ MAX_SPEC_SIZE = 16_384
 OutcomeT = TypeVar("OutcomeT")
 TemplateT = TypeVar("TemplateT")
 
-_FIELDS = {"apiVersion", "kind", "metadata", "spec"}
 _METADATA_FIELDS = {
     "name",
     "namespace",
@@ -32,6 +31,8 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
     """Remembers the specs it has read, each as the template of claims that ask for the same."""
 
     api_version: ClassVar[str]
+    fields: ClassVar[frozenset[str]] = frozenset({"apiVersion", "kind", "metadata", "spec"})
+    """what a manifest of the usual form has"""
 
     def __init__(self) -> None:
         self._specs: dict[bytes, TemplateT] = {}
@@ -43,7 +44,7 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
         if template is not None:
             metadata = manifest.get("metadata")
             if type(metadata) is dict and metadata.keys() <= _METADATA_FIELDS:
-                outcome = self._with_metadata(metadata, template)
+                outcome = self._with_metadata(manifest, metadata, template)
                 if outcome is not None:
                     return outcome
         outcome, template = self._read_anew(manifest, is_kept=key is not None)
@@ -55,7 +56,7 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
 
     def _spec_key(self, manifest: Mapping[str, Any]) -> bytes | None:
         """A text of the spec; None when it has what no text tells apart, or the claim is of an uncommon form."""
-        if type(manifest) is not dict or not manifest.keys() <= _FIELDS:
+        if type(manifest) is not dict or not manifest.keys() <= self.fields:
             return None
         text = spec_text(manifest.get("spec")) if manifest.get("apiVersion") == self.api_version else None
         return None if text is None or len(text) > MAX_SPEC_SIZE else text
@@ -65,7 +66,9 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
         """A claim, and the template that its spec makes; None if it makes none. Without ``is_kept`` none is used."""
 
     @abstractmethod
-    def _with_metadata(self, metadata: dict[str, Any], template: TemplateT) -> OutcomeT | None:
+    def _with_metadata(
+        self, manifest: Mapping[str, Any], metadata: dict[str, Any], template: TemplateT
+    ) -> OutcomeT | None:
         """A claim of a known spec with metadata of the usual fields; None if these must be read in full."""
 
 

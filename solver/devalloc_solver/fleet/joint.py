@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any
 
+from devalloc.api.node_rules import NodeRestriction, is_barred
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
@@ -19,31 +20,39 @@ from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.placement import Placement
 
+Restrictions = tuple[NodeRestriction, ...]
 MAX_CLAIMS = 256
 """Claims of which it is found out: of more, most of a fleet may matter."""
 MAX_NODES = 256
 
 
 def nodes_that_matter(
-    index: NodeIndex, shapes: Iterable[ShapeSearch], pins: Iterable[str], claims: int
+    index: NodeIndex, searches: Iterable[tuple[ShapeSearch, Restrictions]], pins: Iterable[str], claims: int
 ) -> list[NodeRecord] | None:
-    """List the nodes that matter to claims of some shapes, by rank; None where they are too many.
+    """List the nodes that matter to claims of some shapes and rules for nodes, by rank; None where they are too
+    many.
 
     A node without enough devices for any of them does not matter, and of nodes that are equal in all but names no more
-    do than there are claims, the first ones.
+    do than there are claims, the first ones on which a claim may be.
 
     Args:
         pins: nodes to which claims are bound; they matter, too.
         claims: how many there are.
     """
     ranks = {index.records[pin].rank for pin in pins}
-    searches = [*{id(shape): shape for shape in shapes}.values()]
+    by_shape: dict[int, tuple[ShapeSearch, dict[Restrictions, None]]] = {}
+    for shape, restrictions in searches:
+        by_shape.setdefault(id(shape), (shape, {}))[1][restrictions] = None
     for each in index.log.classes(index.classes.by_index):
-        if any(search.count_bounds.may_fit(each) for search in searches):
-            own = (rank for rank in each.ranks if rank in index.by_rank and index.by_rank[rank].member_of is each)
-            ranks.update(nsmallest(claims, {*own}))
-            if len(ranks) > MAX_NODES:
-                return None
+        fitting = (rules for shape, rules in by_shape.values() if shape.count_bounds.may_fit(each))
+        if every := {restrictions: None for rules in fitting for restrictions in rules}:
+            own = {rank for rank in each.ranks if rank in index.by_rank and index.by_rank[rank].member_of is each}
+            for restrictions in every:
+                ranks.update(
+                    nsmallest(claims, (rank for rank in own if not is_barred(restrictions, index.by_rank[rank].name)))
+                )
+                if len(ranks) > MAX_NODES:
+                    return None
     return [index.by_rank[rank] for rank in sorted(ranks)]
 
 

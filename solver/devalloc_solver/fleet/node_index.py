@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from devalloc.api.device_records import DeviceRecord
+from devalloc.api.node_rules import NodeRestriction, is_barred
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.equal_devices import (
     NODE_KINDS,
@@ -396,6 +397,11 @@ class NodeIndex:
         record = self.classes.record(node, -1, empty_snapshot(), ())
         record.member_of = self.classes.class_of(record)
         return record
+
+    def allowed(self, restrictions: Sequence[NodeRestriction]) -> Iterator[NodeRecord]:
+        """The nodes on which a claim with these rules may be, in any order."""
+        names: Iterable[str] = next((named for rule, named in restrictions if rule.is_only), self.records)
+        return (self.records[n] for n in names if n in self.records and not is_barred(restrictions, n))
 
     def forget(self) -> None:
         """What claims ask for has changed: classes, or the meaning of expressions."""

@@ -34,7 +34,7 @@ class PlaceFinder:
         if is_barred(query.restrictions, pin):
             return None
         if pin is None and index.records:
-            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()
+            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best(query.restrictions)
         else:
             best = _on_one(shape, index.records.get(pin or "") or index.without_pools(pin))
         if best is None:

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import add
 
-from devalloc.api.node_rules import is_barred
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
@@ -263,17 +263,19 @@ class ShapeSearch:
 
     # -- the best node now ---------------------------------------------------------------------------------------------
 
-    def best(self) -> tuple[NodeRecord, NodeClassPlan] | None:
+    def best(self, restrictions: Sequence[NodeRestriction] = ()) -> tuple[NodeRecord, NodeClassPlan] | None:
         """The first node in natural order among those with the best score, and what to take there."""
         self.read_log()
         heap, queued, index = self.heap, self.queued, self.index
+        if restrictions:
+            heap, queued = self._allowed(restrictions)
         while heap:
             score, rank, number = heap[0]
             if queued.get(number) != rank:
                 heappop(heap)
                 continue
             node = index.classes.by_index.get(number)
-            first = None if node is None else self._first(node)
+            first = None if node is None else rank if restrictions else self._first(node)
             if node is None or first is None:
                 heappop(heap)
                 del queued[number]
@@ -304,8 +306,8 @@ class ShapeSearch:
         log = self.index.log
         if self.wide and self.network_version != self.index.network_version:
             self.seen = None
-        if self.seen is None or self.seen < log.start or self.query.restrictions:
-            self._start()  # the log tells of the first node of a class only, which may be barred
+        if self.seen is None or self.seen < log.start:
+            self._start()
         else:
             queued, unfit, nowhere = self.queued, self.unfit, self.nowhere
             for kind, number, rank, node in log.since(self.seen):
@@ -340,13 +342,22 @@ class ShapeSearch:
             heappush(self.heap, (score, rank, node.index))
 
     def _first(self, node: NodeClass) -> int | None:
-        """The rank of the first node of a class on which it may be; None if there is none."""
-        index, restrictions = self.index, self.query.restrictions
-        if not restrictions:
-            return index.classes.first(node, index.by_rank)
-        records = (index.by_rank[rank] for rank in node.ranks if rank in index.by_rank)
-        members = (record for record in records if record.member_of is node)
-        return min((one.rank for one in members if not is_barred(restrictions, one.name)), default=None)
+        """The rank of the first node of a class; None if there is none."""
+        return self.index.classes.first(node, self.index.by_rank)
+
+    def _allowed(self, restrictions: Sequence[NodeRestriction]) -> tuple[list[_Entry], dict[int, int]]:
+        """The same as ``heap`` and ``queued``, of the nodes on which a claim with these rules may be."""
+        firsts: dict[int, int] = {}
+        classes: dict[int, NodeClass] = {}
+        for record in self.index.allowed(restrictions):
+            node = record.member_of
+            assert node is not None
+            firsts[node.index] = min(record.rank, firsts.get(node.index, record.rank))
+            classes[node.index] = node
+        hopes = ((number, self._hope(node)) for number, node in classes.items() if number not in self.unfit)
+        heap = [(score, firsts[number], number) for number, score in hopes if score is not None]
+        heapify(heap)
+        return heap, firsts
 
     # -- classes -------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from devalloc.api.node_rules import is_barred
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, place_exactly
 from devalloc_solver.fleet.node_index import NodeIndex
@@ -98,10 +98,14 @@ class UniqueAttributeSearch:
     def _network_version(self) -> int:
         return self.index.network_version if self.query.takes_network else 0
 
-    def best(self) -> tuple[NodeRecord, BestOnNode] | None:
+    def best(self, restrictions: Sequence[NodeRestriction] = ()) -> tuple[NodeRecord, BestOnNode] | None:
         """The first node in natural order among those with the best score, and what to take there."""
         self._catch_up()
         index, heap, queued = self.index, self.heap, self.queued
+        if restrictions:
+            ranks = (record.rank for record in index.allowed(restrictions))
+            heap = [(queued[rank], rank) for rank in ranks if rank in queued]
+            heapify(heap)
         while heap:
             bound, rank = heap[0]
             record = index.by_rank.get(rank)
@@ -115,6 +119,8 @@ class UniqueAttributeSearch:
             elif best_there.score != bound:
                 queued[rank] = best_there.score
                 heapreplace(heap, (best_there.score, rank))
+                if heap is not self.heap:
+                    heappush(self.heap, (best_there.score, rank))
             else:
                 return record, best_there
         return None
@@ -187,8 +193,6 @@ class UniqueAttributeSearch:
         """The best score there may be on a node; None where the claim cannot fit."""
         node = record.member_of
         assert node is not None
-        if is_barred(self.query.restrictions, record.name):
-            return None
         if node.index not in self._able:
             if len(self._able) > 4 * len(self.index.records) + SPARE_ENTRIES:
                 self._able.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -11,7 +11,6 @@ from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.eligibility.facts import Eligible
 from devalloc_solver.problem.allocations import Holding, Key
-from devalloc_solver.problem.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,22 @@ class Candidates:
     """drivers whose parts are not among them, because whole devices are offered (S6b)"""
 
 
-def without_nodes(candidates: Candidates, nodes: frozenset[str], snapshot: Snapshot) -> Candidates:
-    """The candidates that are to be had on other nodes than these."""
-    pools, devices = snapshot.pools, snapshot.devices
-    rejected = tuple(sorted(index for index in candidates.accepted if pools[devices[index].pool].node in nodes))
+def without_nodes(
+    candidates: Candidates, nodes: frozenset[str], reached: Callable[[int], Collection[str] | None]
+) -> Candidates:
+    """The candidates that are to be had on other nodes than these. ``reached``: the nodes of a device; None: all."""
+    barred = candidates.barred | nodes
+    rejected = tuple(
+        index
+        for index in sorted(candidates.accepted)
+        if (own := reached(index)) is not None and all(node in barred for node in own)
+    )
     gone = frozenset(rejected)
     accepted = {index: named for index, named in candidates.accepted.items() if index not in gone}
     step = FunnelStep(rule(RuleCode.NODE_BARRED), rejected)
     funnel = (*candidates.funnel, step) if rejected else candidates.funnel
     bars = candidates.bars - gone
-    return replace(candidates, accepted=accepted, funnel=funnel, bars=bars, barred=candidates.barred | nodes)
+    return replace(candidates, accepted=accepted, funnel=funnel, bars=bars, barred=barred)
 
 
 class AllocationMode(Enum):

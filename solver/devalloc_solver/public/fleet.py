@@ -147,7 +147,8 @@ class Fleet:
         Args:
             claim: the manifest of a claim. For a claim that is in the fleet, its name is enough:
                 ``{"kind": …, "metadata": {"namespace": …, "name": …}}``. A claim that holds devices gets the same
-                answer again.
+                answer again. A ResourceClaim may have a field ``restrictions``: rules of ``devalloc.api.node_rules``
+                by which it keeps off nodes.
             deadline: seconds, or None for no limit. If there is no answer by then, the reason is ``SearchLimit``.
             is_quick: give expressions no time beyond a short deadline. The next call continues where this one ended.
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.adopted_pools import AllocatablePools
+from devalloc.api.node_rules import is_barred, restrictions_of
 from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.resource_claims import other_claims
 from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState, SolverRequest
@@ -78,18 +79,20 @@ def request_for(*objects: Object) -> SolverRequest:
     return request
 
 
-def nodes_of(request: SolverRequest) -> list[int]:
-    """The numbers of the nodes that the solver may choose from; they are in the order of their slices."""
+def nodes_of(request: SolverRequest) -> list[str]:
+    """The nodes that the solver may choose from."""
     assert request.misfit is None
-    assert request.expression is not None
-    return [int(number) for number in request.expression.rpartition("[")[2].rstrip("]").split(", ")]
+    (document,) = request.documents
+    restrictions = restrictions_of(document)
+    assert restrictions
+    return [name for name in ("n1", "n2", "n3") if not is_barred(restrictions, name)]
 
 
 def test_only_nodes_are_asked_for_where_kube_scheduler_can_give_the_rest() -> None:
-    assert nodes_of(request_for(claim("nic", NIC), pod("p", "gpu", "nic"))) == [0, 1], "n2 and n3"
-    assert nodes_of(request_for(claim("nic", NIC, count=2), pod("p", "gpu", "nic"))) == [0], "n2 has two"
+    assert nodes_of(request_for(claim("nic", NIC), pod("p", "gpu", "nic"))) == ["n2", "n3"]
+    assert nodes_of(request_for(claim("nic", NIC, count=2), pod("p", "gpu", "nic"))) == ["n2"], "it has two"
     taken = claim("taken", NIC, on="n3")
-    assert nodes_of(request_for(claim("nic", NIC), taken, pod("p", "gpu", "nic"))) == [0], "that of n3 is in use"
+    assert nodes_of(request_for(claim("nic", NIC), taken, pod("p", "gpu", "nic"))) == ["n2"], "that of n3 is in use"
 
 
 def test_a_pod_whose_other_claim_can_be_had_nowhere_takes_no_devices() -> None:
@@ -107,7 +110,8 @@ def test_a_claim_of_an_adopted_driver_without_the_label_can_be_had_nowhere() -> 
 
 
 def test_a_pod_without_other_claims_is_not_narrowed() -> None:
-    assert request_for(pod("p", "gpu")).expression is None
+    (document,) = request_for(pod("p", "gpu")).documents
+    assert not restrictions_of(document)
 
 
 def test_what_there_was_no_time_for_is_taken_to_suit() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from devalloc.api.adopted_pools import AdoptionRule, AllocatablePools
 from devalloc.api.dedicated_pools import is_for_devalloc, namespaces_for_devalloc, with_namespace_default
-from devalloc.api.findings import Cause, Finding, Reader, fact, finding_of, message_of, text_fact
+from devalloc.api.findings import Finding, Reader, finding_of, message_of, text_fact
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
@@ -384,7 +384,7 @@ class ResourceClaimAllocator:
             if not has_changed or now < notes.last + MIN_AVOID_SECONDS:
                 nodes = dict.fromkeys(sorted(notes.avoided)[:3])
                 message = no_room_message(want, len(notes.avoided), nodes)
-                return SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD)
+                return SolverRequest(want, (), message, Reason.NO_ROOM_FOR_POD)
         return None
 
     def _unplaced(self, now: float) -> list[_Decision]:
@@ -518,23 +518,9 @@ def _decide(
     if request.misfit is not None or refused is None:
         finding = Finding([text_fact(str(request.misfit))])
     else:
-        finding = _without_expression(finding_of(refused), request.expression)
+        finding = finding_of(refused)
     released = (_release(want, claims[key]) for key in want.held)
     return _Decision(want, tuple(filter(None, released)), reason, finding)
-
-
-def _without_expression(finding: Finding, expression: str | None) -> Finding:
-    """Without the expression by which the solver has a claim on a node that suits its pod: no user wrote it."""
-    if expression is None:
-        return finding
-    blockers = []
-    for each in finding.blockers:
-        if each["kind"] != "selector":
-            blockers.append(each)
-        elif own := [one for one in each["expressions"] if one != expression]:
-            blockers.append({**each, "expressions": own})
-    causes = [*finding.causes, *([fact(Cause.NODE_UNSUITED)] if len(blockers) < len(finding.blockers) else [])]
-    return replace(finding, causes=causes, blockers=blockers)
 
 
 def _planned_node(request: SolverRequest, answers: Mapping[Key, Mapping[str, Any]]) -> str:

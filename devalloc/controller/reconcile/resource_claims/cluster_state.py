@@ -19,8 +19,9 @@ from devalloc.api.dedicated_pools import (
     namespaces_for_devalloc,
     with_namespace_default,
 )
-from devalloc.api.findings import Cause, Finding, text_fact
+from devalloc.api.findings import Cause, Finding, fact, text_fact
 from devalloc.api.meta import DEVICE_RECORDS
+from devalloc.api.node_rules import NodeRestriction, NodeRule
 from devalloc.api.reasons import Reason
 from devalloc.api.views import Order, order_of
 from devalloc.controller.reconcile.resource_claims.node_room import (
@@ -87,11 +88,10 @@ RESOURCES = (
     ),
 )
 WATCHED_KINDS = frozenset(resource.store_kind for resource in RESOURCES)
-NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
-"""An attribute that only the solver sees: the number of the device's node."""
-
-MAX_SELECTED_NODES = 1500
-"""How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
+_SUITS_POD = NodeRule("", True, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_UNSUITED),))
+"""That a claim may only be on the nodes that suit its pods."""
+MAX_NODE_SETS = 10_000
+"""Different nodes of wants that are remembered, so that equal ones share memory; then all are forgotten."""
 MAX_SHARING, MAX_SHARING_NODES = 200, 200
 """How many requests share the room of how many nodes in one solve: those that come first, and where they are placed."""
 MAX_PODS = 500
@@ -108,8 +108,6 @@ class SolverRequest:
 
     want: PendingGroup
     documents: tuple[Object, ...]
-    expression: str | None
-    """That keeps its claims to the nodes of its pods, if not all do."""
     misfit: str | None
     """Why there is nothing to ask: no node is left."""
     reason: Reason = Reason.NO_SUITABLE_NODE
@@ -117,7 +115,7 @@ class SolverRequest:
     is_narrow: bool = False
     """Nodes are left out that have room for some of its pods, but for fewer than others."""
     nodes: frozenset[str] = frozenset()
-    """Where its claims may have devices."""
+    """Where its claims may have devices, as their documents say unless all do."""
 
     @property
     def order(self) -> Order:
@@ -148,8 +146,7 @@ class ClusterState:
         self._objects: Mapping[str, list[Object]] = defaultdict(list)
         self._claims: dict[Key, Object] = {}
         self._pools = DEDICATED_ONLY
-        self._numbers: dict[str, int] = {}
-        """Of nodes, for as long as this process lives."""
+        self._node_sets: dict[frozenset[str], frozenset[str]] = {}
         self._memo = Memo()
         self._others = OtherClaims()
         self._suitable = SuitableNodes()
@@ -253,7 +250,7 @@ class ClusterState:
         requests = []
         for want in wanted:
             if not offering and (missing := self.not_adopted(self._claims[key] for key in want.claims)):
-                requests.append(SolverRequest(want, (), None, missing, Reason.NOT_ADOPTED))
+                requests.append(SolverRequest(want, (), missing, Reason.NOT_ADOPTED))
                 continue
             if not all(id(pod) in suitable for pod in want.pods):
                 self.has_left = True
@@ -262,43 +259,47 @@ class ClusterState:
             left = left if want.nodes is None else left & want.nodes
             left = left.difference(*(avoided.get(key, frozenset()) for key in want.claims))
             if there and not left:
-                requests.append(SolverRequest(want, (), None, _misfit(want, len(there))))
+                requests.append(SolverRequest(want, (), _misfit(want, len(there))))
                 continue
             needs = self._needs(want)
             placed = {name: count for name, count in roomy.of(needs, want).items() if name in left}
             if there and not placed:
                 lacks = {name: roomy.shortage(name, needs) for name in sorted(left)[:3]}
                 message = no_room_message(want, len(left), lacks)
-                requests.append(SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD))
+                requests.append(SolverRequest(want, (), message, Reason.NO_ROOM_FOR_POD))
                 continue
             if others := pending_others.get(want.claims, []):
                 suits = self._others.suiting(placed, there, others)
                 if placed and not suits:
                     message = _no_others_message(want, len(placed), others)
-                    requests.append(SolverRequest(want, (), None, message))
+                    requests.append(SolverRequest(want, (), message))
                     continue
                 placed = {name: count for name, count in placed.items() if name in suits}
             most = max(placed.values(), default=0)
             best = {name for name, count in placed.items() if count == most}
             is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
-            left = frozenset(best if is_narrow else placed)
-            expression = None if left == offering else self._node_expression(left)
-            documents = self._pending_documents(want, expression)
-            requests.append(SolverRequest(want, documents, expression, None, is_narrow=is_narrow, nodes=left))
+            left = self._shared(frozenset(best if is_narrow else placed))
+            documents = self._pending_documents(want, None if left == offering else left)
+            requests.append(SolverRequest(want, documents, None, is_narrow=is_narrow, nodes=left))
         return requests
 
     def at_node(self, request: SolverRequest, node: str) -> SolverRequest:
         """The same on this node only; if there is nothing, it is asked for elsewhere."""
-        expression = self._node_expression([node])
-        documents = self._pending_documents(request.want, expression)
-        return replace(request, documents=documents, expression=expression, is_narrow=True, nodes=frozenset([node]))
+        nodes = frozenset([node])
+        documents = self._pending_documents(request.want, nodes)
+        return replace(request, documents=documents, is_narrow=True, nodes=nodes)
 
-    def _node_expression(self, nodes: Iterable[str]) -> str:
-        return node_expression(self._number(name) for name in sorted(nodes)[:MAX_SELECTED_NODES])
+    def _shared(self, nodes: frozenset[str]) -> frozenset[str]:
+        """The same nodes, always as the same object."""
+        if len(self._node_sets) >= MAX_NODE_SETS:
+            self._node_sets.clear()
+        return self._node_sets.setdefault(nodes, nodes)
 
-    def _pending_documents(self, want: PendingGroup, expression: str | None) -> tuple[Object, ...]:
+    def _pending_documents(self, want: PendingGroup, nodes: frozenset[str] | None) -> tuple[Object, ...]:
+        """``nodes``: None for all."""
         group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
-        return tuple(pending_document(self._claims[key], group, expression, want.priority) for key in want.claims)
+        rules = () if nodes is None else (NodeRestriction(_SUITS_POD, nodes),)
+        return tuple(pending_document(self._claims[key], group, rules, want.priority) for key in want.claims)
 
     def _pending_others(self, want: PendingGroup) -> list[Object]:
         """The claims of a want's pods that kube-scheduler has yet to allocate."""
@@ -348,13 +349,11 @@ class ClusterState:
         if most_at_once(rivals, free) <= sum(each.priority >= urgent for each in moved):
             return []
         slices = [each for each in self._slices() if each["spec"]["nodeName"] in free]
-        expressions = (self._node_expression(each.nodes & free.keys()) for each, _ in placed)
-        documents = [self._pending_documents(each.want, e) for (each, _), e in zip(placed, expressions, strict=True)]
+        documents = [self._pending_documents(each.want, each.nodes.intersection(free)) for each, _ in placed]
         planned = plan_nodes(
             [RoomRequest(*each) for each in zip(documents, amounts, strict=True)],
             [*slices, *self._objects["DeviceClass"], *self._holders(slices)],
             free,
-            {f"{NODE_DOMAIN}/{NODE_ATTRIBUTE}": {"int": -1}},
             placement=placement,
             seconds=seconds,
         )
@@ -431,7 +430,7 @@ class ClusterState:
     def explain_lack(self, reason: str, finding: Finding, claims: Sequence[Object]) -> tuple[str, Finding]:
         """The reason and finding of claims that find too few devices, with how many others match them, which devalloc
         does not allocate."""
-        if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES):
+        if reason not in (Reason.NO_MATCHING_DEVICES, Reason.NOT_ENOUGH_DEVICES, Reason.NODE_UNAVAILABLE):
             return reason, finding
         if not (others := self.not_adopted(claims)):
             is_empty = any(cause["code"] == Cause.NO_DEVICES for cause in finding.causes)
@@ -476,11 +475,7 @@ class ClusterState:
             places = ((driver, pool), (driver, None), (None, pool), (None, None))
             rules = [rule for place in places for rule in by_pool.get(place, ())]
             rules.sort(key=lambda rule: str(rule["metadata"]["name"]))
-            number = self._number(content["spec"]["nodeName"])
-            yield self._memo.of("slice", content, partial(effective_slice, content, rules, number), rules)
-
-    def _number(self, node: str) -> int:
-        return self._numbers.setdefault(node, len(self._numbers))
+            yield self._memo.of("slice", content, partial(effective_slice, content, rules), rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,23 +628,16 @@ def is_allocatable_slice(content: Mapping[str, Any], pools: AllocatablePools) ->
     return pools.cover(spec["driver"], spec["pool"]["name"]) and bool(spec.get("nodeName"))
 
 
-def effective_slice(content: Object, rules: Sequence[Mapping[str, Any]], number: int) -> Object:
-    """A slice without the taint that keeps others off, with those of rules, and its node's number on each device."""
+def effective_slice(content: Object, rules: Sequence[Mapping[str, Any]]) -> Object:
+    """A slice without the taint that keeps others off, with those of rules."""
     spec = content["spec"]
     if "devices" not in spec:
         return content
-    devices = [_effective_device(device, number) for device in spec["devices"]]
+    devices = [*map(_effective_device, spec["devices"])]
     return dict(with_rule_taints({**content, "spec": {**spec, "devices": devices}}, rules))
 
 
-def _effective_device(device: Object, number: int) -> Object:
+def _effective_device(device: Object) -> Object:
     taints = [taint for taint in device.get("taints") or () if taint.get("key") != ALLOCATOR_KEY]
-    attributes = {**(device.get("attributes") or {}), f"{NODE_DOMAIN}/{NODE_ATTRIBUTE}": {"int": number}}
     rest = {name: value for name, value in device.items() if name != "taints"}
-    return {**rest, "attributes": attributes} | ({"taints": taints} if taints else {})
-
-
-def node_expression(numbers: Iterable[int]) -> str:
-    """The expression that holds for the devices of these nodes."""
-    node_list = ", ".join(str(number) for number in sorted(numbers))
-    return f'device.attributes["{NODE_DOMAIN}"].{NODE_ATTRIBUTE} in [{node_list}]'
+    return rest | ({"taints": taints} if taints else {})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api.dedicated_pools import is_for_devalloc
 from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc.api.node_rules import FIELD, NodeRestriction
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 
 Object = dict[str, Any]
@@ -158,29 +159,14 @@ def _annotation(claim: Object, name: str) -> str | None:
     return (claim["metadata"].get("annotations") or {}).get(name) or None
 
 
-def pending_document(claim: Object, group: str | None, selector: str | None, priority: int) -> Object:
-    """A claim as the solver is asked: with its group, its pod's priority, and an expression for all of its devices."""
+def pending_document(
+    claim: Object, group: str | None, restrictions: tuple[NodeRestriction, ...], priority: int
+) -> Object:
+    """A claim as the solver is asked: with its group, its pod's priority, and the nodes on which it may be."""
     metadata = claim["metadata"]
     annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (GROUP, NODE)}
     annotations.setdefault(PRIORITY, str(priority))
     if group is not None:
         annotations[GROUP] = group
     document = {**claim, "metadata": {**metadata, "annotations": annotations}}
-    return (
-        document if selector is None else _change_requests(document, lambda request: _with_selector(request, selector))
-    )
-
-
-def _change_requests(document: Object, change: Callable[[Object], Object]) -> Object:
-    devices = document["spec"].get("devices") or {}
-    requests = []
-    for request in devices.get("requests") or ():  # a claim may request nothing
-        changed: Object = {"exactly": change(request["exactly"])} if request.get("exactly") else {}
-        if alternatives := request.get("firstAvailable"):
-            changed |= {"firstAvailable": [change(each) for each in alternatives]}
-        requests.append({**request, **changed})
-    return {**document, "spec": {**document["spec"], "devices": {**devices, "requests": requests}}}
-
-
-def _with_selector(request: Object, expression: str) -> Object:
-    return {**request, "selectors": [*(request.get("selectors") or ()), {"cel": {"expression": expression}}]}
+    return {**document, FIELD: restrictions} if restrictions else document

@@ -51,7 +51,6 @@ def plan_nodes(
     requests: Sequence[RoomRequest],
     supply: Iterable[Object],
     free: Mapping[str, Mapping[str, int | None]],
-    marks: Object,
     *,
     placement: str,
     seconds: float,
@@ -61,7 +60,6 @@ def plan_nodes(
     Args:
         supply: slices, classes, and claims that have devices.
         free: by node its free amounts by resource; None if there is no limit.
-        marks: attributes without which the requests cannot judge a device, and with which it is none of theirs.
     """
     from devalloc_solver import AnswerRefused, solve_manifests  # this and the solver take a while to load
     from devalloc_solver.exact.model import load_solver
@@ -72,7 +70,7 @@ def plan_nodes(
     documents = [*supply, _object("DeviceClass", _NAME, {"selectors": [selector]})]
     for node, amounts in free.items():
         capacity = {name: {"value": _quantity(amount)} for name, amount in amounts.items()}
-        device = {"name": "room", "allowMultipleAllocations": True, "capacity": capacity, "attributes": marks}
+        device = {"name": "room", "allowMultipleAllocations": True, "capacity": capacity}
         pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": _DRIVER, "nodeName": node, "pool": pool, "devices": [device]}
         documents.append(_object("ResourceSlice", f"{_NAME}/{node}", spec))

@@ -15,6 +15,7 @@ from devalloc_solver.check.resource_k8s.claim import (
     AnsweredClaim,
     config_violations,
     constraint_violations,
+    is_allowed,
     node_selector_violations,
     read_claim,
     request_violations,
@@ -86,5 +87,7 @@ def check_answers(
         sentences += constraint_violations(one, features)
         sentences += config_violations(one, classes)
         sentences += node_selector_violations(one, offer)
+        if one.taken and not is_allowed(claim, offer):
+            sentences.append(f"must not be on node {offer.node['metadata']['name']}, and is answered there")
         violations += [f"{one.title}: {sentence}" for sentence in sentences]
     return violations + use_violations(answered, offer, held, features)

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
-from devalloc_solver.check.resource_k8s.claim import MAX_DEVICES
+from devalloc_solver.check.resource_k8s.claim import MAX_DEVICES, is_allowed
 from devalloc_solver.check.resource_k8s.pools import DeviceId, NodeDevice, PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from devalloc_solver.check.resource_k8s.usage import counter_violations
@@ -59,6 +59,8 @@ class PlainAnswers:
         """Whether an answer is right, for certain, on its own. Raises budget.OutOfTime."""
         devices = result.get("devices")
         if result.keys() != {"devices", "nodeSelector"} or type(devices) is not dict or devices.keys() != {"results"}:
+            return False
+        if not is_allowed(claim, offer):
             return False
         terms = self._terms(claim.get("spec"), classes)
         return terms is not None and self._is_right(terms, devices["results"], result["nodeSelector"], offer, held)

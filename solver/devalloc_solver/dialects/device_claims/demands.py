@@ -90,8 +90,14 @@ def off_barred_nodes(
     """The demand, left with what is on those of the nodes where it may be. ``cache``: of its rules."""
     rules = demand.claim.restrictions
     barred = barred_nodes(rules, nodes)
-    left = _with_candidates(demand, lambda each: without_nodes(each.candidates, barred, snapshot), cache)
+    left = _with_candidates(demand, lambda each: candidates_off(barred, each.candidates, snapshot), cache)
     return replace(left, restrictions=rules, shape=None if demand.shape is None else (demand.shape, rules))
+
+
+def candidates_off(barred: frozenset[str], candidates: Candidates, snapshot: Snapshot) -> Candidates:
+    """Those candidates of a snapshot that are to be had on other nodes than these."""
+    homes = [None if pool.node is None else (pool.node,) for pool in snapshot.pools]
+    return without_nodes(candidates, barred, lambda index: homes[snapshot.devices[index].pool])
 
 
 def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:

@@ -89,7 +89,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
         """The answer for a claim without a group that fits nowhere now."""
         claim = query.claim
         self._catch_up(query.rules)
-        key = (query.shape, claim.pinned_node, claim.priority, tuple(self.invalid_pools.items()))
+        key = (query.shape, claim.restrictions, claim.pinned_node, claim.priority, tuple(self.invalid_pools.items()))
         answer = self._remembered(key, lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key

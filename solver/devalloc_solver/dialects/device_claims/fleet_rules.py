@@ -87,7 +87,7 @@ class DeviceClaimRules:
 
     def shape(self, claim: ClaimRecord) -> object:
         """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
-        shape: object = (claim.shape, claim.restrictions) if claim.restrictions else claim.shape
+        shape: object = claim.shape
         if claim.pinned_node is None:
             return shape
         drivers = self.wholes.drivers_with_parts

@@ -362,7 +362,9 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
         claim = DeviceClaim(metadata=_MINIMAL_METADATA, spec=document.spec)
         return document, _CachedSpec(claim, document.shape, warnings, tuple(document.warnings))
 
-    def _with_metadata(self, metadata: dict[str, Any], template: _CachedSpec) -> ManifestRecord | None:
+    def _with_metadata(
+        self, manifest: Mapping[str, Any], metadata: dict[str, Any], template: _CachedSpec
+    ) -> ManifestRecord | None:
         try:
             for name, value in metadata.items():
                 if not _IS_PLAIN[name](value):

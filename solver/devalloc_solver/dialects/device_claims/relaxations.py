@@ -10,11 +10,11 @@ from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH
-from devalloc.api.node_rules import NODE_RULES, NodeRestriction, barred_nodes
+from devalloc.api.node_rules import barred_nodes
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.demands import make_request
+from devalloc_solver.dialects.device_claims.demands import candidates_off, make_request
 from devalloc_solver.explain import supply_relaxations
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import (
@@ -27,7 +27,7 @@ from devalloc_solver.explain.relaxations import (
     unmatched_requests,
 )
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request, without_nodes
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -191,27 +191,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
             return changed
         snapshot = self.eligibility.snapshot
         barred = barred_nodes(demand.restrictions, (*snapshot.nodes, self.unit.pin))
-        return replace(changed, candidates=without_nodes(changed.candidates, barred, snapshot))
-
-    def node_rules_by_reason(self) -> Iterator[RelaxationTier]:
-        """The rules that keep claims off nodes, those of one reason together, in the order of their table."""
-        for reason in dict.fromkeys(rule.reason for rule in NODE_RULES):
-            yield reason, self.node_rules(reason)
-
-    def node_rules(self, reason: Reason | None = None) -> list[Relaxation]:
-        """The rules that keep claims off nodes; only those of a reason, if one is given."""
-        rules = ((demand, each) for demand in self.unit.demands for each in demand.restrictions)
-        return [self._drop_node_rule(*one) for one in rules if reason in (None, one[1].rule.reason)]
-
-    def _drop_node_rule(self, demand: Demand, dropped: NodeRestriction) -> Relaxation:
-        entry = {"kind": "nodeRule", "annotation": dropped.rule.annotation, "path": dropped.path}
-
-        def change(other: Demand) -> Demand:
-            free = replace(other, restrictions=tuple(r for r in other.restrictions if r != dropped), shape=None)
-            details = [[self.judge_changed(free, each, lambda spec: spec) for each in some] for some in free.details]
-            return replace(free, details=tuple(map(tuple, details)))
-
-        return self.edit_demand(demand, entry, change)
+        return replace(changed, candidates=candidates_off(barred, changed.candidates, snapshot))
 
     # -- the supply ----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.findings import Rule, RuleCode, rule
+from devalloc.api.node_rules import NodeRestriction, barred_nodes
 from devalloc.api.quantity import NANO
 from devalloc_solver.cel.budget import OUT_OF_TIME, CommonBudgetExceeded, OutOfTime
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -42,7 +43,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
 )
 from devalloc_solver.eligibility.facts import ClassRule, Eligible
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
-from devalloc_solver.problem.demand import Candidates, FunnelStep
+from devalloc_solver.problem.demand import Candidates, FunnelStep, without_nodes
 
 
 class CapacityOverflowError(Exception):
@@ -140,6 +141,8 @@ def _range_violation(amount: Amount, offered: CapacityRange, fractional: bool) -
     return None
 
 
+MAX_RESTRICTED = 64
+"""Different rules for nodes for which it is remembered what they leave of devices; then all are forgotten."""
 _BLOCKING = ("NoSchedule", "NoExecute")
 """Effects that keep a device from being allocated; None and effects of the future do not."""
 
@@ -236,6 +239,7 @@ class RequestCandidates:
     verdict: RequestVerdict
     judge: RequestJudge
     """who can be asked what it might take if it asked for something else"""
+    restrictions: tuple[NodeRestriction, ...] = ()
 
     @property
     def size(self) -> int:
@@ -243,7 +247,8 @@ class RequestCandidates:
         return len(self.verdict.accepted) if self.subrequest.is_all else self.subrequest.count
 
     def candidates(self) -> Candidates:
-        return self.verdict.candidates(self.subrequest.class_name)
+        every = self.verdict.candidates(self.subrequest.class_name)
+        return self.judge.off_barred_nodes(every, self.restrictions) if self.restrictions else every
 
 
 @dataclass(slots=True)
@@ -264,6 +269,10 @@ class RequestJudge:
     _overdrawn: dict[int, str] = field(init=False)
     _reached: list[frozenset[str]] = field(init=False)
     _verdicts: dict[object, RequestVerdict] = field(default_factory=dict)
+    _restricted: dict[object, tuple[Candidates, Candidates]] = field(default_factory=dict)
+    """what rules for nodes leave of candidates, by the identity of these; with these, which that keeps alive"""
+    _nodes: frozenset[str] | None = None
+    """all that reach a device"""
     _wider: RequestJudge | None = None
 
     @property
@@ -295,8 +304,24 @@ class RequestJudge:
         drivers = next((one.drivers for one in of_class if one.drivers is not None), None)
         return Eligible(self.selectors, (ClassRule(drivers, of_class),), tuple(map(predicate, subrequest.selectors)))
 
-    def choose(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestCandidates:
-        """Judge every device.
+    def off_barred_nodes(self, every: Candidates, restrictions: tuple[NodeRestriction, ...]) -> Candidates:
+        """The candidates that are to be had where a claim may be. Raises OutOfTime."""
+        key = id(every), restrictions
+        if key not in self._restricted:
+            if self.selectors.allowance.is_over:
+                raise OutOfTime(OUT_OF_TIME)
+            if self._nodes is None:
+                self._nodes = frozenset[str]().union(*self._reached)
+            if len(self._restricted) >= MAX_RESTRICTED:
+                self._restricted.clear()
+            barred = barred_nodes(restrictions, self._nodes)
+            self._restricted[key] = every, without_nodes(every, barred, self._reached.__getitem__)
+        return self._restricted[key][1]
+
+    def choose(
+        self, claim: ResourceClaim, subrequest: SubRequest, restrictions: tuple[NodeRestriction, ...] = ()
+    ) -> RequestCandidates:
+        """Judge every device; ``restrictions``: rules by which the claim keeps off nodes.
 
         Raises AllocationError for an expression or an amount that is wrong in itself, or an expression that is too
         expensive; OutOfTime, with the expression that there was no time for; and in a turn of a claim
@@ -314,7 +339,7 @@ class RequestJudge:
         self._check(subrequest, where)
         if key not in self._verdicts:
             self._verdicts[key] = self._judge(subrequest, where)
-        return RequestCandidates(subrequest, self._verdicts[key], self)
+        return RequestCandidates(subrequest, self._verdicts[key], self, restrictions)
 
     def _judge(self, subrequest: SubRequest, where: str) -> RequestVerdict:
         verdict = RequestVerdict(self._reached, self.broken if subrequest.is_all else frozenset())

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
-from devalloc.api.node_rules import NodeRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, restrictions_of
 from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Key,
@@ -46,7 +46,7 @@ class ReadResourceClaim(NamedTuple):
 
     @property
     def restrictions(self) -> tuple[NodeRestriction, ...]:
-        return ()
+        return self.valid.restrictions
 
     @property
     def priority(self) -> int:
@@ -66,6 +66,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
     """Of ResourceClaims."""
 
     api_version = API_VERSION
+    fields = ClaimReader.fields | {FIELD}
 
     def __init__(self, gates: frozenset[str]) -> None:
         super().__init__()
@@ -80,11 +81,15 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         outcome = ReadResourceClaim(claim, filled, _shape(filled), bool(problem_input.problems))
         if not is_kept or problem_input.problems or claim.allocation is not None:
             return outcome, None
-        own = deepcopy(dict(manifest))  # the caller may write on theirs
+        own = deepcopy(
+            {name: value for name, value in manifest.items() if name != FIELD}
+        )  # the caller may write on theirs
         (claim,) = read_documents([own], self._gates).claims
         return outcome, ReadResourceClaim(claim, with_defaults(own), outcome.shape)
 
-    def _with_metadata(self, metadata: dict[str, Any], template: ReadResourceClaim) -> ReadResourceClaim | None:
+    def _with_metadata(
+        self, manifest: Manifest, metadata: dict[str, Any], template: ReadResourceClaim
+    ) -> ReadResourceClaim | None:
         name, namespace, uid = metadata.get("name"), metadata.get("namespace", "default"), metadata.get("uid", "")
         annotations, created = metadata.get("annotations", {}), metadata.get("creationTimestamp")
         if not (type(name) is type(namespace) is type(uid) is str and name and namespace):
@@ -92,12 +97,15 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
         assert isinstance(template.claim, ResourceClaim)
-        earlier = template.claim
+        earlier, restrictions = template.claim, restrictions_of(manifest)
         own = Metadata(namespace, name, uid, {**annotations}, created)
         # ``dataclasses.replace`` takes longer than all else that is read of it.
-        claim = ResourceClaim(own, earlier.requests, earlier.constraints, earlier.config, None, earlier.spec)
-        manifest = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
-        return ReadResourceClaim(claim, manifest, template.shape)
+        parts = earlier.requests, earlier.constraints, earlier.config, None, earlier.spec
+        claim = ResourceClaim(own, *parts, restrictions)
+        filled = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
+        if restrictions:
+            filled[FIELD] = restrictions
+        return ReadResourceClaim(claim, filled, template.shape)
 
 
 def _shape(filled: Manifest) -> Hashable | None:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 
 from devalloc.api.fields import raise_faults
 from devalloc.api.meta import GROUP, NODE
+from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.dialects.resource_k8s.fields import (
     MAX_INT64,
     Amount,
@@ -371,6 +372,7 @@ class ResourceClaim:
     """status.allocation"""
     spec: Mapping[str, Any]
     """as written"""
+    restrictions: tuple[NodeRestriction, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:

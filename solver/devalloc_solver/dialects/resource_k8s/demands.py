@@ -142,14 +142,16 @@ def make_claim_demand(one: PendingClaim, problem_input: ClusterInput, judge: Req
         return refused
     try:
         choices = [
-            [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
+            [judge.choose(claim, subrequest, claim.restrictions) for subrequest in request.subrequests]
+            for request in claim.requests
         ]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
         if error.exceeded is not None:
             reason = Reason.EXPRESSION_TOO_EXPENSIVE
         return RejectedClaim(one.key, reason, (text_fact(error.message),), claim.group, exceeded=error.exceeded)
-    return replace(make_demand(one, choices), shape=_shape(claim))
+    shape: object = (_shape(claim), claim.restrictions) if claim.restrictions else _shape(claim)
+    return replace(make_demand(one, choices), restrictions=claim.restrictions, shape=shape)
 
 
 def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedClaim | None:
@@ -184,8 +186,9 @@ def _shape(claim: ResourceClaim) -> str:
 
 
 def single_claim_unit(demand: Demand) -> PlacementUnit:
-    """A claim of its own. If it may get a device that binds it to a node, the result always names the node."""
-    binds = any(request.spec.verdict.binds for request in demand.requests)
+    """A claim of its own. If it may get a device that binds it to a node, or keeps off nodes, the result
+    always names the node."""
+    binds = bool(demand.restrictions) or any(request.spec.verdict.binds for request in demand.requests)
     return PlacementUnit((demand,), demand.claim.claim.title if binds else None, demand.claim.pinned_node)
 
 

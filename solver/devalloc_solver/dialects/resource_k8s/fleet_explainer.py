@@ -71,7 +71,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, ClaimAnswer, RequestJu
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, claim = self.state, query.claim
         pin = claim.pinned_node
-        if state.holders.scattered or query.is_strange:
+        if state.holders.scattered or query.is_strange or claim.restrictions:
             return None
         if not query.rules.is_beside_network(claim):
             return None

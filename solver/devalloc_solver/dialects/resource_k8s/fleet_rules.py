@@ -315,11 +315,14 @@ class ResourceClaimQuery:
     """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     takes_network: ClassVar[bool] = False
-    restrictions: ClassVar[tuple[NodeRestriction, ...]] = ()
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules
     shape_facts: _ShapeFacts
+
+    @property
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return self.claim.restrictions
 
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """Raises AllocationError."""

@@ -105,12 +105,17 @@ class ResourceClaimRelaxations(UnitRelaxations):
             (short, counts),
             (short, several),
         ]
-        other: list[RelaxationTier] = [(short, selectors), (Reason.NODE_UNAVAILABLE, reaches), (short, classes)]
+        other: list[RelaxationTier] = [
+            *self.node_rules_by_reason(),
+            (short, selectors),
+            (Reason.NODE_UNAVAILABLE, reaches),
+            (short, classes),
+        ]
         if not is_call:
             other.insert(0, smaller)
         # To ask for less helps where there is something to have.
         yield from (*other, *fewer) if is_unmatched else (*fewer, *other)
-        rules = [*tried, *taints, *pools, *capacities, *gates, *counts, *selectors]
+        rules = [*tried, *taints, *pools, *capacities, *gates, *counts, *self.node_rules(), *selectors]
         yield short, rules
         yield Reason.NODE_UNAVAILABLE, [*reaches, *rules] if reaches else []
         yield short, [*rules, *reaches, *classes]
@@ -241,7 +246,9 @@ def _without_capacity(subrequest: SubRequest, name: str) -> SubRequest:
 def _judged_by(judge: RequestJudge, demand: Demand, request: Request, subrequest: SubRequest) -> Request:
     """The request with other devices to choose from."""
     try:
-        return make_request(request.detail, request.alternative, judge.choose(demand.claim.claim, subrequest))
+        return make_request(
+            request.detail, request.alternative, judge.choose(demand.claim.claim, subrequest, demand.restrictions)
+        )
     except AllocationError:  # what is asked for now cannot be judged: no remedy
         return request
 
