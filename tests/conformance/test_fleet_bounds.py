@@ -13,7 +13,6 @@ from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
-from devalloc_solver.dialects.device_claims import fleet_explainer as explainer
 from devalloc_solver.dialects.device_claims import fleet_rules as rules
 from devalloc_solver.dialects.device_claims import typos
 from devalloc_solver.dialects.resource_k8s import cluster_devices
@@ -22,13 +21,13 @@ from devalloc_solver.dialects.resource_k8s import fleet_rules as resource_rules
 from devalloc_solver.eligibility import judge
 from devalloc_solver.fleet import (
     claim_reader,
+    explainer,
     explanation_nodes,
     node_index,
     place_finder,
     pool_states,
     unique_attribute_search,
 )
-from devalloc_solver.fleet import explainer as kept
 from tests.support import dra_builders as dra
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
@@ -71,9 +70,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (cel_results, "MAX_EXPRESSIONS", 8),
         (cel_results, "MAX_VERDICTS", 20),
         (typos, "MAX_DEMANDS", 8),
-        (kept, "MAX_ANSWERS", 8),
-        (explainer, "MAX_SCREENS", 4),
-        (kept, "MAX_SUBSETS", 4),
+        (explainer, "MAX_ANSWERS", 8),
+        (explainer, "MAX_SELECTIONS", 4),
+        (explainer, "MAX_SUBSETS", 4),
         (explainer, "MAX_REFINEMENTS", 1),
         (explanation_nodes, "MAX_BOUNDS", 20),
     ):
@@ -220,7 +219,7 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (resource_rules, "MAX_EXPRESSIONS", 12),
         (resource_rules, "MAX_FAILURES", 20),
         (resource_explainer, "MAX_VERDICTS", 4),
-        (resource_explainer, "MAX_COUNTS", 4),
+        (explainer, "MAX_SELECTIONS", 4),
         (cluster_devices, "MAX_VERDICTS", 4),
         (cluster_devices, "MAX_SNAPSHOTS", 2),
         (judge, "MAX_EXPRESSIONS", 8),

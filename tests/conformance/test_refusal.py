@@ -13,7 +13,7 @@ import pytest
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.dialects.device_claims import fleet_explainer as explainer
+from devalloc_solver.fleet import explainer
 from tests.support.apply_blockers import with_blockers_applied
 from tests.support.examples import examples
 from tests.support.manifests import Manifest, claim, device, device_class, pool

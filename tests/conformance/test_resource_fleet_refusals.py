@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.dialects.resource_k8s import fleet_explainer as explainer
 from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.fleet import equal_devices
+from devalloc_solver.fleet import equal_devices, explainer
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.dra_builders import claim, counter_slice, device, device_class, first_of, request, slice_

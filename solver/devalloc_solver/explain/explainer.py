@@ -122,6 +122,8 @@ class Explainer(ABC):
     """what each claim holds that holds anything"""
     explained: PlacementUnit | None = field(init=False, default=None)
     """what is being explained"""
+    crowded: PlacementUnit | None = field(init=False, default=None)
+    """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
     is_proven: bool = field(init=False, default=False)
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     is_brief: bool = field(init=False, default=False)
@@ -258,7 +260,7 @@ class Explainer(ABC):
 
     def begin(self, unit: PlacementUnit) -> None:
         """Begin with another unit."""
-        self.explained = unit
+        self.explained, self.crowded = unit, None
         self.finder.begin()
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
@@ -503,6 +505,7 @@ class Explainer(ABC):
 
     def blocking(self, question: FeasibilityQuestion) -> Leaving:
         """The same for a question about all that is in use."""
+        self.crowded = question.unit
         return self.releases.find(question, self.finder)
 
     # -- groups --------------------------------------------------------------------------------------------------------

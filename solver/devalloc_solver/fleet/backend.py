@@ -94,9 +94,7 @@ class _Request(Generic[ReadT, QueryT]):
 class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     """Objects of one dialect, kept and indexed, and answers to claims; see ``Fleet``. Not thread-safe."""
 
-    def __init__(
-        self, state: StateT, reader: ClaimReader[ReadT, Any], refusals: FleetExplainer[Any, ClaimAnswer, Any]
-    ) -> None:
+    def __init__(self, state: StateT, reader: ClaimReader[ReadT, Any], refusals: FleetExplainer[Any, Any]) -> None:
         self._state, self._reader, self._explainer = state, reader, refusals
         self._echoes = Echoes(state, self._held_answer, self._write)
         self._assumed: set[Key] = set()

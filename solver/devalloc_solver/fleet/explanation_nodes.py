@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from itertools import chain
+from typing import NamedTuple
 
 from devalloc_solver.bounds.node_counts import match_attributes
 from devalloc_solver.explain.leaving import IMPOSSIBLE, min_parts
 from devalloc_solver.fleet.equal_devices import UNSHARED
-from devalloc_solver.fleet.explainer import MAX_KINDS
 from devalloc_solver.fleet.fleet_stats import FleetStats, HeldKinds, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState, ShareState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
@@ -18,14 +20,12 @@ MAX_BOUNDS = 50_000
 """Ways in which nodes are held that are remembered; when there are more, all are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedNodes:
-    """Nodes to look at."""
+class NearestNodes(NamedTuple):
+    """The nodes with the fewest claims in the way."""
 
-    ranks: tuple[int, ...]
-    """ascending"""
+    ranks: frozenset[int]
     min_blockers_elsewhere: int
-    """on every other node at least so many claims are in the way; IMPOSSIBLE when that goes for any number"""
+    """on every other node at least so many are in the way; IMPOSSIBLE when that goes for any number"""
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class NodeSelection:
 
     stats: FleetStats
     demand: Demand
-    least: int = 1
-    """claims that are in the way everywhere, for certain"""
+    fits_nowhere: bool = True
+    """whether claims are in the way everywhere, for certain"""
     _requests: list[list[tuple[int, Request, tuple[str, ...], frozenset[int]]]] = field(init=False)
     """per detail: (number, request, match attributes, kinds)"""
     _wanted: frozenset[int] = field(init=False)
@@ -64,15 +64,11 @@ class NodeSelection:
             self._requests.append(alternatives)
         self._wanted = frozenset().union(*(kinds for detail in self._requests for *_, kinds in detail))
 
-    def choose(self, most: int) -> SelectedNodes | None:
-        """The ``most`` nodes with the fewest claims in the way, and of each kind the one where the least is in use.
-
-        None when there are too many kinds.
-        """
-        emptiest = self.stats.emptiest()
-        if len(emptiest) > MAX_KINDS:
-            return None
+    def add_to(self, ranks: set[int], most: int) -> NearestNodes:
+        """Add the ``most`` nodes with the fewest claims in the way, in the order in which ``leaving`` asks nodes, those
+        where most is free, and as many candidates as are wanted."""
         best_now: dict[int, tuple[int, int]] = {}
+        roomy: list[int] = []
         for node, first in self.stats.classes():
             now = self._now(node)
             if now is None:
@@ -80,25 +76,22 @@ class NodeSelection:
             for number, count in enumerate(now):
                 if number not in best_now or (-count, first) < best_now[number]:
                     best_now[number] = -count, first
-        ranked_first = nsmallest(most + 1, ((bound, sort.first) for bound, sort in self._bounded()))
-        chosen = {*emptiest.values(), *(first for _, first in best_now.values())}
-        chosen |= {first for _, first in ranked_first[:most]}
-        elsewhere = ranked_first[most][0] if len(ranked_first) > most else IMPOSSIBLE
-        self._add_enough(chosen)
-        return SelectedNodes(tuple(sorted(chosen)), elsewhere)
-
-    def nearest(self, most: int) -> tuple[list[int], int]:
-        """(ranks of the ``most`` nodes with the fewest claims in the way, the fewest on all others)
-
-        The order is that in which ``leaving`` asks nodes.
-        """
-        ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in self._bounded() for rank in sort.ranks))
-        return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE
-
-    def roomy(self, most: int) -> list[int]:
-        """Ranks of nodes with enough that is free, the first of each class."""
-        classes = ((first, self._now(node)) for node, first in self.stats.classes())
-        return nsmallest(most, (first for first, now in classes if now is not None and self._is_enough(now)))
+            if not self.fits_nowhere and self._is_enough(now):
+                roomy.append(first)
+        by_bound: dict[int, list[set[int]]] = defaultdict(list)
+        for bound, sort in self._bounded():
+            by_bound[bound].append(sort.ranks)
+        nearest: list[int] = []
+        elsewhere = IMPOSSIBLE
+        for bound in sorted(by_bound):
+            nearest += nsmallest(most + 1 - len(nearest), chain.from_iterable(by_bound[bound]))
+            if len(nearest) > most:
+                elsewhere = bound
+                break
+        near = frozenset(nearest[:most])
+        ranks |= near.union((first for _, first in best_now.values()), nsmallest(most, roomy))
+        self._add_enough(ranks)
+        return NearestNodes(near, elsewhere if len(roomy) <= most else 0)
 
     def _bounded(self) -> Iterator[tuple[int, UsageClass]]:
         """How many claims are in the way at least, and nodes of which that is true; without those that never do."""
@@ -152,7 +145,7 @@ class NodeSelection:
 
     def _find_bound(self, kind: NodeKind, now: tuple[int, ...], tenants: tuple[HeldKinds, ...]) -> int:
         empty = self._on_empty(kind)
-        bound = self.least
+        bound = 1
         for detail in self._requests:
             least = IMPOSSIBLE
             for number, request, _, kinds in detail:

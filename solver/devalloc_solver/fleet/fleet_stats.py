@@ -55,24 +55,6 @@ class UsageClass:
     node: NodeClass
     tenants: tuple[HeldKinds, ...]
     ranks: set[int] = field(default_factory=set)
-    _first: int | None = None
-
-    @property
-    def first(self) -> int:
-        """The lowest rank."""
-        if self._first is None:
-            self._first = min(self.ranks)
-        return self._first
-
-    def add(self, rank: int) -> None:
-        self.ranks.add(rank)
-        if self._first is not None and rank < self._first:
-            self._first = rank
-
-    def remove(self, rank: int) -> None:
-        self.ranks.discard(rank)
-        if rank == self._first:
-            self._first = None
 
 
 @dataclass(slots=True)
@@ -139,7 +121,7 @@ class FleetStats:
     _states: tuple[int, Counter[PoolState]] = (-1, Counter())
     _used: dict[int, int] = field(default_factory=dict)
     """class of nodes -> devices in use"""
-    _emptiest: tuple[int, dict[int, int]] = (-1, {})
+    _examples: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
     _sizes: tuple[int, dict[int, int]] = (-1, {})
     _firsts: tuple[int, dict[int, list[DevicePosition]]] = (-1, {})
     _pools: tuple[int, Mapping[PoolKind, Sequence[PoolPlace]]] = (-1, {})
@@ -249,20 +231,20 @@ class FleetStats:
             self._classes = self.stamp, with_nodes
         return self._classes[1]
 
-    def emptiest(self) -> Mapping[int, int]:
-        """kind of node -> the rank of the first of those with the fewest devices in use"""
-        if self._emptiest[0] != self.stamp:
-            by_kind: dict[int, tuple[int, int]] = {}
+    def examples(self) -> Mapping[int, tuple[int, int]]:
+        """kind of node -> the ranks of the first one, and of the first of those with the fewest devices in use"""
+        if self._examples[0] != self.stamp:
+            first_of: dict[int, int] = {}
+            emptiest: dict[int, tuple[int, int]] = {}
             previous, self._used = self._used, {}
             for node, first in self.classes():
                 kind = node.kind.index
                 used = previous.get(node.index)
                 self._used[node.index] = used = _used(node) if used is None else used
-                own = used, first
-                if kind not in by_kind or own < by_kind[kind]:
-                    by_kind[kind] = own
-            self._emptiest = self.stamp, {kind: first for kind, (_, first) in by_kind.items()}
-        return self._emptiest[1]
+                first_of[kind] = min(first, first_of.get(kind, first))
+                emptiest[kind] = min((used, first), emptiest.get(kind, (used, first)))
+            self._examples = self.stamp, {kind: (first_of[kind], rank) for kind, (_, rank) in emptiest.items()}
+        return self._examples[1]
 
     def sorts_of(self, node: NodeClass) -> Iterable[UsageClass]:
         """The nodes of a class."""
@@ -277,7 +259,7 @@ class FleetStats:
         old = self._sort_of.pop(name, None)
         if old is not None:
             sort, rank = old
-            sort.remove(rank)
+            sort.ranks.discard(rank)
             if not sort.ranks:
                 del self._sorts[sort.node.index][sort.tenants]
                 if not self._sorts[sort.node.index]:
@@ -290,14 +272,15 @@ class FleetStats:
         new_sort = by_tenants.get(tenants)
         if new_sort is None:
             new_sort = by_tenants[tenants] = UsageClass(record.member_of, tenants)
-        new_sort.add(record.rank)
+        new_sort.ranks.add(record.rank)
         self._sort_of[name] = new_sort, record.rank
 
     # -- counts --------------------------------------------------------------------------------------------------------
 
-    def parts(self) -> Sequence[EqualDevices]:
+    @property
+    def kinds(self) -> EqualDevicesIndex:
         """All kinds there are, and some that there were."""
-        return self.index.kinds.kinds
+        return self.index.kinds
 
     def states(self) -> Iterable[tuple[PoolState, int]]:
         """Every state of a pool, and how many pools are in it."""

@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple, Protocol
 
 from devalloc.api.findings import Rule
 from devalloc_solver.explain.funnel import SHOWN, Funnel, Holders, Step, nothing_to_share
-from devalloc_solver.explain.typos import MAX_VALUES
+from devalloc_solver.explain.typos import MAX_VALUES, ValuesOf
 from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import (
     DevicePosition,
@@ -36,7 +36,9 @@ from devalloc_solver.problem.snapshot import Device, with_index
 class FleetParts(Protocol):
     """All devices of a fleet in parts that are judged alike: its kinds (``FleetStats``), or parts of them."""
 
-    def parts(self) -> Sequence[EqualDevices]: ...
+    @property
+    def kinds(self) -> EqualDevicesIndex:
+        """The parts, and some that are of no device."""
 
     def sizes(self) -> Mapping[int, int]:
         """part -> devices"""
@@ -109,7 +111,7 @@ class FleetFunnels(ABC):
             example = None if step.example is None else self.example(request, step.rule, *step.example)
             steps.append((step.rule, step.number, tuple(map(self.title, step.firsts)), example))
         if request.mode is AllocationMode.SHARE:
-            parts = self.parts.parts()
+            parts = self.parts.kinds.kinds
             without = [part for part in accepted if not has_room_left(request, parts[part], {})]
             if without:
                 step = _joined([self.step(part, nothing_to_share(request)) for part in without])
@@ -183,7 +185,7 @@ class RefinedKinds:
                     firsts[number].append(self.stats.position(record, pool, device.index))
                 self._split[record.name, device.index] = number
                 left[kind.index] -= 1
-        for kind in self.stats.parts():
+        for kind in self.stats.kinds.kinds:
             if left[kind.index]:
                 positions = self.stats.first_of(kind, self._split)
                 first = self.stats.record(positions[0].rank).snapshot.devices[positions[0].device]
@@ -207,9 +209,6 @@ class RefinedKinds:
         self._sizes[number] = 0
         return number
 
-    def parts(self) -> Sequence[EqualDevices]:
-        return self.kinds.kinds
-
     def sizes(self) -> Mapping[int, int]:
         return self._sizes
 
@@ -231,7 +230,12 @@ class RefinedKinds:
                     by_node.setdefault(record.name, []).append(device)
         return by_node
 
-    def values_on(self, name: str, parts: Sequence[Device]) -> Collection[object] | None:
+    @property
+    def identifiers(self) -> Mapping[str, ValuesOf[Device]]:
+        """What is read of which the parts have but some of the values."""
+        return {} if self.nodes is None else {name: partial(self._values_on, name) for name in self.read}
+
+    def _values_on(self, name: str, parts: Sequence[Device]) -> Collection[object] | None:
         """The values of an identifier on all devices of these parts; None when they are more than MAX_VALUES."""
         own_parts = {part.index for part in parts}
         others = sum(

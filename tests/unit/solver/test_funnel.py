@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.dialects.resource_k8s.cluster_counts import ClusterFunnels
 from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
-from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
+from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer, ClusterFunnels
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from devalloc_solver.explain.funnel import FunnelCounter

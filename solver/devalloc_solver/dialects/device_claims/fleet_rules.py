@@ -9,7 +9,7 @@ from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
+from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand, off_barred_nodes
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
 from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
@@ -138,6 +138,19 @@ class DeviceClaimQuery(NamedTuple):
     def restrictions(self) -> tuple[NodeRestriction, ...]:
         return self.claim.restrictions
 
+    @property
+    def pinned_node(self) -> str | None:
+        return self.claim.pinned_node
+
     def demand(self, eligibility: CandidateFinder) -> Demand:
         """In terms of the snapshot of a judge."""
         return make_demand(self.claim.model, eligibility)
+
+    def demand_of(self, kinds: EqualDevicesIndex) -> Demand:
+        return self.demand(self.rules.on(kinds.sample()))
+
+    def explained_unit(self, judge: CandidateFinder) -> PlacementUnit:
+        demand, pin = self.demand(judge), self.claim.pinned_node
+        if self.claim.restrictions:
+            demand = off_barred_nodes(demand, (*judge.snapshot.nodes, pin), judge.snapshot, {})
+        return PlacementUnit((demand,), None, pin)

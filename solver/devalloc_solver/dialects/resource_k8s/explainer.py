@@ -48,13 +48,10 @@ class ResourceClaimExplainer(Explainer):
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
     names_users: ClassVar[bool] = True
     """whether a funnel names the claims that have its devices"""
-    crowded: PlacementUnit | None = field(init=False, default=None)
-    """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
 
     def begin(self, unit: PlacementUnit) -> None:
         self.is_brief = self._findings >= MAX_FINDINGS or self.finder.searched >= MAX_SEARCHES
         self._findings += not self.is_brief
-        self.crowded = None
         Explainer.begin(self, unit)
 
     def answer(self, unit: PlacementUnit, demand: Demand, finding: Explanation) -> ClaimAnswer:
@@ -129,7 +126,6 @@ class ResourceClaimExplainer(Explainer):
         return self._counters
 
     def blocking(self, question: FeasibilityQuestion) -> Leaving:
-        self.crowded = question.unit
         blocking = Explainer.blocking(self, question)
         if not blocking.owners:
             raise Undecided

@@ -13,7 +13,12 @@ from typing import ClassVar
 from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
-from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
+from devalloc_solver.dialects.resource_k8s.demands import (
+    make_claim_demand,
+    make_demand,
+    pending_claim,
+    single_claim_unit,
+)
 from devalloc_solver.dialects.resource_k8s.device_properties import (
     RESERVED,
     DeviceProperties,
@@ -25,9 +30,10 @@ from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage,
 from devalloc_solver.dialects.resource_k8s.selectors import has_type, selector_language
 from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.eligibility.predicate import Predicate
-from devalloc_solver.fleet.equal_devices import EqualDevices
+from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -173,6 +179,12 @@ class ResourceClaimRules:
         those of the index."""
         classes = self.problem_input.classes
         return RequestJudge(self.gates, [*offers], DeviceUsage(), selectors or self._selectors, classes, broken)
+
+    def on(self, snapshot: Snapshot, selectors: Judge | None = None) -> RequestJudge:
+        """Judges the devices of a snapshot."""
+        broken = (pool.node for pool in snapshot.pools if any(is_broken(device.traits) for device in pool.devices))
+        offers = (replace(published_device(device), index=device.index) for device in snapshot.devices)
+        return self.judge(offers, self.broken.union(node for node in broken if node is not None), selectors)
 
     def judge_kinds(self, kinds: Sequence[EqualDevices]) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""
@@ -329,6 +341,17 @@ class ResourceClaimQuery:
         if snapshot.nodes == ("",):  # one device of each kind
             return PlacementUnit((self.shape_facts.demand,), None, None)
         return PlacementUnit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
+
+    @property
+    def pinned_node(self) -> str | None:
+        return self.claim.pinned_node
+
+    def demand_of(self, kinds: EqualDevicesIndex) -> Demand:
+        return self.rules.demand(self.claim, self.rules.judge_kinds(kinds.kinds))
+
+    def explained_unit(self, judge: RequestJudge) -> PlacementUnit | None:
+        demand = make_claim_demand(pending_claim(self.claim, 0), self.rules.problem_input, judge)
+        return None if isinstance(demand, RejectedClaim) else single_claim_unit(demand)
 
     @property
     def is_monotone(self) -> bool:
