@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
-from devalloc.api.findings.rules import rule_words
+from devalloc.api.findings.rules import ADVICE, rule_words
 from devalloc.api.findings.style import WHOLE, Style, count_devices, count_of, count_parts, joined
 from devalloc.printable import printable
 
@@ -26,6 +26,10 @@ class Words:
     """what to do, which the text says almost"""
     is_complete: bool = False
     """whether the text says what to do, too"""
+
+    def after(self, text: str) -> Words:
+        """The same after another text."""
+        return replace(self, text=f"{text}{self.text}")
 
     def then(self, step: str) -> str:
         """What to do about it, and after that."""
@@ -64,9 +68,10 @@ def _invalid_pool(cause: Fact, style: Style) -> Words:
     return Words(f"no valid pool{of} exists: {style.text(cause['why'])}", "correct it")
 
 
-def _no_match(cause: Fact, style: Style) -> str:
-    """The ``request``, if there are several."""
-    return f"no device matches {_request(cause, style)}" if "request" in cause else "no device matches"
+def _no_match(cause: Fact, style: Style) -> Words:
+    """The ``request``, if there are several; in a sentence maybe what ``STEP`` says, too."""
+    text = f"no device matches {_request(cause, style)}" if "request" in cause else "no device matches"
+    return _step(cause, style).after(f"{text}: ") if "rule" in cause else Words(text)
 
 
 def _request(cause: Fact, style: Style) -> str:
@@ -74,22 +79,23 @@ def _request(cause: Fact, style: Style) -> str:
     return style.path(cause["path"]) if "path" in cause else f"request {style.name(cause['request'])}"
 
 
-def _step(cause: Fact, style: Style) -> str:
+def _step(cause: Fact, style: Style) -> Words:
     """The ``rule`` that leaves out most devices, with its ``args``: ``count`` of ``total``, and why it leaves out the
     first one (``example``)."""
     example = f" ({style.text(cause['example'])})" if "example" in cause else ""
     what = style.text(rule_words(cause["rule"], cause.get("args"), cause["count"]))
-    return f"{count_of(cause['count'], cause['total'])} {what}{example}"
+    return Words(f"{count_of(cause['count'], cause['total'])} {what}{example}", obvious=ADVICE.get(cause["rule"], ""))
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
     name = style.code(cause["name"])
-    what = {"amount": f"{name} to share", "capacity": f"capacity {name}"}.get(
+    what = {"amount": f"shares of {name}", "capacity": f"capacity {name}"}.get(
         cause.get("what", ""), f"attribute {name}"
     )
     text = f"{_few(cause['count'], cause['total'])} {what}"
-    return Words(text, guess=style.code(cause["near"]) if "near" in cause else "")
+    advice = "ask for an amount that devices have" if cause.get("what") else "read one that devices have"
+    return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice)
 
 
 def _few(count: int, total: int) -> str:
@@ -150,17 +156,18 @@ def _too_few(cause: Fact, style: Style) -> Words:
     return Words(f"{_lacks(cause, style)} {wanted}{of} (at most {cause['most']})", hint=_fewer(cause))
 
 
-def _fewer(cause: Fact) -> str:
-    """What to do about too few devices, if there are some."""
-    return "" if cause["most"] == "0" else "wait until some are released" if cause.get("free") else "ask for fewer"
+def _fewer(cause: Fact, less: str = "ask for fewer") -> str:
+    """What to do about too few devices, if there are some, or too little (``less``)."""
+    return "" if cause["most"] == "0" else "wait until some are released" if cause.get("free") else less
 
 
-def _too_little(cause: Fact, style: Style) -> str:
+def _too_little(cause: Fact, style: Style) -> Words:
     """The same for an amount of a ``resource``, on at most so many ``devices``."""
     on = f" on {count_devices(cause['devices'])}" if "devices" in cause else ""
     what = f"{cause['wanted']} of {'free ' if cause.get('free') else ''}{style.name(cause['resource'])}"
     on = on or " on its devices"
-    return f"{_lacks(cause, style)} {what}{on}{_together(cause, style)} (at most {cause['most']})"
+    advice = _fewer(cause, "ask for less")
+    return Words(f"{_lacks(cause, style)} {what}{on}{_together(cause, style)} (at most {cause['most']})", hint=advice)
 
 
 def _too_few_agree(cause: Fact, style: Style) -> Words:
@@ -199,9 +206,10 @@ def _node_unknown(cause: Fact, style: Style) -> Words:
 def _members(cause: Fact, style: Style) -> Words:
     """The ``members`` of a ``group`` that cannot be satisfied."""
     who = style.owners(cause["members"], more=cause.get("more", 0))
-    get = "gets" if len(cause["members"]) == 1 and not cause.get("more") else "get"
-    its = "its message" if get == "gets" else "their messages"
-    return Words(f"{_group(cause, style)} gets all or nothing, and {who} {get} nothing", obvious=f"see {its}")
+    is_one = len(cause["members"]) == 1 and not cause.get("more")
+    fits, its = ("does not fit", "its message") if is_one else ("do not fit", "their messages")
+    rest = f", so {'the machine waits' if 'machine' in cause else 'none of it does'}" if style.width == WHOLE else ""
+    return Words(f"{who} of {_group(cause, style)} {fits}{rest}", obvious=f"see {its}")
 
 
 def _group(cause: Fact, style: Style) -> str:
@@ -225,8 +233,8 @@ def _unpublished(cause: Fact, style: Style) -> str:
 
 
 _EXCLUSIVE = {
-    "groups": "the devices are of several compatibility groups, which no pool mixes",
-    "limits": "together the devices need more of their pool than it has",
+    "groups": "no pool mixes the compatibility groups of the devices",
+    "limits": "the devices need more of their pool than it has",
     "any": "the devices cannot be used together: their pool has too little for all of them",
 }
 _MORE_TIME = "give it more time (--deadline)"
@@ -270,14 +278,14 @@ def _held_differ(cause: Fact, style: Style) -> Words:
 def _several_owners(cause: Fact, style: Style) -> Words:
     """The ``devices``, and the ``holders``."""
     text = f"device {style.name(cause['devices'][0])} has several owners: {_holders(cause, style)}"
-    return Words(text, "release all but one of them")
+    return Words(text, "delete all but one of them")
 
 
 def _over_committed(cause: Fact, style: Style) -> Words:
     """The same, and the ``resource`` of which they hold too much."""
     hold = "holds" if len(cause["holders"]) == 1 else "hold"
     what = f"{_holders(cause, style)} {hold} more of its {style.name(cause['resource'])} than it has"
-    return Words(f"device {style.name(cause['devices'][0])} is over-committed: {what}", "release some of them")
+    return Words(f"device {style.name(cause['devices'][0])} is over-committed: {what}", "delete some of them")
 
 
 def _over_drawn(cause: Fact, style: Style) -> Words:
@@ -287,7 +295,7 @@ def _over_drawn(cause: Fact, style: Style) -> Words:
     is_one = len(cause["devices"]) == 1 and not cause.get("moreDevices")
     draw, them = ("device {} draws", "it") if is_one else ("devices {} draw", "them")
     what = f"{draw.format(which)} more {style.name(cause['resource'])} than {'its' if is_one else 'their'} pool has"
-    return Words(f"{what}: {_holders(cause, style)} {hold} {them}", "release some of them")
+    return Words(f"{what}: {_holders(cause, style)} {hold} {them}", "delete some of them")
 
 
 def _holders(cause: Fact, style: Style) -> str:
@@ -356,7 +364,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.COMPETITION: _competition,
     Cause.AMOUNTS: _amounts,
     Cause.DIFFER: lambda cause, style: (
-        f"the devices needed together differ in {' and '.join(map(style.code, cause['attributes']))} on every node"
+        f"no node has enough devices that agree in {' and '.join(map(style.code, cause['attributes']))}"
     ),
     Cause.TOO_FEW_AGREE: _too_few_agree,
     Cause.CONSTRAINTS: lambda cause, style: (
@@ -370,7 +378,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         if cause.get("free")
         else "no single node has all that is requested together, even if nothing is in use"
     ),
-    Cause.BOUND: lambda cause, style: f"it fits on other nodes, but is bound to node {style.name(cause['node'])}",
+    Cause.BOUND: lambda cause, style: f"it is bound to node {style.name(cause['node'])}, where it does not fit",
     Cause.NODE_UNKNOWN: _node_unknown,
     Cause.GROUP: lambda cause, style: f"{_all_of(cause, style)} must fit on one node",
     Cause.MEMBERS: _members,

@@ -118,6 +118,16 @@ class Finding:
     subject: str = ""
     """whose it is, as NAMESPACE/NAME: edits of its own spec do not name it"""
 
+    @property
+    def edits(self) -> list[Mapping[str, Any]]:
+        """The blockers that are to be changed; the others hold something."""
+        return [each for each in self.blockers if each["kind"] not in HOLDERS]
+
+    @property
+    def holders(self) -> list[Mapping[str, Any]]:
+        """The blockers that hold something."""
+        return [each for each in self.blockers if each["kind"] in HOLDERS]
+
 
 CAVEATS = {
     "notSmallest": "fewer changes may suffice",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
-from devalloc.api.findings.data import HOLDERS, Finding
+from devalloc.api.findings.data import Finding
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.printable import printable
@@ -15,26 +15,61 @@ _NAMED = 2
 """Changes, and holders, that a remedy names; of more it gives the number."""
 _NO_REASON = 24
 """The width of names at which a remedy does not say why a device is unavailable."""
+_LONGEST_EXPRESSION = 40
+"""Characters of an expression that a remedy quotes."""
 _Step = tuple[str, str]
 """A verb in the imperative, and its object."""
 
 
 def remedy_of(finding: Finding, style: Style) -> str:
-    """What to do, such as "remove spec.claims[0], and release claim default/a"; "" if nothing helps."""
-    edits = [each for each in finding.blockers if each["kind"] not in HOLDERS]
-    holders = [each for each in finding.blockers if each["kind"] in HOLDERS]
-    words = _by_verb([_step(each, style) for each in edits])
-    if len(edits) > _NAMED and not style.is_whole:
-        words = [several_changes(len(edits))]
-    steps = [*words, *([release_of(holders, style)] if holders else [])]
-    text = f"{' and '.join(words)}, and {steps[-1]}" if words and holders else " and ".join(steps)
+    """What to do, such as "remove spec.claims[0], and delete claim default/a"; "" if nothing helps."""
+    if len(finding.edits) > _NAMED and not style.is_whole:
+        return first_change(finding, style)
+    words = " and ".join(_by_verb([_step(each, style) for each in finding.edits]))
+    release = release_of(finding.holders, style)
+    text = f"{words}, and {release}" if words and release else words or release
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
     return " or ".join([text, *others]) if text else joined(others)
 
 
-def several_changes(count: int) -> str:
-    """What to do where a sentence cannot name so many changes."""
-    return f"make {count} changes (see `devalloc explain`)"
+def or_wait(finding: Finding) -> str:
+    """That to wait will do, too, where all that is to be done is to delete or stop one's own."""
+    holders = finding.holders
+    if finding.edits or finding.alternatives or not all(map(_is_own, holders)):
+        return ""
+    return f", or wait for {'it' if len(holders) == 1 else 'them'}" if holders else ""
+
+
+def first_change(finding: Finding, style: Style, rest: str = ", and {more} more (`devalloc explain`)") -> str:
+    """What to do first where a sentence cannot name all of it, and that there is a ``rest``."""
+    edits = finding.edits
+    first = edit_words(edits[0], style) if edits else release_of(finding.blockers[:1], style)
+    count = len(finding.blockers)
+    return f"{first}{rest.format(more=count - 1, count=count)}" if count > 1 else first
+
+
+def changes_in_explain(count: int) -> str:
+    """Where to find what to do that a sentence cannot name."""
+    what = f"which {count} changes help" if count > 1 else "what to change"
+    return f"`devalloc explain` says {what}"
+
+
+def withheld_of(finding: Finding, style: Style) -> str:
+    """The node or device that would do and gives nothing now; "" if it is not one that is to be changed."""
+    edit = finding.edits[0] if finding.edits else {}
+    if edit.get("kind") != "unavailable" or not edit.get("why"):
+        return ""
+    does = "" if "notEnough" in finding.caveats else "would do, but "
+    if "device" in edit:
+        device = f"device {style.name(edit['pool'])}/{style.name(edit['device'])}"
+        return f"{device} {does}is {style.text(edit['why'])}"
+    why = printable("; ".join(reason.why for reason in unschedulable_reasons(edit["why"])))
+    return f"node {style.name(edit['node'])} {does}{style.text(_predicate(why))}"
+
+
+def _predicate(why: str) -> str:
+    """What a node is or has: "cordoned: a fan" -> "is cordoned: a fan"."""
+    return why.removeprefix("node ") if why.startswith("node ") else f"is {why}"
 
 
 def _by_verb(steps: Sequence[_Step]) -> list[str]:
@@ -46,15 +81,19 @@ def _by_verb(steps: Sequence[_Step]) -> list[str]:
 
 
 def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
-    """What to do about who holds what is needed: one's own claims are released and machines stopped, others' and what
+    """What to do about who holds what is needed: one's own claims are deleted and machines stopped, others' and what
     is leaving waited for."""
-    own = [each for each in holders if each.get("name") is not None and not each.get("leaving")]
+    own = [each for each in holders if _is_own(each)]
     claims, machines = ([each for each in own if each["kind"] == kind] for kind in ("claim", "machine"))
     others = [each for each in holders if each not in own]
     most = len(holders) if style.is_whole else _NAMED
-    parts = (("release", claims), ("stop", machines), ("wait for", others))
-    steps = [f"{verb} {style.owners(refs, most)}" for verb, refs in parts if refs]
-    return " and ".join(steps)
+    parts = (("delete", claims), ("stop", machines), ("wait for", others))
+    return " and ".join(f"{verb} {style.owners(refs, most)}" for verb, refs in parts if refs)
+
+
+def _is_own(holder: Mapping[str, Any]) -> bool:
+    """Whether the reader may make it go, and it does not go by itself."""
+    return holder.get("name") is not None and not holder.get("leaving")
 
 
 def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
@@ -88,7 +127,12 @@ def _correction(edit: Mapping[str, Any], style: Style) -> _Step | None:
 
 
 def _relax(edit: Mapping[str, Any], style: Style) -> _Step:
-    return _correction(edit, style) or ("relax", style.path(edit["path"]))
+    if (correction := _correction(edit, style)) is not None:
+        return correction
+    expressions = edit.get("expressions") or ([edit["expression"]] if "expression" in edit else [])
+    if len(expressions) == 1 and len(expressions[0]) <= min(style.width, _LONGEST_EXPRESSION):
+        return "relax", f"{printable(expressions[0])} in {style.path(edit['path'])}"
+    return "relax", style.path(edit["path"])
 
 
 def _match_attribute(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -119,7 +163,8 @@ def _class(edit: Mapping[str, Any], style: Style) -> _Step:
         return correction
     if "path" not in edit:
         return "name", f"another deviceClassName than {style.code(edit['deviceClassName'])}"
-    return "name", f"another {'type' if 'deviceType' in edit else 'class'} in {style.path(edit['path'])}"
+    what = "type" if "deviceType" in edit else "class"
+    return "name", f"another {what} in {style.path(edit['path'])}"
 
 
 def _request(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -137,7 +182,7 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     if bound := edit.get("boundBy"):
         names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in bound]
         return (
-            "release",
+            "delete",
             f"claim {style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}"
             if len(names) == 1
             else f"claims {style.listed(names)}, which hold the group on node {node}",
@@ -146,35 +191,41 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
         return "remove", style.path(edit["path"])
     names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in edit.get("pinned", ())]
     of = f" of {'claim' if len(names) == 1 else 'claims'} {style.listed(names)}" if names else ""
-    return "remove", f"the annotation devalloc.io/node={node}{of}"
+    value = f"={node}" if style.width == WHOLE else ""
+    return "remove", f"the annotation devalloc.io/node{value}{of}"
 
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "ask", "for smaller or fewer devices"
-    lacks = f"pool {style.name(edit['pool'])} has {edit['missing']} {style.name(edit['resource'])} too little"
-    return "ask", f"for smaller or fewer devices: {lacks}"
+        return "ask", "for less"
+    lacks = f"pool {style.name(edit['pool'])} lacks {edit['missing']} {style.name(edit['resource'])}"
+    return "ask", f"for less ({lacks})"
 
 
 def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "ask", "for smaller or fewer devices"
+        return "ask", "for less"
     which = f"{style.name(edit['counterSet'])}/{style.name(edit['counter'])}"
     pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
-    return "ask", f"for smaller or fewer devices: pool {pool} has {edit['missing']} of counter {which} too little"
+    return "ask", f"for less (pool {pool} lacks {edit['missing']} of counter {which})"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
     if "device" in edit:
-        why = f" ({style.text(edit['why'])})" if edit.get("why") and style.width > _NO_REASON else ""
+        says_why = style.says_why and edit.get("why") and style.width > _NO_REASON
+        why = f" ({style.text(edit['why'])})" if says_why else ""
         device = f"device {style.name(edit['pool'])}/{style.name(edit['device'])}"
         if is_cordon_reason(str(edit.get("why"))):
             return "uncordon", f"{device}{why}"
-        return "make", f"{device} available{why}"
+        return "free or repair", f"{device}{why}"
     if "node" not in edit:
-        return "make", "the unavailable devices available"
+        return "free or repair", "the unavailable devices"
     reasons, node = unschedulable_reasons(edit["why"]), style.name(edit["node"])
-    why = f" ({printable('; '.join(reason.why for reason in reasons))})" if style.width == WHOLE else ""
+    why = (
+        f" ({printable('; '.join(reason.why for reason in reasons))})"
+        if style.says_why and style.width == WHOLE
+        else ""
+    )
     (verb, what), *others = dict.fromkeys((reason.verb, reason.remedy.format(node=node)) for reason in reasons)
     return verb, f"{''.join([what, *(f' and {also} {of}' for also, of in others)])}{why}"
 
@@ -207,7 +258,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "constraint": _constraint,
     "counter": _counter,
     "device": lambda edit, style: (
-        "release",
+        "free",
         f"device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}",
     ),
     "feature": lambda edit, style: ("enable", f"feature gate {style.name(edit['feature'])}"),

@@ -83,7 +83,7 @@ RULES: dict[RuleCode, str] = {
     RuleCode.RESERVED: "are reserved for claims that name class {device_class}",
     RuleCode.NO_ATTRIBUTE: "have no attribute {attribute}",
     RuleCode.PART: "go only to claims that say {say} while whole ones are offered",
-    RuleCode.NOTHING_TO_SHARE: "have no {resources} to share",
+    RuleCode.NOTHING_TO_SHARE: "have no shares of {resources}",
     RuleCode.POOL_STATE: "are of an {state} pool",
     RuleCode.BINDING_CONDITIONS: "have binding conditions, which need feature gate {feature}",
     RuleCode.CLASS_SELECTOR: "fail a selector of class {device_class!r}",
@@ -105,3 +105,27 @@ TELL_EXAMPLE = frozenset(
     (RuleCode.TAINT, RuleCode.CAPACITY, RuleCode.CAPACITY_LEFT, RuleCode.POOL_STATE, RuleCode.OVERDRAWN)
 )
 """Rules of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
+ADVICE: dict[str, str] = {
+    RuleCode.NO_CLASS_OF_TYPE: "name another type, or create a class of it",
+    RuleCode.CLASS_OF_OTHER_TYPE: "name a class of that type",
+    RuleCode.OTHER_DRIVER: "name another class",
+    RuleCode.CLASS_CONSTRAINTS: "name another class",
+    RuleCode.CLASS_SELECTOR: "name another class",
+    RuleCode.CONSTRAINTS: "relax the constraints",
+    RuleCode.REQUEST_SELECTOR: "relax the selectors",
+    RuleCode.UNAVAILABLE: "free or repair one",
+    RuleCode.RESERVED: "name that class",
+    RuleCode.NO_ATTRIBUTE: "match another one",
+    RuleCode.NOTHING_TO_SHARE: "ask for an amount that devices have",
+    RuleCode.POOL_STATE: "correct its ResourceSlices",
+    RuleCode.OVERDRAWN: "correct its ResourceSlices",
+    RuleCode.BINDING_CONDITIONS: "enable it",
+    RuleCode.COUNTERS_OFF: "enable it",
+    RuleCode.CAPACITY: "ask for less",
+    RuleCode.CAPACITY_LEFT: "ask for less, or wait",
+    RuleCode.IN_USE: "wait until one is released",
+    RuleCode.LABELLED_CLAIMS: "give the claim that label",
+    RuleCode.TAINT: "tolerate it",
+    RuleCode.GROUP_DIFFERS: "let the group differ, or release what it holds",
+}
+"""What to do about devices that a rule leaves out, if no change is known that suffices."""

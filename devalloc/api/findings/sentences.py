@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
-from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, Cause, Fact, Finding, Reader, visible
-from devalloc.api.findings.edits import release_of, remedy_of, several_changes
+from devalloc.api.findings.data import ADMIN, CAVEATS, Cause, Fact, Finding, Reader, visible
+from devalloc.api.findings.edits import changes_in_explain, first_change, or_wait, release_of, remedy_of, withheld_of
 from devalloc.api.findings.style import WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
@@ -52,8 +53,9 @@ def _fitted(content: str, subject: str, width: int | None) -> str:
 def _fitting(finding: Finding, width: int | None) -> str:
     if width is None:
         return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
-    for sentences, widths in ((_sentences, _WIDTHS[:5]), (_pointers, _WIDTHS), (_short_sentences, _WIDTHS)):
-        for names in widths:
+    finding = replace(finding, causes=_relevant(finding))
+    for sentences in (_sentences, _first_steps, _pointers, _short_sentences):
+        for names in _WIDTHS[:6] if sentences in (_sentences, _first_steps) else _WIDTHS:
             for text in sentences(finding, Style(names, finding.subject)):
                 if len(text) <= width:
                     return text
@@ -69,24 +71,59 @@ def _cut(text: str, width: int) -> str:
 
 
 def _sentences(finding: Finding, style: Style) -> Iterator[str]:
-    """The sentence, and the same with fewer causes."""
-    changes = remedy_of(finding, style)
+    """The sentence, and the same with less of it."""
+    says_little = all(each["code"] in _WEAK for each in finding.causes)
+    uncertain = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]]
+    if says_little and (withheld := withheld_of(finding, style)):
+        texts = [withheld, remedy_of(finding, replace(style, says_why=False))]
+        yield joined([*texts, *uncertain])
+        yield joined(texts)
+    changes, wait = remedy_of(finding, style), or_wait(finding)
     corrects = any("didYouMean" in each for each in finding.blockers)
+    leaves_nothing = "nothingLeft" in finding.caveats
     for causes in _fewer(finding.causes):
         words = [words_of(each, style) for each in causes]
         own = next((each for each in words if each.remedy or each.guess), None)
-        is_complete = "nothingLeft" in finding.caveats or any(each.is_complete for each in words[:1])
-        release = release_of([each for each in finding.blockers if each["kind"] in HOLDERS], style)
-        remedy = own.then(release) if own and not corrects else "" if is_complete else changes
-        notes = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]] if remedy else []
-        leaves_nothing = "nothingLeft" in finding.caveats
+        is_complete = leaves_nothing or any(each.is_complete for each in words[:1])
+        remedy = "" if is_complete else changes
+        if own and not corrects:
+            remedy = own.then(release_of(finding.holders, style) if own.guess else "")
         hints = [each.obvious or ("" if leaves_nothing else each.hint) for each in words]
-        more = notes if remedy else [*filter(None, hints)][:1]
-        texts = [*(each.text for each in words), remedy]
-        yield from ([joined([*texts, *more])] if more else [])
-        yield joined(texts)
+        more = uncertain if remedy else [*filter(None, hints)][:1]
+        text = joined([*(each.text for each in words), remedy])
+        if wait and remedy == changes:
+            yield joined([f"{text}{wait}", *more])
+        yield from ([joined([text, *more])] if more else [])
+        yield text
     if corrects and finding.causes:  # the change names what is written, too
         yield joined([words_of(finding.causes[0], style).text, changes])
+
+
+def _relevant(finding: Finding) -> list[Fact]:
+    """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
+    name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
+    causes = _with_the_rule(finding.causes)
+    unknown = [each for each in causes if each["code"] == Cause.UNKNOWN_NAME and "near" not in each]
+    if not unknown:
+        return causes
+    others = [each for each in causes if each not in unknown]
+    content = json.dumps([others, finding.edits])
+    has_none = [each for each in unknown if not each["count"] and json.dumps(each["name"])[1:-1] in content]
+    lacking = {each["name"] for each in has_none}
+    remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
+    rest = [each for each in remaining if each["code"] not in _WEAK]
+    return [*remaining, *has_none] if has_none or rest else causes
+
+
+def _with_the_rule(causes: Sequence[Fact]) -> list[Fact]:
+    """That no device matches, and the rule that leaves out most of them, as one cause, where the rule does not say
+    it."""
+    none = next((each for each in causes if each["code"] == Cause.NO_MATCH), None)
+    step = next((each for each in causes if each["code"] == Cause.STEP and each["count"] < each["total"]), None)
+    if none is None or step is None:
+        return [*causes]
+    rule = {name: step[name] for name in ("rule", "args", "count", "total", "example") if name in step}
+    return [{**none, **rule} if each is none else each for each in causes if each is not step]
 
 
 def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
@@ -101,11 +138,24 @@ def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
     yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
 
 
+def _first_steps(finding: Finding, style: Style) -> Iterator[str]:
+    """The first cause, and the first change."""
+    words = _first_words(finding, style)
+    if _advises(finding, words):
+        yield joined([words.text, first_change(finding, style)])
+        yield joined([words.text, first_change(finding, style, " (the first of {count} changes)")])
+
+
 def _pointers(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and where the remedy is to be found."""
-    words, count = _first_words(finding, style), len(finding.blockers)
-    if count and "nothingLeft" not in finding.caveats and not words.is_complete:
-        yield joined([words.text, several_changes(count) if count > 1 else "`devalloc explain` says what to change"])
+    words = _first_words(finding, style)
+    if _advises(finding, words):
+        yield joined([words.text, changes_in_explain(len(finding.blockers))])
+
+
+def _advises(finding: Finding, words: Words) -> bool:
+    """Whether a sentence says what to change after its first cause."""
+    return bool(finding.blockers) and "nothingLeft" not in finding.caveats and not words.is_complete
 
 
 def _short_sentences(finding: Finding, style: Style) -> Iterator[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.printable import printable
 
 WHOLE = 1 << 30
 """The width of names that are not shortened."""
+_PATH = 24
+"""Characters of a field's path that are always shown: with fewer it does not say which field is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,15 @@ class Style:
     """whose finding it is"""
     is_whole: bool = False
     """whether all changes are named, however many there are"""
+    says_why: bool = True
+    """whether a remedy says why a node or device is unavailable"""
 
     def path(self, path: str) -> str:
         """A field; of a short one, without what every claim has."""
         if self.width < WHOLE:
             path = path.removeprefix("spec.").removeprefix("devices.").replace(".exactly", "")
-        text = printable(path)
-        return text if len(text) <= self.width else self.name(_without_middle(text, self.width))
+        text, width = printable(path), max(self.width, _PATH)
+        return text if len(text) <= width else replace(self, width=width).name(_without_middle(text, width))
 
     def name(self, name: object) -> str:
         """A name that a user chose, shortened in its middle."""

@@ -252,6 +252,10 @@ class Explainer(ABC):
         """Which request a cause is about: its name, and its path if the name is only a number."""
         return {"request": str(request.detail), "path": f"spec.claims[{request.detail}]"}
 
+    def is_about(self, edit: Relaxation, request: Request) -> bool:
+        """Whether an edit changes this alternative of a request."""
+        return edit.entry.get("request") == request.label
+
     def unknown_node(self, unit: PlacementUnit) -> Fact | None:
         """That the node it is bound to does not exist; None if it does."""
         return None
@@ -600,13 +604,17 @@ class Explainer(ABC):
             return (fact(Cause.NO_DEVICES),)
         if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1
-            none = fact(Cause.NO_MATCH, **(self.request_ref(unmatched[0]) if several else {}))
-            step = main_step(self.funnels.make(unmatched[0]))
+            edited = (request for edit in edits for request in unmatched if self.is_about(edit, request))
+            about = next(edited, unmatched[0])
+            none = fact(Cause.NO_MATCH, **(self.request_ref(about) if several else {}))
+            step = main_step(self.funnels.make(about))
             return (none,) if step is None else (none, step)
         short = None if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
+            if unknown := self.unknown_node(unit):
+                return (unknown,)
             bound = fact(Cause.NODE_BARRED) if unit.pin is None else fact(Cause.BOUND, node=unit.pin)
-            return (*filter(None, [bound, self.unknown_node(unit) or short]),)
+            return (*filter(None, [bound, short]),)
         if short := short or self.joint_shortage(unit):
             return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:

@@ -402,6 +402,7 @@ def first_sufficient(
 
 
 def unmatched_requests(unit: PlacementUnit) -> list[Request]:
-    """The first alternative of each request for which no device passes class, type and constraints."""
+    """All alternatives of each request for which no device passes class, type and constraints."""
     details = (detail for demand in unit.demands for detail in demand.details)
-    return [detail[0] for detail in details if not any(request.candidates.accepted for request in detail)]
+    unmatched = (detail for detail in details if not any(request.candidates.accepted for request in detail))
+    return [request for detail in unmatched for request in detail]

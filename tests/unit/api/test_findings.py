@@ -60,14 +60,18 @@ def test_each_kind_of_blocker_has_words() -> None:
 
 
 def test_a_remedy_names_changes_then_who_is_to_go() -> None:
-    remedy = "ask for at most 3 devices in claims[0].requests.count, and release claim default/a"
+    remedy = "ask for at most 3 devices in claims[0].requests.count, and delete claim default/a"
     assert message_of(Finding([SHORT], [COUNT, TAKEN])) == f"no node has 9 devices (at most 3); {remedy}"
 
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("a" * 60, "release claim default/" + "a" * 60), ("a" * 250, f"release claim default/{'a' * 24}…{'a' * 23}")],
-    ids=["as it is", "shortened"],
+    [
+        ("a" * 30, f"delete claim default/{'a' * 30}, or wait for it"),
+        ("a" * 60, f"delete claim default/{'a' * 60}"),
+        ("a" * 250, f"delete claim default/{'a' * 32}…{'a' * 31}"),
+    ],
+    ids=["all of it", "as it is", "shortened"],
 )
 def test_names_are_shortened_only_where_a_sentence_is_too_long(name: str, remedy: str) -> None:
     assert message_of(Finding([SHORT], [{**TAKEN, "name": name}])) == f"no node has 9 devices (at most 3); {remedy}"
@@ -85,12 +89,54 @@ def test_the_ends_of_a_long_path_stay_whole() -> None:
     assert edit_words(edit, Style(24)) == "relax requests[0]…selectors"
 
 
-def test_more_changes_than_a_sentence_can_name_are_left_to_explain() -> None:
+def test_of_more_changes_than_a_sentence_can_name_it_names_the_first() -> None:
     changes = [{**COUNT, "path": f"spec.claims[{number}].requests.count"} for number in range(3)]
-    assert message_of(Finding([SHORT], changes)) == (
-        "no node has 9 devices (at most 3); make 3 changes (see `devalloc explain`)"
-    )
+    first = "no node has 9 devices (at most 3); ask for at most 3 devices in spec.claims[0].requests.count"
+    assert message_of(Finding([SHORT], changes)) == f"{first} (the first of 3 changes)"
     assert message_of(Finding([SHORT], changes), AT_LENGTH).count("at most 3 devices in ") == 3
+    removed = [{"kind": "request", "request": str(number), "path": f"spec.claims[{number}]"} for number in range(3)]
+    assert message_of(Finding([SHORT], removed)).endswith("; remove spec.claims[0], and 2 more (`devalloc explain`)")
+
+
+def test_a_device_that_would_do_is_the_cause_where_no_other_rule_is_to_change() -> None:
+    taken = {"kind": "unavailable", "pool": "gpus", "node": "n1", "device": "g0", "why": "unhealthy: too hot"}
+    rule = fact(Cause.STEP, rule="otherDriver", args={"drivers": "gpu.io"}, count=3, total=4)
+    assert message_of(Finding([fact(Cause.NO_MATCH), rule], [taken])) == (
+        "device gpus/g0 would do, but is unhealthy: too hot; free or repair device gpus/g0"
+    )
+
+
+def test_a_rule_that_leaves_out_only_some_devices_is_said_with_what_comes_of_it() -> None:
+    step = fact(Cause.STEP, rule="otherDriver", args={"drivers": "gpu.io"}, count=3, total=4)
+    finding = Finding([fact(Cause.NO_MATCH, request="r"), step])
+    assert message_of(finding) == (
+        "no device matches request r: 3 of 4 devices are not of driver gpu.io; name another class"
+    )
+
+
+def test_a_name_that_no_change_is_about_is_no_cause() -> None:
+    """Few devices have it, and no other name is near: nothing says that it was mistyped."""
+    strange = fact(Cause.UNKNOWN_NAME, name="link", count=0, total=8)
+    without = message_of(Finding([SHORT], [COUNT]))
+    assert message_of(Finding([SHORT, strange], [COUNT])) == without
+    about = {"kind": "matchAttribute", "attribute": "link", "path": "spec.matchAttributes"}
+    assert "none of 8 devices has attribute `link`" in message_of(Finding([SHORT, strange], [about]))
+
+
+def test_an_amount_that_no_device_has_is_said_once() -> None:
+    short = fact(Cause.TOO_LITTLE, resource="cores", wanted="3", most="0")
+    none = fact(Cause.UNKNOWN_NAME, name="cores", what="amount", count=0, total=4)
+    assert message_of(Finding([short, none])) == (
+        "none of 4 devices has shares of `cores`; ask for an amount that devices have"
+    )
+
+
+def test_a_remedy_quotes_the_expression_where_it_fits() -> None:
+    edit = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": "device.numa == 7"}
+    assert edit_words(edit) == "relax device.numa == 7 in spec.claims[0].constraints"
+    assert edit_words({**edit, "expression": "device.numa == 7 || device.numa == 8 || device.numa == 9"}) == (
+        "relax spec.claims[0].constraints"
+    )
 
 
 def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
@@ -103,7 +149,7 @@ def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
 def test_what_was_most_likely_meant_is_the_remedy_and_who_is_to_go_stays() -> None:
     typo = fact(Cause.UNKNOWN_NAME, name="modle", count=0, total=8, near="model")
     assert message_of(Finding([fact(Cause.NO_MATCH), typo], [TAKEN])) == (
-        "no device matches; none of 8 devices has attribute `modle`; did you mean `model`? Then release claim default/a"
+        "no device matches; none of 8 devices has attribute `modle`; did you mean `model`? Then delete claim default/a"
     )
 
 
@@ -135,7 +181,7 @@ def test_a_machine_that_is_one_with_its_claims_is_no_group() -> None:
         ),
         (
             {"kind": "poolResource", "pool": "p", "node": "n", "resource": "mem", "capacity": "9", "missing": "2"},
-            "ask for smaller or fewer devices: pool p has 2 mem too little",
+            "ask for less (pool p lacks 2 mem)",
         ),
     ],
 )

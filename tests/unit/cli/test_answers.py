@@ -110,7 +110,8 @@ def test_explain_advises_to_uncordon_the_node(devalloc: Shell) -> None:
     output = devalloc("explain", "train").out
 
     assert output.startswith("default/train is not allocated: NoMatchingDevices (impossible now)\n")
-    assert re.search(r"^run `devalloc uncordon node/b` \(cordoned by .*: new fans\)$", output, re.MULTILINE)
+    cordoned = r"^node b would do, but is cordoned by .*: new fans; run `devalloc uncordon node/b`$"
+    assert re.search(cordoned, output, re.MULTILINE)
     assert re.search(r"^13 +are unavailable ", output, re.MULTILINE)
     (row,) = [line for line in output.splitlines() if line.startswith("unavailable")]
     assert re.fullmatch(r"unavailable node   b: cordoned: node, by .*: new fans", row)
@@ -126,8 +127,8 @@ def test_explain_advises_to_uncordon_a_node_and_to_release_a_claim(devalloc: She
 
     output = devalloc("explain", "train").out
 
-    assert "run `devalloc uncordon node/node-a` (cordoned by" in output
-    assert "), and release claim default/first\n" in output
+    assert "\nnode node-a would do, but is cordoned by" in output
+    assert "; run `devalloc uncordon node/node-a`, and delete claim default/first\n" in output
     assert output.endswith(
         "Run `devalloc uncordon node/node-a`. Release or delete the claims that are in the way, or wait for them.\n"
     )
@@ -140,7 +141,8 @@ def test_explain_names_a_cordoned_device_before_its_node(devalloc: Shell) -> Non
     output = devalloc("explain", "train").out
 
     assert output.startswith(
-        "default/train is not allocated: NoMatchingDevices (impossible now)\nuncordon device gpus/gpu-0 (cordoned: by "
+        "default/train is not allocated: NoMatchingDevices (impossible now)\n"
+        "device gpus/gpu-0 would do, but is cordoned: by "
     )
     assert "unavailable device   gpus/gpu-0 of node node-a: cordoned: by" in output
     assert "What to do: `devalloc cordon` lists what is cordoned, and `devalloc uncordon NAME`" in output
@@ -155,7 +157,7 @@ def test_explain_of_a_machine_advises_to_uncordon_its_node(devalloc: Shell, clai
 
     output = devalloc("explain", "vm/web").out
 
-    assert output.count("run `devalloc uncordon node/node-a` (cordoned by") == 1
+    assert output.count("node node-a would do, but is cordoned by") == 1
     assert "device" not in output, "its user asked for no devices"
     assert output.endswith("What to do: Run `devalloc uncordon node/node-a`.\n")
 

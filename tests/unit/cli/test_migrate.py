@@ -325,7 +325,7 @@ class TestExplainNumaNodes:
         printed, blockers = explain_move(devalloc)
         assert printed.startswith(
             "default/move is not placed: NoRoom\nno node has room: NUMA node 0 of node node-b has 0 of 2 CPU free, "
-            "1 wanted; stop machine default/big\n"
+            "1 wanted; stop machine default/big, or wait for it\n"
         )
         assert [(one["kind"], one["name"]) for one in blockers] == [("machine", "big")]
 
@@ -369,7 +369,7 @@ class TestExplainNumaNodes:
         devalloc("cordon", "node/node-b")
         devalloc("apply", "-f", "-", stdin=text(migration("move", "web")))
         printed = devalloc("explain", "migration/move").out
-        assert "run `devalloc uncordon node/node-b` (cordoned by" in printed
+        assert "node node-b would do, but is cordoned by" in printed
         assert "device" not in printed
         assert "device.function" not in printed
 
@@ -389,7 +389,7 @@ class TestExplain:
         fleet.allocate()
         result = fleet("explain", "migration/move")
         assert result.code == 3
-        assert "; stop machine default/big\n" in result.out
+        assert "; stop machine default/big, or wait for it\n" in result.out
         assert fleet("explain", "migration/move", "-o", "json").json["reason"] == "NoRoom"
 
     def test_what_it_would_get(self, fleet: Shell) -> None:

@@ -144,7 +144,7 @@ class TestOnACluster:
         assert "node is cordoned by kubectl" in devalloc("describe", "claim/waiting").out
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
         explained = devalloc("explain", "new", "-f", "-", stdin=wanted).out
-        assert "run `kubectl uncordon node-a` (node is cordoned by kubectl)\n" in explained
+        assert "node node-a would do, but is cordoned by kubectl; run `kubectl uncordon node-a`\n" in explained
         assert explained.endswith("What to do: Run `kubectl uncordon node-a`.\n")
 
     @pytest.mark.parametrize("wrong", [{"metadata": {"name": "n", "annotations": ["x"]}}, {"spec": ["x"]}])
@@ -154,5 +154,5 @@ class TestOnACluster:
 
         solved = devalloc("solve", "-f", "-", stdin=wanted)
 
-        assert "node is cordoned by kubectl" in solved.out
+        assert "node node-a would do, but is cordoned by kubectl" in solved.out
         assert "warning: Node" in solved.err

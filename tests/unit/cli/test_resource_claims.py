@@ -298,7 +298,7 @@ def test_an_allocated_claim_of_the_name_of_a_template_has_its_devices(devalloc: 
 
     shown = devalloc("explain", "resourceclaimtemplate/three", "-f", "-", stdin=objects)
     assert shown.code == 3
-    assert "; release claim default/resourceclaim/three\n" in shown.out
+    assert "; delete claim default/resourceclaim/three, or wait for it\n" in shown.out
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])

@@ -144,7 +144,7 @@ def test_the_line_of_numbers_is_that_of_json(devalloc: Shell, store: SQLiteStore
 def test_a_device_with_two_owners_is_a_red_line(devalloc: Shell, tmp_path: Path) -> None:
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     documents = [gpu_pool(), gpu_class(), gpu_claim("a") | {"status": held}, gpu_claim("b") | {"status": held}]
-    line = "ALARM: device p/d0 has several owners: DeviceClaims default/a and default/b; release all but one"
+    line = "ALARM: device p/d0 has several owners: DeviceClaims default/a and default/b; delete all but one"
     assert any(each.startswith(line) for each in printed(documents))
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
     console.print(screen_content(CachedOverview("1", build_overview(documents), datetime.now(UTC)), 30))

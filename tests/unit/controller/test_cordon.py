@@ -113,11 +113,11 @@ def taint(key: str, effect: str, **more: str) -> Object:
 
 
 CLOSED = {
-    "cordoned": (node(unschedulable=True), "node is cordoned by kubectl"),
-    "tainted": (node(**taint("gpu", "NoSchedule", value="yes")), "node has taint gpu=yes:NoSchedule"),
-    "drained": (node(**taint("gpu", "NoExecute")), "node has taint gpu:NoExecute"),
-    "not ready": (node(ready="False"), "node is not Ready (Why)"),
-    "silent": (node(ready="Unknown"), "node is not Ready (Why)"),
+    "cordoned": (node(unschedulable=True), "is cordoned by kubectl"),
+    "tainted": (node(**taint("gpu", "NoSchedule", value="yes")), "has taint gpu=yes:NoSchedule"),
+    "drained": (node(**taint("gpu", "NoExecute")), "has taint gpu:NoExecute"),
+    "not ready": (node(ready="False"), "is not Ready (Why)"),
+    "silent": (node(ready="Unknown"), "is not Ready (Why)"),
 }
 OPEN = {
     "ready": node(),
@@ -149,7 +149,7 @@ class TestNodes:
         store.create(gpu_claim("b"))
         done = allocator.round()
         assert (held(store, "a"), held(store, "b"), done.available) == (["p/d0"], [], 0)
-        assert why in annotations(store, "b")["message"]
+        assert annotations(store, "b")["message"].startswith(f"node n would do, but {why}; ")
         change(store, node())
         allocator.round()
         assert held(store, "b") == ["p/d1"]
@@ -190,7 +190,7 @@ class TestNodes:
         fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
         DeviceClaimAllocator(store).round()
         assert "nodeName" not in status(store, "web")
-        assert "node is cordoned by kubectl" in status(store, "web")["message"]
+        assert status(store, "web")["message"].startswith("node n would do, but is cordoned by kubectl; ")
 
     @pytest.mark.parametrize("pinned", [{}, {"nodeName": "n"}], ids=["any node", "a node by name"])
     def test_a_machine_whose_nodes_are_all_cordoned_has_that_as_its_reason(
@@ -201,7 +201,7 @@ class TestNodes:
         put(store, "node/m", WHY)
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["reason"] == "NodesCordoned"
-        assert status(store, "web")["message"].startswith("run `")
+        assert "would do, but is cordoned by" in status(store, "web")["message"]
         change(store, node())
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "n"

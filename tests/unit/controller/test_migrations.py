@@ -195,7 +195,7 @@ class TestTarget:
         assert booking(two) == {}
         waits = migration_status(two)
         assert waits["phase"] == "Pending"
-        assert waits["message"] == "run `devalloc uncordon node/b` (cordoned: test)"
+        assert waits["message"] == "node b would do, but is cordoned: test; run `devalloc uncordon node/b`"
         set_cordon(two, CordonTarget(node="b"), None)
         rounds(two)
         assert booking(two)["targetNode"] == "b"

@@ -46,12 +46,12 @@ def holder(key: tuple[str, str], kind: str = "claim", **more: Any) -> Ref:
 @pytest.mark.parametrize(
     ("blockers", "remedy"),
     [
-        ([holder(OWN)], "release claim team-a/own"),
+        ([holder(OWN)], "delete claim team-a/own, or wait for it"),
         ([holder(SECRET)], "wait for a claim of another namespace"),
         ([holder(SECRET), holder(PLAN)], "wait for 2 claims of other namespaces"),
         ([holder(SECRET, "machine")], "wait for a machine of another namespace"),
         ([holder(SECRET, "machine"), holder(PLAN)], "wait for 2 claims and machines of other namespaces"),
-        ([holder(SECRET), holder(OWN)], "release claim team-a/own and wait for a claim of another namespace"),
+        ([holder(SECRET), holder(OWN)], "delete claim team-a/own and wait for a claim of another namespace"),
         (
             [{"kind": "node", "node": "n", "path": "spec.nodeName"}, holder(SECRET)],
             "remove spec.nodeName, and wait for a claim of another namespace",
@@ -93,7 +93,7 @@ def test_no_cut_of_names_hides_what_a_tenant_waits_for() -> None:
 
 def test_an_admin_sees_all_names() -> None:
     finding = Finding([FULL], [holder(SECRET), holder(OWN)])
-    assert message_of(finding, ADMIN).endswith("; release claims team-b/secret and team-a/own")
+    assert message_of(finding, ADMIN).endswith("; delete claims team-b/secret and team-a/own, or wait for them")
     assert visible(finding, ADMIN) is finding
 
 

@@ -71,7 +71,7 @@ class TestWhere:
         hold(store, "old", "a", phase="Running")
         fill(store, machine("new", "2", "1Gi"))
         rounds(store)
-        assert status(store, "new")["message"].endswith("; stop machine default/old")
+        assert status(store, "new")["message"].endswith("; stop machine default/old, or wait for it")
         store.delete("VirtualMachine", "default", "old")
         rounds(store)
         assert status(store, "new")["message"].endswith("; wait for machine default/old")

@@ -172,7 +172,7 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
     assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
     assert refusal["message"] == (
         "no node has 9 devices (at most 4); "
-        "ask for at most 4 devices in claims[0].requests.count, and release claim default/held"
+        "ask for at most 4 devices in claims[0].requests.count, and delete claim default/held"
     )
 
 
@@ -336,10 +336,10 @@ def test_a_claim_that_is_leaving_is_waited_for(marks: dict[str, Any]) -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
     refusal = answer("c", GPU, pools, stays, leaves, wanted)
     assert [each.get("leaving") for each in refusal["blockers"]] == [None, True]
-    assert refusal["message"].endswith("; release claim default/a and wait for claim default/b")
+    assert refusal["message"].endswith("; delete claim default/a and wait for claim default/b")
 
     fleet = Fleet.from_manifests([GPU, pools, stays, {**leaves, "metadata": {"name": "b"}}])
-    assert fleet.allocate(wanted)["message"].endswith("; release claims default/a and default/b")
+    assert fleet.allocate(wanted)["message"].endswith("; delete claims default/a and default/b, or wait for them")
     fleet.update(leaves)
     assert fleet.allocate(wanted) == refusal
 
@@ -350,7 +350,7 @@ def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
     ]
     refusal = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
     assert len(refusal["blockers"]) == 9
-    assert "release claims default/h0, default/h1 and 7 more" in refusal["message"]
+    assert "delete claims default/h0, default/h1 and 7 more" in refusal["message"]
 
 
 def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:

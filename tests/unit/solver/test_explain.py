@@ -39,7 +39,7 @@ def test_the_sentence_names_the_holder_and_the_funnel_counts_every_step() -> Non
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'b'", "requests": {"count": 2}})
     refusal = answer("c", GPU, nics, fleet, holder, wanted)
     assert refusal["reason"] == "DevicesInUse"
-    assert refusal["message"] == "no node has 2 free devices (at most 1); release claim default/train-1"
+    assert refusal["message"] == "no node has 2 free devices (at most 1); delete claim default/train-1, or wait for it"
     assert refusal["verdict"] == "impossible now"
     (funnel,) = refusal["funnel"]
     steps = [(step["count"], step["what"]) for step in funnel["steps"]]
@@ -283,6 +283,9 @@ def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
     assert [(b["kind"], b["name"]) for b in refusal["blockers"]] == [("member", "a")]
 
 
+WOULD_DO = "node n1 would do, but is cordoned by root: new fan; soon"
+
+
 def cordoned(documents: list[dict[str, Any]], *nodes: str) -> list[dict[str, Any]]:
     for one in documents:
         if one["kind"] == "DevicePool" and one["spec"].get("nodeName") in nodes:
@@ -295,7 +298,7 @@ def test_a_cordoned_node_is_one_blocker_and_the_other_nodes_that_would_do_are_li
     fleet = [GPU, gpus(4), gpus(4, "n2"), gpus(2, "n3"), gpus(4, "n4"), wanted]
     refusal = answer("c", *cordoned(fleet, "n1", "n2", "n3", "n4"))
     assert refusal["reason"] == "NoMatchingDevices"
-    assert refusal["message"] == "run `devalloc uncordon node/n1` (cordoned by root: new fan; soon)"
+    assert refusal["message"] == f"{WOULD_DO}; run `devalloc uncordon node/n1`"
     assert refusal["verdict"] == "impossible now"
     why = "cordoned: node, by root: new fan; soon"
     assert refusal["blockers"] == [{"kind": "unavailable", "node": "n1", "why": why, "otherNodes": ["n2", "n4"]}]
@@ -306,7 +309,7 @@ def test_if_it_is_enough_to_uncordon_a_node_no_node_lacks_anything() -> None:
     refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), wanted], "n1"))
     assert refusal["reason"] == "NotEnoughDevices"
     assert "no node has" not in refusal["message"]
-    assert refusal["message"] == "run `devalloc uncordon node/n1` (cordoned by root: new fan; soon)"
+    assert refusal["message"] == f"{WOULD_DO}; run `devalloc uncordon node/n1`"
     assert refusal["verdict"] == "impossible now"
 
 
@@ -341,7 +344,7 @@ def test_if_claims_are_in_the_way_a_cordoned_node_that_has_room_is_named_too() -
     wanted = claim("c", {"deviceClass": "gpu"})
     refusal = answer("c", *cordoned([GPU, gpus(1), gpus(1, "n2"), holder, wanted], "n1"))
     assert refusal["reason"] == "DevicesInUse"
-    assert refusal["message"].endswith("; release claim default/holder or run `devalloc uncordon node/n1`")
+    assert refusal["message"].endswith("; delete claim default/holder or run `devalloc uncordon node/n1`")
 
 
 def test_a_broken_device_of_a_cordoned_node_needs_more_than_an_uncordon() -> None:

@@ -44,7 +44,7 @@ def test_a_withheld_device_of_the_driver_is_one() -> None:
 
     for answer in answers(GPU, UPLINK, gpus, claim("c", wants("gpu", 1))):
         assert "missingDrivers" not in answer
-        assert "make device gpus/gpu-0 available (reserved: default route)" in answer["message"]
+        assert "device gpus/gpu-0 would do, but is reserved: default route" in answer["message"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_group_names_the_member_that_misses_it() -> None:
     documents = [GPU, device_class("nic", driver="nic.devalloc.io"), free, *members]
 
     for answer in answers(*documents, name="a"):
-        assert "group g gets all or nothing, and claim default/b gets nothing" in answer["message"]
+        assert "claim default/b of group g does not fit, so none of it does" in answer["message"]
     for answer in answers(*documents, name="b"):
         assert answer["message"] == TEXT
 

@@ -142,6 +142,9 @@ class ResourceClaimExplainer(Explainer):
         wanted: dict[str, Any] = {"wanted": request.min_count, "most": str(best), "free": not is_empty}
         return fact(Cause.TOO_FEW, **wanted, node=unit.pin, **self.request_ref(request))
 
+    def is_about(self, edit: Relaxation, request: Request) -> bool:
+        return str(edit.entry.get("path", "")).startswith(f"{request.spec.subrequest.path}.")
+
     def request_ref(self, request: Request) -> Mapping[str, str]:
         return {"request": request.spec.subrequest.name}
 

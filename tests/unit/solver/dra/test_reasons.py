@@ -47,7 +47,10 @@ def test_the_message_of_a_loser_names_the_owners_and_whose_release_would_do() ->
 
     assert answer["reason"] == "LostToHigherPriority"
     assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
-    assert answer["message"] == "no node has 2 free devices for request r (at most 0); release claim default/high"
+    assert (
+        answer["message"]
+        == "no node has 2 free devices for request r (at most 0); delete claim default/high, or wait for it"
+    )
     (funnel,) = answer["funnel"]
     assert [(one["name"], one["count"]) for one in funnel["usedBy"]] == [("high", 2), ("small", 1)]
 
@@ -64,7 +67,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
     refusal = solved(cards, leaving, waiting)["waits"]
     assert refusal["message"].endswith("; wait for claim default/leaves")
     fleet = Fleet.from_manifests([ANY, GPU, cards, *stored])
-    assert fleet.allocate(waiting)["message"].endswith("; release claim default/leaves")
+    assert fleet.allocate(waiting)["message"].endswith("; delete claim default/leaves, or wait for it")
     fleet.update(leaving)
     assert fleet.allocate(waiting) == refusal
 
@@ -295,8 +298,8 @@ def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it
         "x": "NoMatchingDevices",
         "y": "GroupUnsatisfiable",
     }
-    assert "no device matches; both devices fail a selector of the request; relax" in answers["x"]["message"]
-    assert "group g gets all or nothing, and claim default/x gets n" in answers["y"]["message"]
+    assert "both devices fail a selector of the request; relax" in answers["x"]["message"]
+    assert "claim default/x of group g does not fit; relax" in answers["y"]["message"]
     assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
     assert answers["x"]["blockers"] == answers["y"]["blockers"]
 
@@ -345,7 +348,7 @@ def test_a_group_is_bound_by_the_member_that_holds_devices_and_not_by_a_pin() ->
     bound_by = [{"namespace": "default", "name": "x"}]
     assert answer["reason"] == "NodeUnavailable"
     assert answer["blockers"] == [{"kind": "node", "node": "n2", "boundBy": bound_by}]
-    assert "release claim default/x, which holds the group on node n2" in answer["message"]
+    assert "delete claim default/x, which holds the group on node n2" in answer["message"]
 
 
 def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
