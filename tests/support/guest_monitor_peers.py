@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,15 @@ def sockets_to(port: int) -> int:
     """How many sockets of this machine are connected, or half so, to that port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[2].endswith(f":{port:04X}") and row[9] != "0" for row in rows)
+
+
+async def are_closed(port: int) -> bool:
+    """Whether no socket stays connected to that port, once the kernel and the loop have closed what is to be closed:
+    that takes a moment, in which no time passes for the tests."""
+    ends = time.monotonic() + 10.0
+    while sockets_to(port) and time.monotonic() < ends:
+        await asyncio.sleep(0)
+    return not sockets_to(port)
 
 
 class RecordingListener:

@@ -16,11 +16,11 @@ from devalloc_node.errors import Failed, Unknown
 from tests.support.guest_monitor_peers import (
     RecordingListener,
     ScriptedConnection,
+    are_closed,
     connected,
     now,
     raw_server,
     scripted_monitor,
-    sockets_to,
     watched,
 )
 from tests.support.node_errors import raises
@@ -191,7 +191,7 @@ def test_a_handshake_that_fails_leaves_no_socket(answer: str, why: str) -> None:
             await asyncio.sleep(51)
             assert len(heard.times("disconnected")) == 11
             assert why in monitor.status().why
-            assert sockets_to(port) == 0
+            assert await are_closed(port)
 
     run(main())
 

@@ -15,11 +15,11 @@ from devalloc.scaling.resources import Resources
 from devalloc_node.errors import NodeError
 from tests.support.guest_monitor_peers import (
     ScriptedConnection,
+    are_closed,
     connected,
     now,
     raw_server,
     scripted_monitor,
-    sockets_to,
     watched,
 )
 from tests.support.virtual_time import run
@@ -115,7 +115,7 @@ def test_a_handshake_ends_in_time_and_is_tried_again_after_five_seconds(name: st
             assert heard.times("disconnected") == [ends, 5_000 + ends, 10_000 + ends]
             assert heard.times("connected") == []
             assert why in monitor.status().why
-            assert sockets_to(port) == 0
+            assert await are_closed(port)
             with pytest.raises(NodeError):
                 await monitor.downscale(LITTLE)
 
