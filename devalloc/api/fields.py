@@ -102,8 +102,13 @@ def subdomain_name(value: object) -> object:
     return value
 
 
+def is_label(value: object) -> bool:
+    """Whether it is a DNS label."""
+    return isinstance(value, str) and len(value) <= 63 and _LABEL.fullmatch(value) is not None
+
+
 def label_name(value: object) -> object:
-    if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
+    if not is_label(value):
         raise ValueError(
             f"must be a DNS label (lower-case letters, digits and '-', at most 63 characters), not {quote_value(value)}"
         )

@@ -123,10 +123,15 @@ _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
+def is_label_value(text: str) -> bool:
+    """Whether a label can have it as its value, or as its name behind a prefix."""
+    return _LABEL_VALUE.fullmatch(text) is not None
+
+
 def node_label(node_name: str) -> str:
     """The value of the label ``NODE_LABEL`` for a node: its name, or a hash if a label cannot have the name. Two nodes
     with the same value would get each other's events, and no more."""
-    if _LABEL_VALUE.fullmatch(node_name):
+    if is_label_value(node_name):
         return node_name
     return f"sha256-{hashlib.sha256(node_name.encode()).hexdigest()[:40]}"
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from devalloc.api.fields import RELATED, ApiModel, FieldFault, Int64, SubdomainName, Text, raise_faults, unique_by
+from devalloc.api.fields import (
+    RELATED,
+    ApiModel,
+    FieldFault,
+    Int64,
+    SubdomainName,
+    Text,
+    is_label,
+    raise_faults,
+    unique_by,
+)
 from devalloc.api.meta import DEVALLOC, DOMAIN, Condition, ObjectMeta
 from devalloc.api.virtual_machine import MachineEnd, VirtualMachineSpec
 
@@ -16,7 +25,6 @@ MAX_NAME = 57
 """Characters of the name: those of its machines have a number behind it, and labels have its name."""
 MAX_KEYS = 60
 """Labels, or annotations, of a template: machines have some more of devalloc."""
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
 class TemplateMetadata(ApiModel):
@@ -115,7 +123,7 @@ class VirtualMachineReplicaSet(ApiModel):
     @model_validator(mode="after")
     def _short_name(self) -> VirtualMachineReplicaSet:
         name = self.metadata.name
-        if len(name) > MAX_NAME or _NAME.fullmatch(name) is None:
+        if len(name) > MAX_NAME or not is_label(name):
             why = f"must be a DNS label of at most {MAX_NAME} characters, for its machines have a number behind it"
             raise_faults([(("metadata", "name"), why)], RELATED)
         return self

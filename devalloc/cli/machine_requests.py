@@ -36,9 +36,8 @@ class OpenFaasFunction:
 
 def read_function(file: str) -> OpenFaasFunction:
     """Read one from a file or ``-``. Raises BadInput if it contains none."""
-    from devalloc.api.fields import quote_value
+    from devalloc.api.fields import is_label, quote_value
     from devalloc.api.manifests import load
-    from devalloc_node.model.grant import is_label
     from devalloc_node.warm.function_replicas import image_problem
 
     if Path(file).is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from devalloc.install.adoption import ClusterClaims
     from devalloc.store.kubernetes import Client
 
-_DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_DRIVER, _MAX_POOL = 63, 253
 
 _pools_option = click.option(
@@ -166,6 +164,8 @@ def unadopt(
 
 def _target(words: Sequence[str], pools: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The driver, and its pools: further words name pools too if --pools does. Raises BadInput."""
+    from devalloc.api.fields import is_subdomain_name
+
     named = [word for word in words if word.startswith("driver/")]
     others = [word for word in words if word not in named]
     if len(named) != 1 or (others and not pools):
@@ -173,11 +173,11 @@ def _target(words: Sequence[str], pools: Sequence[str]) -> tuple[str, tuple[str,
         hint = f"driver/{wrong}" if others and "/" not in wrong else "driver/NAME"
         raise BadInput(f"name one driver, as {hint}; `kubectl get resourceslices` lists drivers and pools")
     driver = named[0].removeprefix("driver/")
-    if len(driver) > _MAX_DRIVER or not _DRIVER.fullmatch(driver):
+    if len(driver) > _MAX_DRIVER or not is_subdomain_name(driver):
         raise BadInput(f"{driver!r:.80} is not the name of a driver, such as gpu.nvidia.com")
     chosen = tuple(dict.fromkeys(name for each in (*pools, *others) for name in each.split(",") if name))
     for name in chosen:
-        if len(name) > _MAX_POOL or not all(_DRIVER.fullmatch(part) for part in name.split("/")):
+        if len(name) > _MAX_POOL or not all(map(is_subdomain_name, name.split("/"))):
             raise BadInput(f"{name!r:.80} is not the name of a pool")
     return driver, chosen
 

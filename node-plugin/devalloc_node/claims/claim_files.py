@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from devalloc.api.fields import is_label
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import Files
 from devalloc_node.journal.protocol import Journal, JournalReader
-from devalloc_node.model.grant import ClaimRef, Grant, check_ref, is_label, shown
+from devalloc_node.model.grant import ClaimRef, Grant, check_ref, shown
 from devalloc_node.model.step import PreparedDevice, Value
 
 CLASS = "device"

@@ -28,13 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.dedicated_pools import DEVALLOC, TAINT, is_dedicated
-from devalloc.api.fields import is_subdomain_name
+from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
-from devalloc_node.model.grant import is_label
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253

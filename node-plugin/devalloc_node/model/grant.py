@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from devalloc.api.fields import is_subdomain_name
+from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc_node.errors import Denied
 
 Configs = tuple[Mapping[str, Any], ...]
@@ -121,13 +121,7 @@ class Grants(Protocol):
         count. Raises Failed when the store cannot answer."""
 
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
-
-
-def is_label(text: str) -> bool:
-    """A DNS label: namespaces, requests, devices."""
-    return _LABEL.fullmatch(text) is not None
 
 
 def is_uid(text: str) -> bool:

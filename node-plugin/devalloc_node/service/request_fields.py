@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api.decode import decode
-from devalloc.api.fields import is_subdomain_name
+from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc.api.machine_start import MachineDisk
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.virtual_machine import (
@@ -21,7 +21,7 @@ from devalloc.api.virtual_machine import (
 )
 from devalloc_node.machine.console import LogName
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
-from devalloc_node.model.grant import ClaimRef, is_label, is_uid, shown
+from devalloc_node.model.grant import ClaimRef, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.spec_messages import content_of
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from devalloc.api.fields import is_label
 from devalloc.device_kinds import ALLOWABLE, read_added_kinds
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import NodeError
-from devalloc_node.model.grant import is_label
 from tests.support import pci_cards
 from tests.support.binding_runner import NODE, BindingRunner, pool_of
 from tests.support.discovery_view import DiscoveredPools

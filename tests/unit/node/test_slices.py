@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.api.fields import is_subdomain_name
+from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import Quantity
@@ -25,7 +25,6 @@ from devalloc_node.kube.slices import (
     slices_of_pool,
     text_value,
 )
-from devalloc_node.model.grant import is_label
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
 from devalloc.api.decode import decode, metadata_slips
-from devalloc.api.fields import INT64_MAX, ApiModel, is_subdomain_name, label_name, plain_name
+from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
 from devalloc.api.node_rules import NodeRestriction, node_restrictions
@@ -390,18 +389,13 @@ def _is_map_of_texts(value: object) -> bool:
     return type(value) is dict and all(map(_is_text, value)) and all(map(_is_text, value.values()))
 
 
-@lru_cache(maxsize=1024)
-def _is_label(text: str) -> bool:
-    return bool(label_name(text))
-
-
 def _is_time(value: object) -> bool:
     return type(value) is str and bool(parse_time(value))
 
 
 _IS_PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "name": lambda value: type(value) is str and is_subdomain_name(value),
-    "namespace": lambda value: type(value) is str and _is_label(value),
+    "namespace": lambda value: type(value) is str and is_label(value),
     "annotations": _is_map_of_texts,
     "labels": _is_map_of_texts,
     "uid": lambda value: _is_text(value) and bool(plain_name(value)),

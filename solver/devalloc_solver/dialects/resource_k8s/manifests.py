@@ -6,13 +6,12 @@ Nothing raises here: an object that is wrong is left out and reported, and every
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.fields import describe_value
+from devalloc.api.fields import describe_value, is_subdomain_name
 from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
@@ -57,8 +56,6 @@ MOST_DRIVER = 63
 """characters of a driver's name"""
 MOST_PARAMETERS = 10 * 1024
 """bytes of opaque parameters, as JSON"""
-
-_DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def check_claim(claim: ResourceClaim) -> None:
@@ -109,7 +106,7 @@ def _check_config(config: Mapping[str, Any], path: str) -> None:
     driver, parameters = opaque.get("driver"), opaque.get("parameters")
     if driver is None or driver == "":
         raise FieldError(f"{path}.opaque.driver", "is missing: name the driver that the parameters are for")
-    if not isinstance(driver, str) or len(driver) > MOST_DRIVER or not _DRIVER.fullmatch(driver.lower()):
+    if not isinstance(driver, str) or len(driver) > MOST_DRIVER or not is_subdomain_name(driver.lower()):
         written = repr(driver) if isinstance(driver, str) else type_name(driver)
         wanted = f"must be the name of a driver, a DNS subdomain such as gpu.example.com of at most {MOST_DRIVER}"
         raise FieldError(f"{path}.opaque.driver", f"{wanted} characters, not {written[:80]}")

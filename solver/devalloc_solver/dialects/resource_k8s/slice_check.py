@@ -5,11 +5,11 @@ Such a slice is used all the same if it can be read: in files it may be what a d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+from devalloc.api.fields import is_label
 from devalloc_solver.dialects.resource_k8s.fields import Amount, FieldError
 from devalloc_solver.dialects.resource_k8s.slices import (
     CapacityRange,
@@ -32,14 +32,8 @@ MOST_VALUES = 10
 """valid values of a policy"""
 MOST_TEXT = 64
 """characters of an attribute's string or version"""
-MOST_NAME = 63
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-
-
-@lru_cache(maxsize=4096)
-def _is_label(name: str) -> bool:
-    return len(name) <= MOST_NAME and _LABEL.fullmatch(name) is not None
+_is_label = lru_cache(maxsize=4096)(is_label)
 
 
 def check_length(entries: Sequence[object] | Mapping[str, object], most: int, path: str) -> None:
@@ -78,7 +72,7 @@ def _check_counters(counters: Mapping[str, object], path: str) -> None:
 def _check_device(device: SliceDevice, place: int) -> None:
     # A fleet has many thousands, and hardly any is refused: the path of one is written when it is.
     if not _is_label(device.name):
-        wanted = f"a DNS label: lower case, digits and '-', at most {MOST_NAME} characters"
+        wanted = "a DNS label: lower case, digits and '-', at most 63 characters"
         message = f"{device.name[:80]!r} is refused by the API server; it must be {wanted}"
         raise FieldError(f"spec.devices[{place}].name", message)
     if len(device.attributes) + len(device.capacity) > MOST_PROPERTIES:

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WrapValidator
 from devalloc.api.content_cache import ContentCache
 from devalloc.api.fields import raise_faults
 from devalloc.api.json_content import INVALID_UNICODE, is_valid_unicode
+from devalloc.api.meta import is_label_value
 from devalloc.api.quantity import type_name
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dialects.resource_k8s.fields import (
@@ -58,7 +59,6 @@ class NodeSelectorRequirement(Strict):
         return shown | {"values": list(self.values)} if self.values else shown
 
 
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _VALUES = {"In": "some", "NotIn": "some", "Exists": "none", "DoesNotExist": "none", "Gt": "integer", "Lt": "integer"}
@@ -73,7 +73,7 @@ def label_integer(text: str) -> int | None:
 def _check_expression(rule: NodeSelectorRequirement) -> NodeSelectorRequirement:
     """Raises a validation error for an operator or a value that Kubernetes does not take."""
     prefix, slash, name = rule.key.rpartition("/")
-    if not _LABEL_NAME.fullmatch(name) or (slash and not _LABEL_PREFIX.fullmatch(prefix)):
+    if not is_label_value(name) or (slash and not _LABEL_PREFIX.fullmatch(prefix)):
         raise_faults([(("key",), f"is not a label name: {rule.key!r}")])
     wanted = _VALUES.get(rule.operator)
     if wanted is None:
@@ -85,7 +85,7 @@ def _check_expression(rule: NodeSelectorRequirement) -> NodeSelectorRequirement:
     if wanted == "integer" and (len(rule.values) != 1 or label_integer(rule.values[0]) is None):
         raise_faults([(("values",), f"must be one integer with the operator {rule.operator}")])
     for value in rule.values:
-        if value and not _LABEL_NAME.fullmatch(value):
+        if value and not is_label_value(value):
             raise_faults([(("values",), f"has {value!r}, which is not a valid label value")])
     return rule
 
