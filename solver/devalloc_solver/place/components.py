@@ -8,22 +8,18 @@ group of equal devices that draw on nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from math import comb
 
 from devalloc_solver.bounds.largest_partition import Draws, Shapes
 from devalloc_solver.place.component_options import ComponentOption, IndexedGroup, component_options
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector, TakeKind
 from devalloc_solver.place.device_uses import DeviceUse, Value, distinct_values, uses_of
 from devalloc_solver.place.node_view import CandidateGroup
-from devalloc_solver.place.step_budget import FEW_NEEDS, StepBudget
+from devalloc_solver.place.step_budget import StepBudget
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.linked_parts import LinkedParts
 from devalloc_solver.problem.snapshot import Device, Pool
-
-_MANY_WAYS = 1_000
-"""Ways to use all stacks beyond which their devices are looked at one by one."""
 
 Counter = Hashable
 """A pool resource by its name, or a (distinct, value) of which there is one."""
@@ -82,7 +78,6 @@ def make_components(
     for pool, stack in _merge_groups(demand_vector, steps):
         by_pool[pool].append(stack)
     wide = _wide_values(by_pool)
-    many_ways = _has_many_ways(demand_vector, [stack for stacks in by_pool.values() for stack in stacks])
     kinds: dict[Hashable, tuple[int, tuple[ComponentOption, ...]]] = {}
     components = []
     for pool, stacks in by_pool.items():
@@ -90,7 +85,7 @@ def make_components(
         shapes = shapes_of(node_view.pools[pool]) if shapes_of else ()
         cells = []
         for members in _connected(demand_vector, stacks, free, all_draws=bool(shapes)):
-            for stack_group in _split_device_by_device(members, many_ways=many_ways):
+            for stack_group in _split_device_by_device(members):
                 cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps))
         if cells := [cell for cell in cells if cell.options]:
             components.append(PoolComponents(pool, tuple(cells), pool in demand_vector.stock.opened))
@@ -218,21 +213,13 @@ def _max_useful(demand_vector: DemandVector, stack: MergedGroup) -> int:
     return total
 
 
-def _has_many_ways(demand_vector: DemandVector, stacks: Iterable[MergedGroup]) -> bool:
-    """Whether many needs compete for equal devices, so that there are too many ways to give them away."""
-    if len(demand_vector.needs) <= FEW_NEEDS:
-        return False
-    distinct = {(stack.size, stack.uses) for stack in stacks if 1 < stack.size < _max_useful(demand_vector, stack)}
-    return sum(comb(len(uses), size) for size, uses in distinct) > _MANY_WAYS
-
-
-def _split_device_by_device(stacks: list[MergedGroup], *, many_ways: bool) -> list[list[MergedGroup]]:
+def _split_device_by_device(stacks: list[MergedGroup]) -> list[list[MergedGroup]]:
     """A stack that touches nothing may be taken device by device, which is better where each has many uses."""
     if len(stacks) > 1 or stacks[0].draws or stacks[0].group is not None or stacks[0].watchers:
         return [stacks]
     one = stacks[0]
     counted = all(len(use.takes) == 1 and use.takes[0][1] == 1 for use in one.uses)
-    if _values(one) or (counted and not many_ways) or one.size == 1:
+    if _values(one) or counted or one.size == 1:
         return [stacks]
     return [[MergedGroup((device,), one.uses, (), (), None, one.seen)] for device in one.devices]
 

@@ -6,15 +6,13 @@ and only the sum of pool resources counts. A refutation is a proof; what passes 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
 from devalloc_solver.place.node_view import CandidateGroup, NodeView, device_state, resource_families
-from devalloc_solver.place.requests import IndexedRequest, UnitRequests, indistinguishable
+from devalloc_solver.place.requests import IndexedRequest, indistinguishable
 from devalloc_solver.problem.demand import AllocationMode
 
 
@@ -92,126 +90,6 @@ def _move_along(
     return room
 
 
-_DIGITS = re.compile(r"\d+")
-_OTHERS = re.compile(r"\d+(?=.*\d)(?!\d)", re.DOTALL)
-"""all numbers but the last"""
-
-Draws = Mapping[str, int]
-"""place or family -> nano units"""
-_NOTHING: Draws = {}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SliceBounds:
-    """The places of a node that some candidate group draws on."""
-
-    free: Draws
-    """by place, on all cards together"""
-    family: Mapping[str, str]
-    """place -> its family"""
-    peers: Sequence[int]
-    """see ``NodeView.peers``"""
-    peer: Sequence[int]
-    """request -> its peers"""
-    least: Mapping[int, Draws]
-    """peers -> what every device that they may take draws, by place"""
-    most: Mapping[int, Draws]
-    """peers -> the most that a device they may take draws, by place"""
-    lightest: Mapping[int, Draws]
-    """peers -> the least that a device they may take draws, by family"""
-
-    def may_fit(self, unit_requests: UnitRequests, allowed: int) -> bool:
-        """Whether what the allowed requests draw may be had. Of the allowed requests of a detail, any will do."""
-        if not self.free:
-            return True
-        low: dict[str, int] = defaultdict(int)
-        high: dict[str, int] = defaultdict(int)
-        wanted: dict[str, int] = defaultdict(int)
-        is_bounded = not allowed & ~unit_requests.exact & ~unit_requests.admin
-        for detail in unit_requests.details if allowed & ~unit_requests.alone else ():
-            open_requests = detail & allowed & ~unit_requests.admin & ~unit_requests.alone
-            if not open_requests:
-                continue
-            watching = bool(detail & allowed & unit_requests.admin)
-            some = [
-                (self.peer[indexed.number], unit_requests.least[indexed.number])
-                for indexed in unit_requests.of(open_requests)
-            ]
-            if not watching:  # looking on draws nothing
-                _add_minimum(low, [(self.least.get(peer, _NOTHING), count) for peer, count in some])
-                _add_minimum(wanted, [(self.lightest.get(peer, _NOTHING), count) for peer, count in some])
-            drawn = [(self.most.get(peer, _NOTHING), count) for peer, count in some]
-            for place in {place: None for draws, _ in drawn for place in draws}:
-                high[place] += max(draws.get(place, 0) * count for draws, count in drawn)
-        for peer, together in enumerate(self.peers):
-            count = unit_requests.least_of(together & allowed & unit_requests.alone)
-            if not count:
-                continue
-            for total, draws in ((low, self.least), (wanted, self.lightest), (high, self.most)):
-                for place, nano in draws.get(peer, _NOTHING).items():
-                    total[place] += nano * count
-        if any(nano > self.free[place] for place, nano in low.items()):
-            return False
-        useful: dict[str, int] = defaultdict(int)
-        for place, free in self.free.items():
-            useful[self.family[place]] += min(free, high[place]) if is_bounded else free
-        return all(nano <= useful[family] for family, nano in wanted.items())
-
-
-def make_slice_bounds(node_view: NodeView) -> SliceBounds:
-    """The places of a node."""
-    names = {name for candidate_group in node_view.candidate_groups for name, _ in candidate_group.draws}
-    place = {name: _OTHERS.sub("#", name) for name in names}
-    free: dict[str, int] = defaultdict(int)
-    for pool in node_view.pools:
-        for name, resource in pool.resources.items():
-            if name in names:
-                free[place[name]] += node_view.usage.free_pool_blocks(pool.index, name) * resource.block
-    family = {one: _DIGITS.sub("#", one) for one in free}
-    drawn: dict[tuple[int, bool, tuple[tuple[str, int], ...]], None] = {}
-    """(takers, whether several may take it, what it draws by place) of the candidate groups, equal ones once"""
-    for candidate_group in node_view.candidate_groups:
-        resources = node_view.pools[candidate_group.pool].resources
-        draws = tuple((place[name], blocks * resources[name].block) for name, blocks in candidate_group.draws)
-        drawn[candidate_group.takers & ~node_view.unit_requests.admin, candidate_group.one.shareable, draws] = None
-    least: dict[int, dict[str, int]] = {}
-    most: dict[int, dict[str, int]] = {}
-    lightest: dict[int, dict[str, int]] = {}
-    for takers, shareable, draws in drawn:
-        here, weight = _sum_draws(draws), _sum_draws((family[one], nano) for one, nano in draws)
-        for peer, together in enumerate(node_view.peers):
-            if not together & takers:
-                continue
-            # The first taker of a shareable device draws for all.
-            _keep_minimum(least, peer, {} if shareable else here)
-            _keep_minimum(lightest, peer, {} if shareable else weight)
-            top = most.setdefault(peer, {})
-            for one, nano in here.items():
-                top[one] = max(top.get(one, 0), nano)
-    return SliceBounds(free, family, node_view.peers, node_view.peer, least, most, lightest)
-
-
-def _sum_draws(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = defaultdict(int)
-    for one, nano in parts:
-        total[one] += nano
-    return total
-
-
-def _keep_minimum(rows: dict[int, dict[str, int]], peer: int, drawn: Draws) -> None:
-    """Of all peers what all devices so far draw at the least."""
-    row = rows.setdefault(peer, {**drawn})
-    if row != drawn:
-        rows[peer] = {one: min(nano, drawn[one]) for one, nano in row.items() if one in drawn}
-
-
-def _add_minimum(total: dict[str, int], some: list[tuple[Draws, int]]) -> None:
-    """Add the least that any of these draws."""
-    first, count = some[0]
-    for one, nano in first.items():
-        total[one] += min(nano * count, *(draws.get(one, 0) * times for draws, times in some[1:]), nano * count)
-
-
 _UNBOUNDED = 1 << 30
 """Takes of devices that are taken in portions: not bounded here."""
 
@@ -223,7 +101,6 @@ class CountingBounds:
         self.node_view = node_view
         self.takers = [candidate_group.takers for candidate_group in node_view.candidate_groups]
         self.families = resource_families(node_view)
-        self.slice_bounds = make_slice_bounds(node_view)
         self.ties = [self._tie_values(number) for number in range(len(node_view.unit_requests.ties))]
         self.distincts = [_value_masks(values) for values in node_view.distinct_values]
         """per distinct, per candidate group: the values as bits"""
@@ -259,7 +136,7 @@ class CountingBounds:
     def may_choose(self, allowed: int) -> bool:
         """Whether some choice among the allowed requests may fit, as things stand."""
         unit_requests = self.node_view.unit_requests
-        if not self.may_fit(allowed, self.takers) or not self.slice_bounds.may_fit(unit_requests, allowed):
+        if not self.may_fit(allowed, self.takers):
             return False
         for tie, values in zip(unit_requests.ties, self.ties, strict=True):
             spans = sum(1 for detail in unit_requests.details if detail & tie.request_mask) > 1

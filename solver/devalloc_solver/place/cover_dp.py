@@ -13,7 +13,6 @@ from operator import add, ge, mul
 from devalloc_solver.place.component_options import ComponentOption
 from devalloc_solver.place.components import Component, PoolComponents
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector, TakeKind
-from devalloc_solver.place.flow_bound import make_flow_bound
 from devalloc_solver.place.node_view import resource_families
 from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 
@@ -162,16 +161,7 @@ def cover(
     if fewest is None or fewest > limit:
         return None
     search = _Search(ordered, bounds, steps)
-    if search.flow is not None and search.flow.choose_pools(demand_vector.needs, limit, steps) is None:
-        return None
     for count in [limit] if any_will_do else range(fewest, limit + 1):
-        if search.flow is not None:
-            chosen = search.flow.choose_pools(demand_vector.needs, count, steps)
-            if chosen is None:
-                continue
-            if search.flow.is_exact:  # the first pools that do; which devices of them is left to find
-                own = [ordered[number] for number in chosen]
-                search = _Search(own, LinearBounds(demand_vector, own), steps)
         cost = search.best(search.start(demand_vector, count))
         if cost is not None:
             return Cover(closed, count, cost, tuple(search.parts(search.start(demand_vector, count))))
@@ -244,7 +234,6 @@ class _Search:
         self.next_kind = _next_kinds([component.kind for component in components])
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
         self.rates = _cost_rates(components)
-        self.flow = make_flow_bound(len(self.rates), components)
         self.gains: dict[int, list[tuple[int, int]]] = {}
         """identity of an option -> (need, what it gains of it)"""
 
@@ -268,8 +257,6 @@ class _Search:
         self.steps.spend()
         self.solved[state] = None
         if not self.bounds.may_do(component, number, needs, pools, is_open):
-            return None
-        if self.flow is not None and not self.flow.may_serve(component, number, needs, self.steps):
             return None
         more = pools if is_open else pools - 1
         floor = self._floor(needs) * self.policy_cost.device

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from devalloc_solver.place.counting_bounds import can_serve_all
-from devalloc_solver.place.step_budget import FEW_NEEDS
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
+FEW_REQUESTS = 8
+"""Requests up to which the search needs no flow to be quick."""
 MAX_CANDIDATES = 20_000
 """Candidates of all requests together that are looked at for one node."""
 
@@ -18,7 +19,7 @@ def can_match(snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str) 
     """Whether each request of a unit can have devices of its own on a node; None for a unit that asks for more."""
     requests = [request for demand in unit.demands for request in demand.requests]
     candidates = sum(len(request.candidates.accepted) for request in requests)
-    if len(requests) <= FEW_NEEDS or candidates > MAX_CANDIDATES or not all(map(_is_plain, unit.demands)):
+    if len(requests) <= FEW_REQUESTS or candidates > MAX_CANDIDATES or not all(map(_is_plain, unit.demands)):
         return None
     masks: dict[int, int] = {}
     """free device -> the requests that may take it, as bits"""

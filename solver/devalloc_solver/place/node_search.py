@@ -5,9 +5,8 @@ Among covers of as few pools and devices, the one that the policy prefers (S17, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -39,19 +38,17 @@ class AlternativeSearch:
 
     counting_bounds: CountingBounds
     steps: StepBudget
-    conflicts: list[Counter[int]] = field(default_factory=list)
-    """kinds of requests that cannot be chosen together, each so many times"""
 
     def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, MatchedCover] | None:
         """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
         allowed = self.counting_bounds.viable()
-        if not self.counting_bounds.may_choose(allowed):
+        details = self.counting_bounds.node_view.unit_requests.details
+        if not all(mask & allowed for mask in details) or not self.counting_bounds.may_choose(allowed):
             return None
         for chosen in self._choices(0, 0, allowed, limit):
             settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
             if settled is not None:
                 return self.vector(chosen), settled
-            self._learn(chosen)
         return None
 
     def vector(self, chosen: int) -> Vector:
@@ -63,68 +60,22 @@ class AlternativeSearch:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
         unit_requests = self.counting_bounds.node_view.unit_requests
         if detail == len(unit_requests.details):
-            if self._without_conflicts(chosen, allowed, detail) is not None:
-                yield chosen
+            yield chosen
             return
         tried: set[int] = set()
+        is_open = unit_requests.details[detail] & (unit_requests.details[detail] - 1) != 0
         for indexed in unit_requests.of(unit_requests.details[detail] & allowed):
             if indexed.kind in tried:
                 continue
             tried.add(indexed.kind)
-            self.steps.spend(1 if unit_requests.details[detail] == indexed.bit else len(unit_requests.details))
-            if not self._keeps_order(detail, indexed.bit, chosen):
-                continue
+            self.steps.spend(len(unit_requests.details) if is_open else 1)
             picked = chosen | indexed.bit
             if limit is not None and (vector := self.vector(picked)) > limit[: len(vector)]:
                 return
-            is_open = unit_requests.details[detail] != indexed.bit
-            rest = allowed & ~unit_requests.details[detail] | indexed.bit
-            left: int | None = rest
-            if is_open or not detail or self.conflicts:  # elsewhere nothing has changed since it was looked at
-                left = self._without_conflicts(picked, rest, detail + 1)
-            if left is None or (is_open and not self.counting_bounds.may_choose(left)):
+            left = allowed & ~unit_requests.details[detail] | indexed.bit
+            if is_open and not self.counting_bounds.may_choose(left):
                 continue
             yield from self._choices(detail + 1, picked, left, limit)
-
-    def _keeps_order(self, detail: int, bit: int, chosen: int) -> bool:
-        """Of equal details the later ones choose no earlier alternative: they could change places."""
-        unit_requests = self.counting_bounds.node_view.unit_requests
-        twin = unit_requests.twins[detail]
-        if twin is None:
-            return True
-        first = unit_requests.details[twin] & -unit_requests.details[twin]
-        lowest = unit_requests.details[detail] & -unit_requests.details[detail]
-        return bit // lowest >= (chosen & unit_requests.details[twin]) // first
-
-    def _without_conflicts(self, picked: int, allowed: int, detail: int) -> int | None:
-        """``allowed`` less what conflicts with the choices made; None where nothing is left of a detail."""
-        if self.conflicts:
-            unit_requests = self.counting_bounds.node_view.unit_requests
-            have = Counter(indexed.kind for indexed in unit_requests.of(picked))
-            for conflict in self.conflicts:
-                missing = conflict - have
-                if not missing:
-                    return None
-                if missing.total() == 1:
-                    (kind,) = missing
-                    allowed &= ~sum(
-                        indexed.bit for indexed in unit_requests.of(allowed & ~picked) if indexed.kind == kind
-                    )
-        details = self.counting_bounds.node_view.unit_requests.details
-        return allowed if all(mask & allowed for mask in details[detail:]) else None
-
-    def _learn(self, chosen: int) -> None:
-        """Remember a part of a failed choice that fails on its own, with whatever requests of the same kinds."""
-        unit_requests = self.counting_bounds.node_view.unit_requests
-        if all(mask & (mask - 1) == 0 for mask in unit_requests.details):
-            return
-        settler = MatchValueSearch(self.counting_bounds, self.steps)
-        conflict = chosen
-        for indexed in unit_requests.of(chosen):
-            less = conflict & ~indexed.bit
-            if less and settler.settle(less, any_will_do=True) is None:
-                conflict = less
-        self.conflicts.append(Counter(indexed.kind for indexed in unit_requests.of(conflict)))
 
 
 _POLICY_STEPS = 2_000

@@ -76,10 +76,8 @@ class NodeView:
     tie_values: tuple[tuple[frozenset[object], ...], ...]
     """per tie, per candidate group"""
     distinct_values: tuple[tuple[frozenset[object], ...], ...]
-    peers: tuple[int, ...]
-    """masks of the requests that no candidate group tells apart; every request is in one"""
     peer: tuple[int, ...]
-    """per request: the position of its peers"""
+    """per request: a number that is equal for requests that no candidate group tells apart"""
 
     def free_nano(self, candidate_group: CandidateGroup, name: str) -> int:
         """What shares may still take of one device, rounded down to blocks."""
@@ -128,7 +126,6 @@ class UnitReader:
             candidate_groups=network.candidate_groups + own.candidate_groups,
             tie_values=tuple(a + b for a, b in zip(network.tie_values, own.tie_values, strict=True)),
             distinct_values=tuple(a + b for a, b in zip(network.distinct_values, own.distinct_values, strict=True)),
-            peers=tuple(together),
             peer=tuple(peer),
         )
 

@@ -92,8 +92,6 @@ class UnitRequests:
     indexed_requests: tuple[IndexedRequest, ...]
     details: tuple[int, ...]
     """per detail, claims in order: the mask of its alternatives; they have consecutive bits"""
-    twins: tuple[int | None, ...]
-    """per detail: the detail before it that asks for the same, so that the two may change places"""
     ties: tuple[MatchConstraint, ...]
     distincts: tuple[MatchConstraint, ...]
     sets: tuple[tuple[Mapping[int, str | None], int], ...]
@@ -110,8 +108,6 @@ class UnitRequests:
     share: int
     least: tuple[int, ...]
     """per request: devices that no other request has; shares may be of one device"""
-    exact: int
-    """mask of the requests that take so many devices and no more"""
     alone: int
     """mask of the requests that have no alternative and look at nothing, those for every device aside"""
 
@@ -144,15 +140,12 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
     """Raises StepsExhausted for the rare constructs that are left to CP-SAT."""
     indexed_requests: list[IndexedRequest] = []
     details: list[int] = []
-    shapes: list[tuple[object, ...]] = []
-    """per detail, of its alternatives"""
     kinds: dict[object, int] = {}
     for number, demand in enumerate(unit.demands):
         for alternatives in demand.details:
             mask = 0
-            shapes.append(tuple([_request_key(request, demand) for request in alternatives]))
-            for request, shape in zip(alternatives, shapes[-1], strict=True):
-                kind = kinds.setdefault((number, shape), len(kinds))
+            for request in alternatives:
+                kind = kinds.setdefault((number, _request_key(request, demand)), len(kinds))
                 indexed_requests.append(
                     IndexedRequest(
                         len(indexed_requests), number, len(details), request, 1 << len(indexed_requests), kind
@@ -176,7 +169,6 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
         unit=unit,
         indexed_requests=tuple(indexed_requests),
         details=tuple(details),
-        twins=_interchangeable(unit, shapes),
         ties=ties,
         distincts=distincts,
         sets=tuple(sets.values()),
@@ -202,11 +194,6 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
                 for indexed in indexed_requests
                 if details[indexed.detail] == indexed.bit and indexed.request.mode in open_to_all
             ]
-        ),
-        exact=sum(
-            indexed.bit
-            for indexed in indexed_requests
-            if indexed.request.mode is AllocationMode.WHOLE and indexed.is_counted
         ),
     )
 
@@ -257,21 +244,6 @@ def _constraints(
         mask = sum(indexed.bit for indexed in indexed_requests if name in unit.demands[indexed.demand].shared)
         ties.append(MatchConstraint((name,), mask, listed=False))
     return tuple(ties), tuple(distincts)
-
-
-def _interchangeable(unit: PlacementUnit, shapes: Sequence[tuple[object, ...]]) -> tuple[int | None, ...]:
-    """Equal details of a claim may change places, and so may claims that consist of one equal detail."""
-    seen: dict[object, int] = {}
-    twins: list[int | None] = []
-    for number, demand in enumerate(unit.demands):
-        alone = len(demand.details) == 1
-        scope: object = (demand.match, demand.shared, demand.most, demand.once) if alone else number
-        for _ in demand.details:
-            position = len(twins)
-            key = (scope, shapes[position])
-            twins.append(seen.get(key))
-            seen[key] = position
-    return tuple(twins)
 
 
 def _request_key(request: Request, demand: Demand) -> tuple[object, ...]:

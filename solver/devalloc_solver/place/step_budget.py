@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-FEW_NEEDS = 8
-"""Needs up to which a search needs no flow to be quick."""
 DEFAULT_STEPS = 50_000
 """Steps that placing one unit may take; a step is a few microseconds."""
 

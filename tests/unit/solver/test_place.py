@@ -145,7 +145,7 @@ def content_of(view: NodeView) -> tuple[object, ...]:
         (g.number, view.pools[g.pool].name, [d.name for d in g.devices], g.accepted, g.takers)
         for g in view.candidate_groups
     ]
-    return [p.name for p in view.pools], groups, view.tie_values, view.distinct_values, view.peers, view.peer
+    return [p.name for p in view.pools], groups, view.tie_values, view.distinct_values, view.peer
 
 
 def test_nodes_share_their_view_of_network_devices_and_keep_their_own() -> None:
