@@ -43,9 +43,6 @@ def order_by_counter(touched: Sequence[frozenset[int]]) -> list[int]:
 Partition = tuple[int, tuple[tuple[int, int], ...]]
 """(size, what it draws: counter and blocks), as packing cares for; large ones first"""
 
-_GROWTH_BEFORE_PRUNING = 3
-"""So many times as many parts as were left at the last comparison are compared again."""
-
 Watcher = tuple[DemandEntry, tuple[int, ...], int]
 """(admin demand entry, counters of the distinct values that it uses up, mask of those that other pools have as well)"""
 
@@ -172,7 +169,7 @@ def _partial_options(
     touched += [frozenset(counter for counter, _ in draws) for _, draws in partitions]
     order = order_by_counter(touched)
     parts = [_PartialOption((0,) * len(demand_vector.needs), (0,) * len(demand_vector.budgets), counters)]
-    live, compared = frozenset(range(len(counters))), len(parts)
+    live = frozenset(range(len(counters)))
     for place, position in enumerate(order, 1):
         if position < len(usable):
             number = usable[position]
@@ -181,11 +178,10 @@ def _partial_options(
         else:
             parts += _keep_partition(parts, partitions[position - len(usable)], steps)
         still = frozenset[int]().union(*(touched[later] for later in order[place:]))
-        # Comparing pays where a counter is finished, or there is much to compare; who asked compares what comes last.
-        if place < len(order) and (still != live or len(parts) > _GROWTH_BEFORE_PRUNING * compared):
+        # Comparing pays where a counter is finished; who asked compares what comes last.
+        if place < len(order) and still != live:
             live = still
             parts = _undominated_parts(parts, sorted(live), steps)
-            compared = len(parts)
     return parts
 
 

@@ -102,8 +102,6 @@ class CountingBounds:
         self.takers = [candidate_group.takers for candidate_group in node_view.candidate_groups]
         self.families = resource_families(node_view)
         self.ties = [self._tie_values(number) for number in range(len(node_view.unit_requests.ties))]
-        self.distincts = [_value_masks(values) for values in node_view.distinct_values]
-        """per distinct, per candidate group: the values as bits"""
         self._kinds: list[object] | None = None
         self._pools: dict[int, int] = {}
 
@@ -204,29 +202,7 @@ class CountingBounds:
                 )
         if any(total > family.total for total, family in zip(totals, self.families, strict=True)):
             return False
-        return can_serve_all(list(needs_by_mask.items()), sizes) and self._may_differ(allowed, takers)
-
-    def _may_differ(self, allowed: int, takers: Sequence[int]) -> bool:
-        """Whether there are values enough where devices must differ: each takes one for itself at the least."""
-        unit_requests = self.node_view.unit_requests
-        for tie, values in zip(unit_requests.distincts, self.distincts, strict=True):
-            needs_by_mask: dict[int, int] = defaultdict(int)
-            for detail in unit_requests.details:
-                open_requests = detail & allowed
-                if open_requests and not open_requests & ~tie.request_mask:
-                    reached = (
-                        mask
-                        for mask, candidate_group in zip(values, takers, strict=True)
-                        if candidate_group & open_requests
-                    )
-                    needs_by_mask[reduce(or_, reached, 0)] += min(
-                        indexed.need for indexed in unit_requests.of(open_requests)
-                    )
-            if needs_by_mask and not can_serve_all(
-                list(needs_by_mask.items()), [1] * max(values, default=0).bit_length()
-            ):
-                return False
-        return True
+        return can_serve_all(list(needs_by_mask.items()), sizes)
 
     def _exclusive(self, indexed: IndexedRequest, takers: Sequence[int]) -> int:
         """Devices that a request must have for itself."""
@@ -358,11 +334,6 @@ class CountingBounds:
             if candidate_group.takers & indexed.bit:
                 sizes[candidate_group.pool] += _UNBOUNDED if candidate_group.one.shareable else candidate_group.size
         return tuple(sorted(sizes.items()))
-
-
-def _value_masks(values: Sequence[frozenset[object]]) -> list[int]:
-    bits: dict[object, int] = {}
-    return [sum(bits.setdefault(value, 1 << len(bits)) for value in value_set) for value_set in values]
 
 
 def _max_amount(candidate_groups: Sequence[CandidateGroup], name: str, most: int | None) -> int:

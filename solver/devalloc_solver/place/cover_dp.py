@@ -233,7 +233,6 @@ class _Search:
         self.solved: dict[_State, tuple[int, ComponentOption | None, _State | None] | None] = {}
         self.next_kind = _next_kinds([component.kind for component in components])
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
-        self.rates = _cost_rates(components)
         self.gains: dict[int, list[tuple[int, int]]] = {}
         """identity of an option -> (need, what it gains of it)"""
 
@@ -259,7 +258,6 @@ class _Search:
         if not self.bounds.may_do(component, number, needs, pools, is_open):
             return None
         more = pools if is_open else pools - 1
-        floor = self._floor(needs) * self.policy_cost.device
         best: tuple[int, ComponentOption | None, _State | None] | None = None
         if more >= 0:
             for option in self.components[component].cells[number].options:
@@ -274,9 +272,9 @@ class _Search:
                     cost += self.policy_cost.opening[self.components[component].pool]
                 if best is None or cost < best[0]:
                     best = (cost, option, after)
-                    if best[0] <= floor:
+                    if not cost:
                         break
-        if best is None or best[0] > floor:
+        if best is None or best[0]:
             after = self._skip(state)
             rest = self.best(after)
             if rest is not None and (best is None or rest < best[0]):
@@ -317,13 +315,6 @@ class _Search:
             return component, following, needs, budgets, pools, is_open, used
         return self._enter(component + 1 if is_open else self.next_kind[component], needs, budgets, pools, used)
 
-    def _floor(self, needs: Sequence[int]) -> int:
-        """A lower bound of the cost."""
-        return max(
-            (-(-need * cost // gain) for need, (cost, gain) in zip(needs, self.rates, strict=True) if need and cost),
-            default=0,
-        )
-
     def parts(self, state: _State | None) -> list[tuple[PoolComponents, Component, ComponentOption]]:
         """The decisions from a state that has been searched."""
         decisions = []
@@ -345,19 +336,3 @@ def _next_kinds(kinds: Sequence[object]) -> list[int]:
         same = kinds[position] == kinds[position + 1]
         following[position] = following[position + 1] if same else position + 1
     return following
-
-
-def _cost_rates(components: Sequence[PoolComponents]) -> list[tuple[int, int]]:
-    """Per need the best ratio of cost to gain of any option."""
-    options = {id(cell.options): cell.options for component in components for cell in component.cells}
-    if not any(option.cost for alternatives in options.values() for option in alternatives):
-        return [(0, 0)] * len(components[0].cells[0].options[0].gain)
-    rates: list[tuple[int, int]] | None = None
-    for option in (option for alternatives in options.values() for option in alternatives):
-        if rates is None:
-            rates = [(0, 0)] * len(option.gain)
-        for position, gain in enumerate(option.gain):
-            cost, most = rates[position]
-            if gain and (not most or option.cost * most < cost * gain):
-                rates[position] = (option.cost, gain)
-    return rates or []
