@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from devalloc.api import meta
 from devalloc.api.fields import (
@@ -31,7 +31,13 @@ from devalloc.api.fields import (
     unique_by_name,
 )
 from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
-from devalloc.api.node_rules import NodeRestriction, check_node_name, check_node_rules, node_restrictions
+from devalloc.api.node_rules import (
+    NodeRestriction,
+    ValueRestriction,
+    check_node_name,
+    check_node_rules,
+    node_restrictions,
+)
 from devalloc.api.quantity import Quantity
 
 COUNT = "count"
@@ -113,6 +119,11 @@ class DeviceClaimDetail(ApiModel):
         return self
 
     @property
+    def value_restrictions(self) -> tuple[ValueRestriction, ...]:
+        """What is asked of the values of devices besides, by the caller of the solver."""
+        return ()
+
+    @property
     def is_empty(self) -> bool:
         """Whether no field of a request is set."""
         return not any(getattr(self, name) for name in DeviceClaimDetail.model_fields)
@@ -136,6 +147,23 @@ class DeviceClaimInstance(DeviceClaimDetail):
         return list(self.one_of) or [self]
 
 
+class RestrictedRequest(DeviceClaimInstance):
+    """A request that gets only devices with some values of attributes: no manifest has one."""
+
+    _restrictions: tuple[ValueRestriction, ...] = PrivateAttr(())
+
+    @classmethod
+    def of(cls, request: DeviceClaimDetail, restrictions: tuple[ValueRestriction, ...]) -> RestrictedRequest:
+        """A request with these restrictions in place of those that it has."""
+        one = cls.model_construct(request.model_fields_set, **dict(request))
+        one._restrictions = restrictions
+        return one
+
+    @property
+    def value_restrictions(self) -> tuple[ValueRestriction, ...]:
+        return self._restrictions
+
+
 def fields_with(effect: Effect, model: type[ApiModel] = DeviceClaimDetail) -> tuple[str, ...]:
     """The fields of a part of a spec that decide it, by their names in Python."""
     return tuple(name for name, field in model.model_fields.items() if effect in field.metadata)
@@ -152,7 +180,8 @@ class DeviceClaimSpec(ApiModel):
     @property
     def shape(self) -> str:
         """A text of all that decides what the claim gets: equal for claims that ask for the same."""
-        return self.model_dump_json()
+        restrictions = [each for request in self.claims for each in request.value_restrictions]
+        return f"{self.model_dump_json()}{restrictions or ''}"
 
 
 class ResourceAllocation(ApiModel):
@@ -332,6 +361,14 @@ class DeviceClaim(ApiModel):
     def restrictions(self) -> tuple[NodeRestriction, ...]:
         """Rules by which it keeps off nodes."""
         return node_restrictions(self.metadata.annotations)
+
+    def restricted(self, restrictions: Collection[ValueRestriction]) -> DeviceClaim:
+        """The claim with requests that get only devices with some values."""
+        claims = [*self.spec.claims]
+        for number in {each.request for each in restrictions}:
+            own = tuple(each for each in restrictions if each.request == number)
+            claims[number] = RestrictedRequest.of(claims[number], own)
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"claims": claims})})
 
     @property
     def allocated_node(self) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from devalloc.api import meta
 from devalloc.api.fields import plain_name, raise_faults
@@ -32,9 +32,11 @@ class NodeRule:
     """causes that such a reason has if no user wrote the rule, who could drop it"""
 
 
+RestrictionT = TypeVar("RestrictionT")
 NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
 FIELD: Final = "restrictions"
-"""The field of a ResourceClaim's manifest by which callers of the solver give it rules that no user wrote."""
+"""The field of a claim's manifest by which callers of the solver give it rules that no user wrote: those for nodes of
+a ResourceClaim, those for values of a DeviceClaim."""
 
 
 class NodeRestriction(NamedTuple):
@@ -49,6 +51,15 @@ class NodeRestriction(NamedTuple):
         return f"metadata.annotations[{self.rule.annotation}]"
 
 
+class ValueRestriction(NamedTuple):
+    """That a request gets only devices that have one of some values of an attribute; which no user wrote."""
+
+    request: int
+    """its index in spec.claims"""
+    attribute: str
+    values: frozenset[str | int]
+
+
 def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, ...]:
     """Read the rules that a claim has, in the order of the table."""
     if not annotations:
@@ -58,9 +69,18 @@ def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, 
 
 
 def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
-    """Read the rules that a caller gave a claim, and no file can."""
+    """Read the rules for nodes that a caller gave a claim, and no file can."""
+    return _given(manifest, NodeRestriction)
+
+
+def value_restrictions_of(manifest: Mapping[str, Any]) -> tuple[ValueRestriction, ...]:
+    """The same of rules for values of devices."""
+    return _given(manifest, ValueRestriction)
+
+
+def _given(manifest: Mapping[str, Any], kind: type[RestrictionT]) -> tuple[RestrictionT, ...]:
     given = manifest.get(FIELD)
-    return given if type(given) is tuple and all(type(each) is NodeRestriction for each in given) else ()
+    return given if type(given) is tuple and all(type(each) is kind for each in given) else ()
 
 
 def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:

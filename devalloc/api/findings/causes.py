@@ -396,6 +396,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     ),
     Cause.NODE_UNSUITED: lambda cause, style: "it fits only on nodes that do not suit its pod",
     Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that it may not be on",
+    Cause.OTHER_VALUE: lambda cause, style: f"only devices with another {joined(cause['attributes'])} would do",
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",
     Cause.MEMBER_FAILS: _member_fails,
     Cause.MEMBERS_APART: _members_apart,

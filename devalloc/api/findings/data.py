@@ -64,6 +64,7 @@ class Cause(StrEnum):
     TIE = "tie"
     NO_NODE = "noNode"
     NODE_BARRED = "nodeBarred"
+    OTHER_VALUE = "otherValue"
     NODE_UNSUITED = "nodeUnsuited"
     RESERVATION_STAYS = "reservationStays"
 

@@ -42,6 +42,7 @@ class RuleCode(StrEnum):
     CAPACITY_LEFT = "capacityLeft"
     GROUP_DIFFERS = "groupDiffers"
     NODE_BARRED = "nodeBarred"
+    OTHER_VALUE = "otherValue"
 
 
 class Rule(NamedTuple):
@@ -100,6 +101,7 @@ RULES: dict[RuleCode, str] = {
     RuleCode.CAPACITY_LEFT: "have too little capacity left",
     RuleCode.GROUP_DIFFERS: "differ in {attribute} from the devices that members of the group hold",
     RuleCode.NODE_BARRED: "are on nodes that it may not be on",
+    RuleCode.OTHER_VALUE: "have another {attribute}",
 }
 TELL_EXAMPLE = frozenset(
     (RuleCode.TAINT, RuleCode.CAPACITY, RuleCode.CAPACITY_LEFT, RuleCode.POOL_STATE, RuleCode.OVERDRAWN)

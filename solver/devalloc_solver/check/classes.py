@@ -79,6 +79,9 @@ class ClassCatalogue:
             refusal = None
         if refusal is None and not self._verdicts.holds(detail.constraints or "", pooled.attributes):
             refusal = f"does not match {detail.constraints!r} (S6)"
+        for each in detail.value_restrictions if refusal is None else ():
+            if (value := pooled.attributes.get(each.attribute)) not in each.values:
+                refusal = f"has {value!r} for {each.attribute}, not one of {sorted(map(str, each.values))}"
         return refusal
 
     def says_which(self, detail: DeviceClaimDetail) -> bool:
@@ -89,7 +92,7 @@ class ClassCatalogue:
             read = self._verdicts.names_read(text)
             if read is None or not PART_ATTRIBUTES.isdisjoint(read):
                 return True
-        return False
+        return any(each.attribute in PART_ATTRIBUTES for each in detail.value_restrictions)
 
     def names_read(self, detail: DeviceClaimDetail) -> tuple[str, ...] | None:
         """The attributes that decide whether the detail accepts a device of some driver; None for all."""
@@ -99,7 +102,7 @@ class ClassCatalogue:
                 not detail.device_class and named.spec.device_type == detail.device_type
             ):
                 texts.append(named.spec.constraints or "")
-        names = {meta.UNAVAILABLE, meta.ONLY_CLASS}
+        names = {meta.UNAVAILABLE, meta.ONLY_CLASS, *(each.attribute for each in detail.value_restrictions)}
         for text in texts:
             read = self._verdicts.names_read(text)
             if read is None:

@@ -54,6 +54,8 @@ class Eligible:
     """the device must be of one of these; None: of any or none"""
     own: tuple[Predicate, ...]
     """the expressions of the request"""
+    values: tuple[tuple[str, frozenset[Any]], ...] = ()
+    """(attribute, values) of which each candidate has one, whatever the expressions say"""
 
     @property
     def predicates(self) -> Sequence[Predicate]:
@@ -68,7 +70,7 @@ class Eligible:
     @cached_property
     def reads(self) -> frozenset[str] | None:
         """The attributes that its expressions read; None for all."""
-        names: set[str] = set()
+        names = {name for name, _ in self.values}
         for predicate in self.predicates:
             if predicate.reads is None:
                 return None
@@ -94,13 +96,14 @@ class Eligible:
 
     def literals(self) -> Iterator[tuple[str, frozenset[Any]]]:
         """Iterate over attributes of which each candidate has one of the values, as far as that is said plainly."""
+        yield from self.values
         for predicate in self.necessary:
             yield from predicate.find_literals()
 
     def compared(self) -> Mapping[str, frozenset[Any]] | None:
         """Collect the attributes that its expressions read, with all that they are compared with; None when more is
         done."""
-        by_name: dict[str, frozenset[Any]] = {}
+        by_name: dict[str, frozenset[Any]] = dict(self.values)
         for predicate in self.predicates:
             own = predicate.find_compared()
             if own is None:

@@ -594,8 +594,8 @@ class Explainer(ABC):
 
     def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> tuple[Fact, ...]:
         """What a node would need and none has, in an empty fleet; nothing if ``edits`` only uncordon what has it."""
-        if reason is Reason.NODE_UNAVAILABLE and (why := next((edit.why for edit in edits if edit.why), ())):
-            return why
+        if edits and all(edit.why for edit in edits):
+            return edits[0].why
         unmatched = unmatched_requests(self.question(unit, ()).unit)
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):

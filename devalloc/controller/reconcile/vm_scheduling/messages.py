@@ -6,13 +6,13 @@ Only if every node that it may be on is short of something in all: else the solv
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
-from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, RuleCode, fact, finding_of, first_of, rule, with_refs
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of, with_refs
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
@@ -119,8 +119,6 @@ class MachineMessages:
                 causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
                 barred = len(blockers) < len(solved.blockers)
                 causes = [fact(Cause.NODE_BARRED)] if barred and not blockers else causes
-                details, hidden = self._without_expressions(part, details)
-                causes = [each for each in causes if not _is_of_expression(each, hidden)]
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
                 causes = []
                 details.pop("funnel", None)  # it counts devices, and there are enough
@@ -158,27 +156,6 @@ class MachineMessages:
         machine = self._placing.objects.get((blocker["namespace"], blocker["name"]))
         code = "" if machine is None else machines.why_idle(machine)
         return {**blocker, "idle": code} if code else dict(blocker)
-
-    def _without_expressions(self, part: ClaimKey, details: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """With words for the expressions of a claim that stands for a machine, of which its user wrote none; and what
-        was said of these."""
-        doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
-        expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
-        own = {expression for expression in expressions if expression}
-        barred = {"what": _BARRED.words, **_BARRED.as_json()}
-        funnel = [
-            {
-                **one,
-                "steps": [
-                    {name: value for name, value in step.items() if name != "args"} | barred
-                    if _is_of_expression(step, own)
-                    else step
-                    for step in one["steps"]
-                ],
-            }
-            for one in details.get("funnel", ())
-        ]
-        return ({**details, "funnel": funnel} if "funnel" in details else details), own
 
     def _short(self, target: _Target, code: str) -> Sequence[Fact] | None:
         """Of what there is too little on each node that it may be on; None if one has enough of everything, or if it
@@ -340,16 +317,8 @@ _FIELDS = {
 """The field of a machine that asks for each resource."""
 
 
-_OURS = ("constraint", "nodeRule")
+_OURS = ("nodeRule",)
 """Kinds of edits of what devalloc asks for a machine, and its user does not."""
-_BARRED = rule(RuleCode.NODE_BARRED)
-"""Of devices that an expression of devalloc leaves out."""
-
-
-def _is_of_expression(step: Mapping[str, Any], expressions: Collection[str]) -> bool:
-    """Whether a cause, or a step of a funnel, is of one of these expressions of a claim."""
-    code = step.get("rule", step["code"])
-    return code == RuleCode.CONSTRAINTS and (step.get("args") or {}).get("expression") in expressions
 
 
 def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:

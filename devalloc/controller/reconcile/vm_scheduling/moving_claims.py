@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import COUNT
 from devalloc.api.moved_claims import MovedDevices, labels_of
-from devalloc.api.node_rules import NODE_RULES
+from devalloc.api.node_rules import FIELD, NODE_RULES, ValueRestriction
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.store import Object
@@ -38,8 +38,11 @@ def target_claim(claim: Object, name: tuple[str, str], notes: Mapping[str, str],
     metadata: Object = {"namespace": name[0], "name": name[1], "annotations": {**notes, **inherited}}
     if (created := ClaimView(claim).metadata.get("creationTimestamp")) is not None:
         metadata["creationTimestamp"] = created
-    spec = {**ClaimView(claim).spec, "claims": _same_requests(claim, attributes)}
-    return {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec}
+    answered = _answered_requests(claim)
+    spec = {**ClaimView(claim).spec, "claims": [request for request, _ in answered]}
+    kinds = tuple(kind for index, (_, held) in enumerate(answered) for kind in _same_kind(index, held, attributes))
+    request: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec}
+    return {**request, FIELD: kinds} if kinds else request
 
 
 def half_written_claims(
@@ -67,8 +70,9 @@ def _on_node(claim: Object, nodes: Mapping[str, Any]) -> Object:
     return {**claim, "metadata": {**metadata, "annotations": notes}}
 
 
-def _same_requests(claim: Object, attributes: PoolAttributes) -> list[Object]:
-    """The requests of a claim as they were answered; none if that cannot be told, which the solver refuses."""
+def _answered_requests(claim: Object) -> Sequence[tuple[Object, Sequence[Mapping[str, Any]]]]:
+    """The requests of a claim as they were answered, each with what it was given; none if that cannot be told, which
+    the solver refuses."""
     labels = labels_of(claim) or []
     by_request: dict[tuple[int, int | None], list[Mapping[str, Any]]] = defaultdict(list)
     for entry, label in zip(ClaimView(claim).entries, labels, strict=False):
@@ -76,25 +80,22 @@ def _same_requests(claim: Object, attributes: PoolAttributes) -> list[Object]:
     listed, requests = as_mappings(ClaimView(claim).spec.get("claims")), []
     for (index, alternative), entries in sorted(by_request.items(), key=lambda one: one[0][0]):
         detail = listed[index] if alternative is None else as_mappings(listed[index].get("oneOf"))[alternative]
-        conditions = [f"({detail['constraints']})"] if detail.get("constraints") else []
-        conditions += _same_kind(entries, attributes)
         exact, amounts = {COUNT: str(len(entries))}, as_mapping(detail.get("requests"))
         bounds = {"limits": {**as_mapping(detail.get("limits")), **exact}}
         if COUNT in amounts or not amounts:  # with a count shares would become whole devices (S10)
             bounds["requests"] = {**amounts, **exact}
-        requests.append({**detail, **bounds} | ({"constraints": " && ".join(conditions)} if conditions else {}))
+        requests.append(({**detail, **bounds}, entries))
     return requests
 
 
-def _same_kind(entries: Iterable[Mapping[str, Any]], attributes: PoolAttributes) -> list[str]:
-    """Conditions that hold for the devices of these entries, and for others of their kind."""
+def _same_kind(
+    request: int, entries: Iterable[Mapping[str, Any]], attributes: PoolAttributes
+) -> Iterator[ValueRestriction]:
+    """What holds for the devices of these entries, and for others of their kind."""
     devices = [attributes.texts(str(entry.get("devicePoolName")), str(entry.get("deviceName"))) for entry in entries]
-    conditions = []
     for name in IDENTITY:
         if all(name in texts for texts in devices):
-            values = sorted({texts[name] for texts in devices})
-            conditions.append(f"device.{name} in {json.dumps(values, ensure_ascii=False)}")
-    return conditions
+            yield ValueRestriction(request, name, frozenset(texts[name] for texts in devices))
 
 
 def has_same_order(claim: Object, answer: Mapping[str, Any]) -> bool:

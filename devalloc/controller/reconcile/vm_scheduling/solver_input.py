@@ -26,6 +26,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
+from devalloc.api.node_rules import FIELD, ValueRestriction
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -54,6 +55,8 @@ from devalloc.controller.reconcile.vm_scheduling.migrations import (
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.store import Object
 
+_NUMA = "numa"
+"""The attribute of a host's devices with the number of their NUMA node; of a request the number that they must have."""
 MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
 """End of the names of claims that stand for machines."""
 Group = tuple[str, str]
@@ -530,7 +533,11 @@ class _InputBuilder:
         if (created := doc["metadata"].get("creationTimestamp")) is not None:
             metadata["creationTimestamp"] = created
         claim: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata}
-        claim["spec"] = {"claims": [{"deviceClass": host_pool_names.CLASS, **detail} for detail in details]}
+        requests = [{name: value for name, value in each.items() if name != _NUMA} for each in details]
+        claim["spec"] = {"claims": [{"deviceClass": host_pool_names.CLASS, **each} for each in requests]}
+        numbers = ((index, each[_NUMA]) for index, each in enumerate(details) if _NUMA in each)
+        if restrictions := tuple(ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers):
+            claim[FIELD] = restrictions
         if entries:
             claim["status"] = {"allocations": [*entries]}
         self.extra.append(claim)
@@ -586,7 +593,7 @@ def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
 def _restrict_to_numa(detail: Object, number: int) -> None:
     """Have what is of NUMA nodes come from that one."""
     if _is_of_numa_nodes(detail):
-        detail["constraints"] = f"device.numa == {number}"
+        detail[_NUMA] = number
 
 
 def _is_of_numa_nodes(detail: Object) -> bool:

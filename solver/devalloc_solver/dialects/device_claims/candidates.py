@@ -47,7 +47,8 @@ SAMPLE = 1_024
 def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
     """Equal for requests that may take the same devices."""
     values = (getattr(detail, name) for name in _SELECTING)
-    return tuple(tuple(dict.fromkeys(value)) if isinstance(value, list) else value or None for value in values)
+    names = (tuple(dict.fromkeys(value)) if isinstance(value, list) else value or None for value in values)
+    return (*names, detail.value_restrictions)
 
 
 @dataclass(slots=True)
@@ -61,8 +62,8 @@ class CandidateFinder:
     judge: Judge = field(default_factory=lambda: Judge(LANGUAGE, is_charging=False))
     """of expressions"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
-    _eligible: dict[tuple[str | None, str | None], Eligible] = field(default_factory=dict)
-    """(class, constraints) -> what decides for a detail that names these"""
+    _eligible: dict[tuple[object, ...], Eligible] = field(default_factory=dict)
+    """(class, constraints, restrictions) -> what decides for a detail that has these"""
     _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
     _examples: dict[frozenset[str] | None, Sequence[Device]] = field(default_factory=dict)
     """what an expression reads -> one of the devices that are alike in that, each"""
@@ -220,13 +221,14 @@ class CandidateFinder:
 
     def eligible(self, detail: DeviceClaimDetail) -> Eligible:
         """What decides by expressions about a device. Raises ExpressionError."""
-        key = detail.device_class, detail.constraints
+        key = detail.device_class, detail.constraints, detail.value_restrictions
         is_named = bool(detail.device_class) and not detail.device_type
         eligible = self._eligible.get(key) if is_named else None
         if eligible is None:
             classes = self.classes_of(detail)
             rules = None if classes is None else tuple(map(self._class_rule, classes))
-            eligible = Eligible(self.judge, rules, self._predicates(detail.constraints))
+            values = tuple((each.attribute, each.values) for each in detail.value_restrictions)
+            eligible = Eligible(self.judge, rules, self._predicates(detail.constraints), values)
             if is_named:  # others may be of fewer classes once some are refused
                 if len(self._eligible) >= MAX_REMEMBERED:
                     self._eligible.clear()
@@ -272,7 +274,8 @@ class CandidateFinder:
         """Of these drivers, those whose parts a detail is not given: it does not say that it wants one, and a whole
         device is offered that it accepts (S6b)."""
         named = self.classes.get(detail.device_class or "")
-        if self.is_admin(detail) or says_which((detail.constraints, named.spec.constraints if named else None)):
+        texts = detail.constraints, named.spec.constraints if named else None
+        if self.is_admin(detail) or says_which(texts, (each.attribute for each in detail.value_restrictions)):
             return frozenset()
         if self.wholes is None:
             self.wholes = WholeDevices.of(self.snapshot)
@@ -454,6 +457,9 @@ class CandidateFinder:
         if verdict is not True:
             by = rule(RuleCode.CONSTRAINTS, expression=detail.constraints or "")
             return Mismatch(3, by, verdict if isinstance(verdict, str) else None)
+        for _, attribute, values in detail.value_restrictions:
+            if device.attributes.get(attribute) not in values:
+                return Mismatch(3, rule(RuleCode.OTHER_VALUE, attribute=attribute))
         if device.undefined is not None:
             why = f"requests {device.undefined!r}, which its pool does not define"
             return Mismatch(4, rule(RuleCode.UNDEFINED_RESOURCE), why)

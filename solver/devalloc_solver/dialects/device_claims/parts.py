@@ -48,9 +48,11 @@ def _look_at(pool: Pool) -> tuple[Pool, bool, Sequence[Device]]:
     return pool, has_parts, wholes
 
 
-def says_which(expressions: Iterable[str | None]) -> bool:
-    """Whether any of a claim's expressions says that it wants a part, or none."""
+def says_which(expressions: Iterable[str | None], names: Iterable[str] = ()) -> bool:
+    """Whether any of a claim's expressions says that it wants a part, or none; ``names``: attributes of which it wants
+    a value."""
     reads = [attributes_read(text) for text in expressions if text and text.strip()]
+    reads.append(frozenset(names))
     return any(names is None or not names.isdisjoint(_ATTRIBUTES_OF_PARTS) for names in reads)
 
 

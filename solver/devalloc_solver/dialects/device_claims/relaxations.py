@@ -8,7 +8,8 @@ from functools import partial
 from math import gcd
 from typing import Any
 
-from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.claim import COUNT, DeviceClaimDetail, RestrictedRequest
+from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.node_rules import barred_nodes
 from devalloc.api.quantity import NANO, Quantity
@@ -153,6 +154,10 @@ class DeviceClaimRelaxations(UnitRelaxations):
                 path = f"{path_of(request)}.constraints"
                 entry = {"kind": "constraint", "path": path, "expression": expression}
                 edits.append(self.edit_request(demand, request, entry, _without_constraints))
+            if request.spec.value_restrictions:
+                entry = {"kind": "constraint", "path": f"{path_of(request)}.constraints"}
+                edit = self.edit_request(demand, request, entry, _without_restrictions)
+                edits.append(replace(edit, why=(fact(Cause.OTHER_VALUE, attributes=_restricted(request)),)))
         return edits
 
     def classes(self) -> list[Relaxation]:
@@ -250,6 +255,15 @@ def _with_amount(detail: DeviceClaimDetail, name: str, amount: Quantity) -> Devi
 
 def _without_constraints(detail: DeviceClaimDetail) -> DeviceClaimDetail:
     return detail.model_copy(update={"constraints": None})
+
+
+def _without_restrictions(detail: DeviceClaimDetail) -> DeviceClaimDetail:
+    return RestrictedRequest.of(detail, ())
+
+
+def _restricted(request: Request) -> list[str]:
+    """The attributes of which a request wants a value that no user wrote."""
+    return [each.attribute for each in request.spec.value_restrictions]
 
 
 def _of_any_class(detail: DeviceClaimDetail) -> DeviceClaimDetail:
