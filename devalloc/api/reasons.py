@@ -15,28 +15,14 @@ IMPOSSIBLE_NOW_VERDICT = "impossible now"
 STILL_SEARCHING = "searching"
 """Key of an answer without a reason yet: the search for its claim goes on beside the loop of a controller."""
 
-_DIALECTS = "solver/devalloc_solver/dialects"
-_DEMANDS = (f"{_DIALECTS}/device_claims/demands.py", f"{_DIALECTS}/resource_k8s/demands.py")
-_UNITS = "solver/devalloc_solver/pipeline/units.py"
-_MANIFESTS = (f"{_DIALECTS}/device_claims/manifests.py", f"{_DIALECTS}/resource_k8s/manifests.py")
-_EXPLAIN = "solver/devalloc_solver/explain"
-_EXPLAINER = f"{_EXPLAIN}/explainer.py"
-_SPECIAL = f"{_EXPLAIN}/relaxations.py"
-_RULES = (f"{_DIALECTS}/device_claims/relaxations.py", f"{_DIALECTS}/resource_k8s/relaxations.py")
-_FLEET = "solver/devalloc_solver/fleet"
-_ADMISSION = "solver/devalloc_solver/pipeline/admission.py"
-_RECONCILE = "devalloc/controller/reconcile"
-
 
 class Reason(StrEnum):
-    """A reason code (S19): where it is decided, how final it is, its meaning, what to do, and whether it is transient.
+    """A reason code (S19): how final it is, its meaning, what to do, and whether it is transient.
 
     The meaning and the advice are sentences of docs/reasons.md, of docs/placement.md, of docs/migration.md, or of
     the table of Events in docs/pods.md.
     """
 
-    decided_in: tuple[str, ...]
-    """The modules that decide it, as paths in the repository."""
     verdict: str
     """How final it is: the first words of the solver's message; empty if the message stands alone."""
     meaning: str
@@ -45,12 +31,10 @@ class Reason(StrEnum):
     is_transient: bool
     """Another claim of the same batch won. The next round, which follows at once, writes the lasting reason."""
 
-    def __new__(
-        cls, code: str, decided_in: tuple[str, ...], verdict: str, meaning: str, advice: str, is_transient: bool = False
-    ) -> Reason:
+    def __new__(cls, code: str, verdict: str, meaning: str, advice: str, is_transient: bool = False) -> Reason:
         reason = str.__new__(cls, code)
         reason._value_ = code
-        reason.decided_in, reason.verdict, reason.is_transient = decided_in, verdict, is_transient
+        reason.verdict, reason.is_transient = verdict, is_transient
         reason.meaning, reason.advice = meaning, advice
         return reason
 
@@ -58,14 +42,12 @@ class Reason(StrEnum):
 
     CLAIM_INVALID = (
         "ClaimInvalid",
-        (*_MANIFESTS, *_DEMANDS),
         "invalid",
         "The claim itself is wrong; the message lists field paths. The claim is answered again after it is edited.",
         "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
     )
     CLASS_NOT_FOUND = (
         "ClassNotFound",
-        _DEMANDS,
         "waits for a class",
         "A class that the claim names does not exist (yet).",
         "Apply that class, or name one that exists (`devalloc get classes`; who may not list classes asks an admin for "
@@ -73,35 +55,30 @@ class Reason(StrEnum):
     )
     CLASS_INVALID = (
         "ClassInvalid",
-        _DEMANDS,
         "waits for a valid class",
         "A class that the claim names exists and is invalid.",
         "Correct the class and apply it again.",
     )
     EXPRESSION_TOO_EXPENSIVE = (
         "ExpressionTooExpensive",
-        _DEMANDS,
         "waits for a simpler expression",
         "An expression of the claim, or of a class that it names, is valid and costs too much on a fleet of this size.",
         "Make the expression simpler: what reads an attribute that every device has its own value of should be cheap.",
     )
     CHECK_FAILED = (
         "CheckFailed",
-        (f"{_DIALECTS}/device_claims/solve.py", f"{_DIALECTS}/device_claims/fleet.py"),
         "waits for a correction of devalloc",
         "The two evaluators judge a device of the answer differently by an expression of the claim or its class.",
         "Write the expression in another way, and report the message: one of the two evaluators is wrong.",
     )
     CONFIG_NOT_FOUND = (
         "ConfigNotFound",
-        _DEMANDS[:1],
         "waits for a configuration object",
         "A configuration object that the claim or its class refers to does not exist (yet).",
         "Apply that object. devalloc tries the claim again when it exists.",
     )
     DELETING = (
         "Deleting",
-        (_DEMANDS[0], _MANIFESTS[1]),
         "is being deleted",
         "The claim is being deleted.",
         "The claim is being deleted; it gets no devices any more.",
@@ -111,14 +88,12 @@ class Reason(StrEnum):
 
     NO_MATCHING_DEVICES = (
         "NoMatchingDevices",
-        (*_RULES, _EXPLAINER, f"{_DIALECTS}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "No device passes class, type and constraints, in use or not.",
         "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` lists all).",
     )
     NODE_UNAVAILABLE = (
         "NodeUnavailable",
-        (_SPECIAL, _RULES[1], "devalloc/api/node_rules.py"),
         IMPOSSIBLE_VERDICT,
         "The node that the claim is pinned to, or each that it does not exclude and that suits its pod, lacks devices "
         "that other nodes have.",
@@ -127,42 +102,36 @@ class Reason(StrEnum):
     )
     NOT_ENOUGH_DEVICES = (
         "NotEnoughDevices",
-        (*_RULES, _EXPLAINER),
         IMPOSSIBLE_VERDICT,
         "Matching devices exist, but no single node has enough of them, even if nothing is in use.",
         "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
     )
     INSUFFICIENT_CAPACITY = (
         "InsufficientCapacity",
-        _RULES,
         IMPOSSIBLE_VERDICT,
         "On no single node do the devices reach the requested amounts within the limits, even if nothing is in use.",
         "Ask for less, raise limits.count so that the amount can be split, or add capacity.",
     )
     MATCH_ATTRIBUTES_CONFLICT = (
         "MatchAttributesConflict",
-        (_SPECIAL, f"{_DIALECTS}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "Enough devices exist, but not with equal values of matchAttributes.",
         "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
     )
     POOL_RESOURCES_EXHAUSTED = (
         "PoolResourcesExhausted",
-        (_SPECIAL,),
         IMPOSSIBLE_VERDICT,
         "The devices exclude each other: together they need more of a pool's resources than the pool has.",
         "Ask for fewer or smaller partitions of a card, or allow several cards.",
     )
     DEVICES_IN_USE = (
         "DevicesInUse",
-        (_EXPLAINER,),
         IMPOSSIBLE_NOW_VERDICT,
         "It would fit, but claims that are already allocated hold the devices.",
         "Release or delete the claims that are in the way, or wait for them.",
     )
     LOST_TO_HIGHER_PRIORITY = (
         "LostToHigherPriority",
-        (_EXPLAINER,),
         "lost to higher priority",
         "It would fit, but claims of higher priority in the same batch got the devices.",
         "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
@@ -170,7 +139,6 @@ class Reason(StrEnum):
     )
     LOST_TO_COMPETITION = (
         "LostToCompetition",
-        (_EXPLAINER, _ADMISSION),
         "lost to other claims of this batch",
         "It would fit, but other claims in the same batch got the devices.",
         "Give the claim a priority, or wait until the claims in the way are gone.",
@@ -178,10 +146,6 @@ class Reason(StrEnum):
     )
     GROUP_UNSATISFIABLE = (
         "GroupUnsatisfiable",
-        (
-            *(_EXPLAINER, _RULES[1], _UNITS, _ADMISSION),
-            *(f"{_FLEET}/backend.py", f"{_RECONCILE}/vm_scheduling/what_if.py"),
-        ),
         IMPOSSIBLE_VERDICT,
         "A member of the claim's group cannot be satisfied, or no single node has room for all members, so none is "
         "satisfied.",
@@ -189,7 +153,6 @@ class Reason(StrEnum):
     )
     SEARCH_LIMIT = (
         "SearchLimit",
-        (_EXPLAINER, f"{_DIALECTS}/resource_k8s/call_explainer.py", _UNITS, f"{_RECONCILE}/searches.py"),
         "the search ended early",
         "The search reached its deadline or its limit first; nothing is known to be in the way.",
         "Give the search more time with --deadline. If the message names an expression, simplify it.",
@@ -199,14 +162,12 @@ class Reason(StrEnum):
 
     NO_ROOM = (
         "NoRoom",
-        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         "",
         "The nodes' capacity for machines is reserved for other machines.",
         "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
     )
     START_REFUSED = (
         "StartRefused",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "Its node cannot start it, so nothing is reserved for it.",
         "Correct what the message names. devalloc tries again when the machine, or a file or interface that it needs, "
@@ -214,7 +175,6 @@ class Reason(StrEnum):
     )
     NODES_TOO_SMALL = (
         "NodesTooSmall",
-        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         "",
         "No node has that much capacity, even if nothing runs there.",
         "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits). For huge pages, "
@@ -222,14 +182,12 @@ class Reason(StrEnum):
     )
     NODES_CORDONED = (
         "NodesCordoned",
-        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         IMPOSSIBLE_NOW_VERDICT,
         "Every node on which the machine may be is cordoned.",
         "Wait until one is uncordoned (`devalloc uncordon node/NODE`); `devalloc get nodes` shows who cordoned each.",
     )
     NODES_UNSCHEDULABLE = (
         "NodesUnschedulable",
-        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         IMPOSSIBLE_NOW_VERDICT,
         "Every node on which the machine may be gets nothing new: it is cordoned, fenced, tainted or not ready.",
         "Do what the message says of one of the nodes; `devalloc get nodes` shows the state of each.",
@@ -237,14 +195,12 @@ class Reason(StrEnum):
     # Something other than room is in the way.
     NO_HOST_CAPACITY = (
         "NoHostCapacity",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "No node publishes its capacity for machines.",
         "Run one with `--host-capacity`, or set `nodeName`.",
     )
     NODE_NOT_SERVED = (
         "NodeNotServed",
-        (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
         "No plugin runs machines there: the node publishes slices, or nothing; or its plugin has ended, or never ran.",
         "On a store, start its plugin. On a cluster, label the node `devalloc.io/publish=host` and run the "
@@ -252,14 +208,12 @@ class Reason(StrEnum):
     )
     NODE_NOT_FOUND = (
         "NodeNotFound",
-        (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
         "There is no Node of that name in the cluster.",
         "Correct `spec.nodeName`.",
     )
     NODE_FENCED = (
         "NodeFenced",
-        (f"{_RECONCILE}/fenced.py",),
         "",
         "Its node is lost and was fenced, so the machine was taken away from it and has no other node yet.",
         "Read the condition `Placed`. If only that node has its disks, repair the node, start it, and run "
@@ -267,35 +221,30 @@ class Reason(StrEnum):
     )
     CLAIM_NOT_FOUND = (
         "ClaimNotFound",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names does not exist.",
         "Apply that claim.",
     )
     CLAIM_NOT_ALLOCATED = (
         "ClaimNotAllocated",
-        (f"{_RECONCILE}/vm_scheduling/machines.py", f"{_RECONCILE}/vm_scheduling/solver_input.py"),
         "",
         "A claim is placed with another machine first, or is in a group with a claim that waits.",
         "Wait, or resolve what the other one waits for.",
     )
     CLAIM_BEING_DELETED = (
         "ClaimBeingDeleted",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names is being deleted.",
         "Wait, and apply the claim again; or remove it from `spec.claims`.",
     )
     CLAIM_RELEASED = (
         "ClaimReleased",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names is being released.",
         "Wait until it is allocated again.",
     )
     MACHINE_INVALID = (
         "MachineInvalid",
-        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "The machine cannot be read.",
         "Correct what the message names.",
@@ -305,42 +254,36 @@ class Reason(StrEnum):
 
     MACHINE_NOT_FOUND = (
         "MachineNotFound",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "The machine that the migration names does not exist.",
         "Apply that machine, or delete the migration.",
     )
     MACHINE_NOT_RUNNING = (
         "MachineNotRunning",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "Only a machine that runs can be migrated.",
         "Wait until it runs. One that is stopped starts on another node by itself, if its node is cordoned.",
     )
     MACHINE_NOT_MOVABLE = (
         "MachineNotMovable",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "A part of the machine exists only on its node, or QEMU cannot move the machine.",
         "Change what the message names, and create another migration.",
     )
     ALREADY_MIGRATING = (
         "AlreadyMigrating",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "Another migration moves the same machine.",
         "Wait until it is over, or delete it.",
     )
     MIGRATABILITY_UNKNOWN = (
         "MigratabilityUnknown",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "The machine has devices of its node, and the node has not said yet whether QEMU can move it with them.",
         "If this lasts, start a plugin of this version on the machine's node.",
     )
     CLAIM_MOVING = (
         "ClaimMoving",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py", f"{_RECONCILE}/vm_scheduling/what_if.py"),
         "",
         "The machine has moved, and its claim gets its devices there when the node that it left has given up the old "
         "ones.",
@@ -348,31 +291,24 @@ class Reason(StrEnum):
     )
     TOO_MANY_MIGRATIONS = (
         "TooManyMigrations",
-        (
-            f"{_RECONCILE}/vm_scheduling/migrations.py",
-            f"{_RECONCILE}/vm_scheduling/migration_decision.py",
-        ),
         "",
         "The node has as many migrations as it may have at a time.",
         "Wait until one of them has moved. Namespaces take turns.",
     )
     MIGRATION_OFF = (
         "MigrationOff",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "No other node receives machines that run, or the one that the migration names does not.",
         "Start the plugins of nodes that may receive it with `--migration-address`.",
     )
     MIGRATION_WITHDRAWN = (
         "MigrationWithdrawn",
-        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
         "",
         "The migration ended before the machine had moved; the message says why.",
         "Create another migration if the machine is still to move.",
     )
     MIGRATION_TIMED_OUT = (
         "MigrationTimedOut",
-        ("devalloc/controller/migration_cleanup.py", f"{_RECONCILE}/vm_scheduling/migrations.py"),
         "",
         "The machine did not move within the time limit.",
         "See what the plugins of both nodes log; raise the limit (`--migration-deadline`) if the machine is large.",
@@ -382,21 +318,18 @@ class Reason(StrEnum):
 
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        (_ADMISSION,),
         "",
         "A ResourceQuota of its namespace allows fewer devices of a class; other claims hold them, or come first.",
         "Release or delete claims of the namespace, ask for less, or ask an admin to raise the quota.",
     )
     ADMIN_ACCESS_DENIED = (
         "AdminAccessDenied",
-        (_ADMISSION,),
         "",
         "It names a class with admin access, and its namespace does not have the label for that.",
         "Name a class without admin access, or ask an admin to label the namespace.",
     )
     REFUSED = (
         "Refused",
-        (f"{_RECONCILE}/write_backoff.py", f"{_RECONCILE}/resource_claims/allocator.py"),
         "",
         "Its allocation could not be written to it, or to a member of its group, so devalloc waits before it tries "
         "again.",
@@ -408,7 +341,6 @@ class Reason(StrEnum):
 
     LEFT_ASIDE = (
         "LeftAside",
-        (f"{_RECONCILE}/stored_claims.py",),
         "",
         "`devalloc up` does not answer objects of its API group.",
         "",
@@ -418,14 +350,12 @@ class Reason(StrEnum):
 
     SPEC_CHANGED = (
         "SpecChanged",
-        (f"{_RECONCILE}/decision.py",),
         "",
         "The spec was edited after the allocation; this does not change the allocation.",
         "Restore the spec, or `devalloc release` the claim.",
     )
     STILL_PREPARED = (
         "StillPrepared",
-        (f"{_RECONCILE}/decision.py", f"{_RECONCILE}/vm_scheduling/machines.py"),
         "",
         "Its status was removed while its node had it prepared, and the node has not released the devices.",
         "Wait for the node; if the node is permanently lost: `devalloc fence node/NAME`.",
@@ -435,28 +365,24 @@ class Reason(StrEnum):
 
     NO_SUITABLE_NODE = (
         "NoSuitableNode",
-        (f"{_RECONCILE}/resource_claims/cluster_state.py",),
         "",
         "No node with devices for devalloc suits the pod.",
         "",
     )
     NOT_ADOPTED = (
         "NotAdopted",
-        (f"{_RECONCILE}/resource_claims/cluster_state.py",),
         "",
         "Devices match, but devalloc does not allocate them: their driver is not adopted, nor their node set aside.",
         "Adopt the driver (`devalloc adopt`), or leave the claim to kube-scheduler by its label.",
     )
     SENT_BACK = (
         "SentBack",
-        (f"{_RECONCILE}/resource_claims/allocator.py",),
         "",
         "kube-scheduler found no room for the pod on the node of its devices.",
         "",
     )
     NO_ROOM_FOR_POD = (
         "NoRoomForPod",
-        (f"{_RECONCILE}/resource_claims/allocator.py", f"{_RECONCILE}/resource_claims/cluster_state.py"),
         "",
         "No node with devices has room for the pod, or kube-scheduler did not place it on five of them.",
         "Free CPU, memory, or what the message names on one of the nodes, or let the pod request less.",

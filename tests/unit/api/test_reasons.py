@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import get_args
 
+import pytest
+
 from devalloc.api.findings import CAVEATS, Cause, RuleCode
 from devalloc.api.reasons import Reason, find_reason, is_transient_reason
 from devalloc_solver.answer_types import BlockerKind
 from tests.support.repository import REPO
+from tools import reason_sites
 
 RELEASED = {
     *("ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting", "NoMatchingDevices"),
@@ -21,6 +24,7 @@ RELEASED = {
 }
 
 
+KINDS = ("DeviceClaims", "ResourceClaims")
 PAGES = ("pods.md", "placement.md", "migration.md", "reasons.md")
 """The guides with tables of codes of claims and machines."""
 
@@ -69,11 +73,42 @@ def test_the_guide_explains_each_verdict() -> None:
     assert [reason for reason in explained if f"| `{reason.verdict}` |" not in page] == []
 
 
-def test_each_code_is_decided_where_the_table_says() -> None:
-    for reason in Reason:
-        assert reason.decided_in
-        for module in reason.decided_in:
-            assert re.search(rf"\bReason\.{reason.name}\b", (REPO / module).read_text()), (reason, module)
+class TestWhereACodeIsDecided:
+    def test_is_on_the_page_for_developers(self) -> None:
+        """``python -m tools.reason_sites`` writes it."""
+        assert reason_sites.PAGE.read_text() == reason_sites.page()
+
+    def test_is_known_of_each(self) -> None:
+        assert reason_sites.reason_sites().keys() == {*Reason}
+
+    def test_is_said_apart_for_each_dialect(self) -> None:
+        page = reason_sites.page()
+        claims, resource_claims = (page.partition(f"\n## {kind}\n")[2].partition("\n## ")[0] for kind in KINDS)
+        assert "dialects/device_claims/" in claims
+        assert "dialects/resource_k8s/" in resource_claims
+        assert "dialects/resource_k8s/" not in claims
+        assert "dialects/device_claims/" not in resource_claims
+        for shared in ("explain/explainer.py", "pipeline/units.py", "pipeline/admission.py"):
+            assert shared in claims
+            assert shared in resource_claims
+
+    @pytest.mark.parametrize(
+        ("code", "names"),
+        [
+            ("def f(): return Reason.DELETING", ["f"]),
+            ("def f(): yield Reason.DELETING, edits", ["f"]),
+            ("class C:\n def f(self): self.g(reason=Reason.DELETING.value)", ["C.f"]),
+            ("class C:\n a: Reason = Reason.DELETING", ["C"]),
+            ("TABLE = (Rule('x', Reason.DELETING),)", ["TABLE"]),
+            ("TABLE = {Reason.NO_ROOM: Reason.DELETING}", ["TABLE"]),
+            ("TABLE = {Reason.DELETING: Reason.NO_ROOM}", []),
+            ("SOME = {*OTHERS, Reason.DELETING, Reason.NO_ROOM.value}", []),
+            ("def f(a): return a is Reason.DELETING or a in (Reason.DELETING, None)", []),
+            ("def f(): return Reason.UNHEARD", []),
+        ],
+    )
+    def test_is_found_where_code_gives_it_and_not_where_code_compares_it(self, code: str, names: list[str]) -> None:
+        assert [name for name, _, codes in reason_sites.decided_in(code) if "DELETING" in codes] == names
 
 
 def test_a_code_is_found_by_its_name_alone() -> None:
