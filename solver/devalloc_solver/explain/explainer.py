@@ -352,6 +352,8 @@ class Explainer(ABC):
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         """Whether the unit fits, for certain. Raises Undecided."""
+        if self.is_proven and question.unit is self.explained and len(question.held) == len(self.in_use):
+            return False  # what is held is the first so many of ``in_use``
         return self.finder.fits(question)
 
     def _impossible(self, unit: PlacementUnit, key: Key) -> Explanation:

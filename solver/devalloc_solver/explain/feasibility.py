@@ -221,8 +221,10 @@ class FeasibilityChecker:
         self.counting, self.alike = NodeCounts(self.snapshot), EqualNodes(self.snapshot)
 
     def fits(self, question: FeasibilityQuestion) -> bool:
-        """Whether the unit fits, for certain. Raises Undecided."""
+        """Whether the unit fits, for certain; not counted as searched. Raises Undecided."""
+        searched = self.searched
         fitting, hard = self._look(question, None, self._fits_on)
+        self.searched = searched
         return fitting is not None or any(self._search(question, node) is not None for node in hard)
 
     def works(self, question: FeasibilityQuestion) -> bool:

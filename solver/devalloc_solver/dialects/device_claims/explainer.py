@@ -54,11 +54,6 @@ class DeviceClaimExplainer(Explainer):
     def list_drivers(self) -> frozenset[str]:
         return frozenset(pool.driver for pool in self.snapshot.pools if pool.devices)
 
-    def fits(self, question: FeasibilityQuestion) -> bool:
-        if self.is_proven and question.unit is self.explained and len(question.held) == len(self.in_use):
-            return False  # what is held is the first so many of ``in_use``
-        return Explainer.fits(self, question)
-
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         offers = self._offers(question.unit)
         return offers.in_order(question, self.finder, () if key is None else offers.members(key))

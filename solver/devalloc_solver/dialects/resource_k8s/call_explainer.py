@@ -333,9 +333,6 @@ class CallExplainer(ResourceClaimExplainer):
     def question(self, unit: PlacementUnit, held: tuple[Holding, ...]) -> FeasibilityQuestion:
         return self.call_question if held else replace(self.call_question, held=())
 
-    def fits(self, question: FeasibilityQuestion) -> bool:
-        return self.finder.fits(question)
-
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         pools, gates = complete_pools(self.dialect.devices.seen.views), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))

@@ -6,7 +6,6 @@ its numbers are still true.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.leaving import Leaving
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
-from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
@@ -100,17 +98,6 @@ class ResourceClaimExplainer(Explainer):
             return self.fleet.invalid_pools[driver]
         pools = (offer.pool for offer in self.offers if offer.pool.driver == driver)
         return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in pools), "")
-
-    def fits(self, question: FeasibilityQuestion) -> bool:
-        """Within the steps of one search, and not counted as one for blockers."""
-        if self.ends is not None and time.monotonic() > self.ends:
-            raise Undecided
-        usage = self.finder.usage(question)
-        try:
-            steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
-            return place(question.snapshot, usage, question.unit, steps=steps) is not None
-        except StepsExhausted:
-            raise Undecided from None
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)
