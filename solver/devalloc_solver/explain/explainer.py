@@ -598,6 +598,8 @@ class Explainer(ABC):
         """What a node would need and none has, in an empty fleet; nothing if ``edits`` only uncordon what has it."""
         if edits and all(edit.why for edit in edits):
             return edits[0].why
+        if edits and all(edit.kind == "nodeRule" for edit in edits):
+            return (*filter(None, [fact(Cause.NODE_BARRED), self.shortage(unit, is_empty=True)]),)
         unmatched = unmatched_requests(self.question(unit, ()).unit)
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):

@@ -15,7 +15,7 @@ from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.testing import claim, device, device_class, pool, request
 from tests.support.manifests import Manifest
 
-ONLY = "devalloc.io/only-nodes"
+ONLY = "devalloc.io/rule-of-this-test"
 GPU = device_class("gpu", driver="gpu")
 
 
@@ -61,12 +61,13 @@ class TestOneMoreRow:
         refused = answers(*fleet, wanted)["c"]
         assert refused["reason"] == "NodesTooSmall"
         assert [(one["kind"], one["annotation"]) for one in refused["blockers"]] == [("nodeRule", ONLY)]
-        assert refused["message"].endswith(f"remove the annotation {ONLY}")
+        assert refused["message"] == f"it fits only on nodes that it may not be on; remove the annotation {ONLY}"
         assert Fleet.from_manifests(fleet).allocate(wanted) == refused
 
     def test_has_them_where_nothing_matches_beside_what_it_bars(self) -> None:
         refused = answers(GPU, gpus("n1"), waiting(only="n2"))["c"]
         assert (refused["reason"], refused["blockers"][0]["annotation"]) == ("NodesTooSmall", ONLY)
+        assert refused["message"] == f"it fits only on nodes that it may not be on; remove the annotation {ONLY}"
 
     def test_is_dropped_without_the_others(self) -> None:
         fleet = [GPU, gpus("n1", 2), gpus("n2", 2), gpus("n3")]
