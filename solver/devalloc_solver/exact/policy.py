@@ -176,7 +176,11 @@ def _natural_order(model: BatchModel) -> LinearTerms:
 
 
 def _order_of_devices(model: BatchModel) -> LinearTerms:
-    """Prefer the devices of a pool that come first, as far as they are not interchangeable; one term per group."""
+    """Prefer the devices of a pool that come first, one term per group.
+
+    Which of the devices that draw the same go to which claim is dealt afterwards (``pipeline.natural_order``); without
+    this, 17 of 212 random batches take devices that draw something else and come later.
+    """
     pools = model.snapshot.pools
     return [
         (

@@ -128,7 +128,7 @@ def search_parts(
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
         placements = _most_even(snapshot, allocations, tried, placements, ends)
-    if len(placements) > 1:
+    if placements and (len(units) > 1 or len(placements) > 1):
         placements = in_natural_order(snapshot, allocations, placements)
     return replace(outcome, placements=placements)
 

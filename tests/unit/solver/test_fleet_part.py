@@ -91,6 +91,17 @@ def test_the_answers_are_those_of_the_whole_fleet(placement: str) -> None:
     assert in_part > 20
 
 
+def test_the_only_claim_of_several_that_fits_gets_the_devices_that_it_gets_of_the_whole_fleet() -> None:
+    devices = [device("d0"), {"name": "d1", "requests": {"slots": 1}}, device("d2")]
+    drawn_on = pool("p2", "n2", "nic", devices=devices)
+    drawn_on["spec"]["resources"] = [{"name": "slots", "capacity": "2"}]
+    documents = [pool("p1", "n1", "gpu", devices=[device("d")]), drawn_on]
+    claims = [claim("a", {}, {"requests": {"count": 2}}), claim("b", {"requests": {"count": 2, "memory": "1Gi"}})]
+    one, other = (Fleet.from_manifests(documents, placement="spread") for _ in range(2))
+    one.allocate_all([])
+    assert shown(one.allocate_all(claims)) == shown(whole(other, claims))
+
+
 def cluster() -> Fleet:
     """The same of resource.k8s.io, with devices that nodes share."""
     documents: list[Manifest] = [

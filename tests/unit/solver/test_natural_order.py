@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 from typing import Any
@@ -64,6 +66,47 @@ def test_a_later_claim_keeps_devices_of_its_class() -> None:
     assert named(placements) == {"a": ["d1", "d3"], "b": ["d0", "d2"]}
 
 
+def renamed(placed: Placement, problem: Any, other: Callable[[int], int]) -> Placement:
+    """The same on other devices."""
+    devices = [problem.snapshot.devices[other(entry.device.index)] for entry in placed.entries]
+    entries = [replace(entry, device=one) for entry, one in zip(placed.entries, devices, strict=True)]
+    return replace(placed, entries=tuple(entries))
+
+
+def sharing(*amounts: str) -> list[Manifest]:
+    """Claims that share devices: each a device of its own, or what others left."""
+    details = [{"deviceClass": "gpu", "requests": {"memory": amount}, "limits": {"count": 1}} for amount in amounts]
+    return [claim(name, detail) for name, detail in zip("abcd", details, strict=False)]
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
+def test_shares_of_a_device_stay_together_on_the_first_one(order: tuple[int, ...]) -> None:
+    devices = [device(f"d{number}", resources={"memory": "8Gi"}) for number in range(3)]
+    problem, placements = solved(pool("p", "n", "g", devices=devices), *sharing("5Gi", "7Gi", "3Gi"))
+    others = [renamed(placed, problem, order.__getitem__) for placed in placements]
+    again = in_natural_order(problem.snapshot, problem.allocations, others)
+    assert named(again) == {"a": ["d0"], "b": ["d1"], "c": ["d0"]}
+
+
+def test_devices_that_draw_something_else_are_dealt_too() -> None:
+    """Of those that claims get together: which ones these are the search decides."""
+    devices = [{"name": f"d{number}", "requests": {"slots": number % 2}} for number in range(3)]
+    drawn_on = pool("p", "n", "g", devices=devices)
+    drawn_on["spec"]["resources"] = [{"name": "slots", "capacity": "2"}]
+    problem, placements = solved(drawn_on, wants("a", 1), wants("b", 2))
+    for others in (placements, [renamed(placed, problem, [1, 0, 2].__getitem__) for placed in placements]):
+        again = in_natural_order(problem.snapshot, problem.allocations, others)
+        assert named(again) == {"a": ["d0"], "b": ["d1", "d2"]}
+
+
+def test_many_claims_get_the_first_devices_of_a_large_pool() -> None:
+    problem, placements = solved(node(1500, 750), *(wants(f"c{number:04}", 1) for number in range(1100)))
+    last = len(problem.snapshot.devices) - 1
+    backwards = [renamed(placed, problem, lambda index: last - index) for placed in placements]
+    again = in_natural_order(problem.snapshot, problem.allocations, backwards)
+    assert named(again) == {f"c{number:04}": [f"d{number}"] for number in range(1100)}
+
+
 def test_what_takes_too_long_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, placements = solved(node(), wants("a", 2), wants("b", 2, match="numa"))
     backwards = exchanged(Random(1), problem, placements)
@@ -117,24 +160,19 @@ def test_it_does_not_matter_how_devices_were_dealt_before(seed: int) -> None:
 
 
 def counts(placements: list[Placement]) -> object:
-    """What goals 1 to 4 of S17 see, and what else the devices of a claim are to it."""
-    return {
-        one.demand.key: sorted(
-            (
-                entry.request.label,
-                entry.device.pool,
-                entry.device.draws,
-                sorted(entry.device.resources.items(), key=str),
-            )
-            for entry in one.entries
-        )
+    """What goals 1 to 5 of S17 see of claims, and of all of them together."""
+    of_claims = {
+        one.demand.key: sorted((entry.request.label, entry.device.pool, entry.amounts) for entry in one.entries)
         for one in placements
     }
+    devices = {entry.device.index: entry.device for one in placements for entry in one.entries}
+    in_use = [(one.pool, one.draws, sorted(one.resources.items(), key=str)) for one in devices.values()]
+    return of_claims, sorted(in_use, key=str)
 
 
 @pytest.mark.parametrize("seed", range(70, 70 + examples(25, 0.5)))
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_claims_keep_how_many_devices_they_have_of_which_amounts(seed: int, policy: PlacementPolicy) -> None:
+def test_claims_keep_how_many_devices_they_have_and_pools_what_is_drawn(seed: int, policy: PlacementPolicy) -> None:
     """And the check, which solving calls, finds nothing wrong."""
     documents = random_fleets.documents(Random(seed))
     solve_manifests(documents, placement=policy.name)
