@@ -22,7 +22,8 @@ def gc_paused(*, settle: bool = False, freeze: bool | None = None) -> Iterator[N
 
     With ``settle`` the collector looks at what was built before this returns, if that is much. It does so once in any
     case, and else makes some small call later take as long as that. With ``freeze`` too, it leaves that alone for good
-    (``freeze_objects``). None: it looks only in a process where that is so, and so at nothing else.
+    (``freeze_objects``), and however much it is, what stays after a later collection that takes long. None: it looks
+    only in a process where that is so, and so at nothing else.
     """
     was_enabled = gc.isenabled()
     before = sys.getallocatedblocks() if settle else 0  # which goes through the whole heap
@@ -37,6 +38,8 @@ def gc_paused(*, settle: bool = False, freeze: bool | None = None) -> Iterator[N
                     freeze_objects()
                 elif freeze is False or _freeze_after_long_collection in gc.callbacks:
                     gc.collect()
+            elif freeze and _freeze_after_long_collection not in gc.callbacks:
+                gc.callbacks.append(_freeze_after_long_collection)
 
 
 LONG_COLLECTION = 0.01

@@ -72,10 +72,10 @@ class Fleet:
 
         Args:
             freeze: for a process that keeps the fleet. Read all devices for the check now, rather than each when a
-                claim first gets it. If the fleet is large, exempt all objects that there are then in the
-                process from garbage collections, which otherwise take half a second of some call with 80,000 devices:
-                objects in circles of references that are exempt stay in memory until the next fleet is made in this
-                way.
+                claim first gets it. If the fleet is large, or once a garbage collection takes long, exempt all objects
+                that there are then in the process from the next ones, which otherwise take half a second of some call
+                with 80,000 devices: objects in circles of references that are exempt stay in memory until the next
+                large fleet is made in this way.
 
         Raises:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``cel_check`` neither ``refuse`` nor

@@ -79,8 +79,22 @@ def test_what_a_long_collection_leaves_is_exempt_too(monkeypatch: pytest.MonkeyP
     assert gc.get_freeze_count() >= before + len(later)
 
 
+def test_a_small_fleet_that_stays_is_not_looked_at_again_either_once_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It grows with the claims that come, and so does what else the process keeps."""
+    gc.unfreeze()
+    fleet = Fleet("pack")
+    fleet.sync([gpu_class(), gpu_pool("p", node="n")])
+    assert gc.get_freeze_count() < 1000
+    monkeypatch.setattr(gc_pause, "LONG_COLLECTION", 0)
+    gc.collect()
+    assert gc.get_freeze_count() > 1000
+
+
 def test_it_is_noted_once_only() -> None:
     freeze_objects()
     callbacks = [*gc.callbacks]
     freeze_objects()
+    Fleet.from_manifests([gpu_class()], freeze=True)
     assert gc.callbacks == callbacks
