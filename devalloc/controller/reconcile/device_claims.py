@@ -212,6 +212,8 @@ class DeviceClaimAllocator:
             objects = with_woken
             documents, solver_input = self._input(objects)
         self.loop.is_again, self._unsaid = False, []
+        if self._solver is not None:
+            self._solver.note_recorded(obj for key, obj in objects.items() if key.kind == CLAIM)
         kept_out = rejection_messages(self.loop.refusals.look(documents), solver_input)
         answer = admission.solve_admitted(
             solver_input.documents,

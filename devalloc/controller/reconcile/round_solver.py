@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.conditions import ALLOCATED, find_condition
 from devalloc.api.node_rules import restrictions_of
-from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
     BackgroundSearches,
@@ -48,10 +49,28 @@ REFRESHED = 50
 """Units whose refusals a round finds anew, because they are old."""
 REFRESHED_SECONDS = 0.05
 """How long a round that finds them anew is to take: a claim that comes meanwhile waits for it."""
+ALL_ANEW = 4
+"""Claims of the first calls after a start of which all reasons are found anew at once, 20 ms at most; of more, those
+that are recorded hold."""
 REFRESH_PAUSE = 1.0
 """Seconds between two such rounds."""
 REST_FACTOR = 20.0
 """How many times as long as the solver was busy with it a claim is left alone, at least, that costs too much."""
+_FITS_NOWHERE = {
+    reason.value: reason
+    for reason in (
+        Reason.NO_MATCHING_DEVICES,
+        Reason.NODE_UNAVAILABLE,
+        Reason.NOT_ENOUGH_DEVICES,
+        Reason.INSUFFICIENT_CAPACITY,
+        Reason.MATCH_ATTRIBUTES_CONFLICT,
+        Reason.POOL_RESOURCES_EXHAUSTED,
+        Reason.DEVICES_IN_USE,
+    )
+}
+"""Reasons of claims that fit nowhere by themselves, as the fleet is."""
+_RECORDED = "recorded"
+"""In an answer: it is what its claim had recorded already."""
 _WITH_PROBLEMS = frozenset({Reason.CLAIM_INVALID.value, Reason.CHECK_FAILED.value})
 """Refusals of which the problems of objects say more."""
 
@@ -126,6 +145,10 @@ class RoundSolver:
         self._seconds = 0.0
         """How long the last answers took, by ``clock``."""
         self._refusals: dict[ClaimUnit, _Refusal] = {}
+        self._is_starting = True
+        """No call had few claims yet: what is recorded on claims is from before this began."""
+        self._recorded: Mapping[ClaimKey, Object] = {}
+        """Claims with what is recorded on them, of which the solver does not read all."""
         # -- what is known of claims that hold something, and of the state, if the kind has it
         self._answers: dict[ClaimKey, _Answer] = {}
         self._problems: list[_Answer] | None = None
@@ -240,11 +263,16 @@ class RoundSolver:
             return False
         fleet = self._take()
         if is_single:
-            rests = self.waiting.rest(fleet, unit, order, claims[0], {**answers[0]})
+            is_recorded = bool(answers[0].get(_RECORDED))
+            rests = self.waiting.rest(fleet, unit, order, claims[0], {**answers[0]}, is_recorded=is_recorded)
         else:
             rests = self.waiting.rest_together(fleet, unit, order, claims)
         self._fleet = fleet
         return rests
+
+    def note_recorded(self, claims: Iterable[Object]) -> None:
+        """Note what is recorded on the claims of the next call, as stored: after a start, refusals that still hold."""
+        self._recorded = {ClaimView(claim).key: claim for claim in claims} if self._is_starting else {}
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -337,18 +365,37 @@ class RoundSolver:
         return {**answer, "claims": given, "seconds": round(time.monotonic() - started, 6)}
 
     def _refused_like_others(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
-        """The answers to claims of which equals wait already, and the other claims."""
+        """The answers to claims of which equals wait already, and the other claims. After a start, of many claims also
+        the answers to those that still fit nowhere, as they are recorded: the waiting book has them found anew."""
         if self._kind.compared != "message":
             return [], [*claims]
+        self._is_starting = self._is_starting and len(claims) > ALL_ANEW
         refused: list[_Answer] = []
         others: list[Object] = []
         for claim in claims:
             view = ClaimView(claim)
-            if view.group is not None or (answer := self.waiting.refusal(fleet, claim)) is None:
+            if view.group is not None:
                 others.append(claim)
+            elif self._is_starting and (recorded := self._recorded_refusal(fleet, claim)) is not None:
+                refused.append(recorded)
+            elif (cached := self.waiting.refusal(fleet, claim)) is not None:
+                refused.append({**cached, "namespace": view.key[0], "name": view.key[1]})
             else:
-                refused.append({**answer, "namespace": view.key[0], "name": view.key[1]})
+                others.append(claim)
         return refused, others
+
+    def _recorded_refusal(self, fleet: Fleet, claim: Object) -> _Answer | None:
+        """The answer to a claim that has a refusal recorded for what it asks for, and still fits nowhere."""
+        if (stored := self._recorded.get(key_of_claim(claim))) is None:
+            return None
+        view, generation = ClaimView(stored), stored["metadata"].get("generation")
+        condition = find_condition(view.status.get("conditions"), ALLOCATED)
+        reason = _FITS_NOWHERE.get(view.reason)
+        if reason is None or condition.get("observedGeneration", generation) != generation:
+            return None
+        if not self.waiting.still_holds(fleet, claim, is_of_rules=reason is Reason.NO_MATCHING_DEVICES):
+            return None
+        return {**refusal_answer(view.key, reason, view.message), _RECORDED: True}
 
     def _ask(self, fleet: Fleet, claims: Sequence[Object], ends: float | None, *, is_current: bool) -> _Answer:
         """The answers to claims that wait. ``is_current``: those to others, and the problems, are known."""

@@ -115,6 +115,8 @@ class _Class:
     """how many of them may be at once"""
     is_outdated: bool = False
     """its refusal is to be found anew"""
+    is_recorded: bool = False
+    """its refusal is what one of its claims had recorded before there was this book; each says what it has recorded"""
     differs: bool = False
     """some of its units were told another refusal"""
     untold: list[Hashable] = field(default_factory=list)
@@ -201,6 +203,8 @@ class WaitingBook:
     _names: object = None
     _judged_kinds: int = 0
     """kinds of devices that the classes were judged by"""
+    _compared_with: dict[Hashable, Prospects] = field(default_factory=dict)
+    """what recorded refusals were compared with since the last change"""
     _changes: int = 0
 
     # -- who waits -----------------------------------------------------------------------------------------------------
@@ -228,10 +232,38 @@ class WaitingBook:
         record = self._classes.get(key)
         if record is None or record.answer is None or record.is_outdated or self._is_dirty(key, record):
             return None
-        return {**record.answer}
+        return None if record.is_recorded else {**record.answer}
 
-    def rest(self, fleet: Questioned, unit: Hashable, order: Order, claim: Manifest, answer: Answer) -> bool:
-        """Record that a claim was refused, and need not be solved again for now. False if it may fit now."""
+    def still_holds(self, fleet: Questioned, claim: Manifest, *, is_of_rules: bool) -> bool:
+        """Whether a claim still fits nowhere that was refused before there was this book.
+
+        ``is_of_rules``: it was refused because no device, in use or not, is what it asks for.
+        """
+        if (key := fleet.waiting_key(claim)) is None:
+            return False
+        record = self._classes.get(key)
+        if record is not None:
+            return record.is_recorded and not self._is_dirty(key, record)
+        prospects = self._compared_with.get(key) or fleet.prospects(claim, QUESTION_SECONDS)
+        if prospects is None or prospects.fits or _is_of_rules(prospects) is not is_of_rules:
+            return False
+        self._compared_with[key] = prospects
+        return True
+
+    def rest(
+        self,
+        fleet: Questioned,
+        unit: Hashable,
+        order: Order,
+        claim: Manifest,
+        answer: Answer,
+        *,
+        is_recorded: bool = False,
+    ) -> bool:
+        """Record that a claim was refused, and need not be solved again for now. False if it may fit now.
+
+        ``is_recorded``: the refusal is one that still holds. It is soon to be found anew.
+        """
         self.discard(unit)
         if unit in self._refreshing:
             self._refreshed_until = self.clock()
@@ -240,20 +272,28 @@ class WaitingBook:
             return False
         record = self._classes.get(key)
         if record is None or self._is_dirty(key, record):
-            prospects = fleet.prospects(claim, QUESTION_SECONDS)
+            prospects = self._compared_with.pop(key, None) or fleet.prospects(claim, QUESTION_SECONDS)
             if prospects is None or prospects.fits or (record is None and len(self._classes) >= MAX_CLASSES):
                 return False
+            is_first = record is None
             record = self._enter(key, record, (claim,), [prospects], answer)
-        self._note(key, record, answer)
+            if is_recorded and is_first:
+                record.is_recorded, record.as_of = True, -1
+                self._renew_refusal(key)
+        if is_recorded and not record.is_recorded:
+            record.untold.append(unit)
+            self._ages[record.namespace].hasten(key)
+        else:
+            self._note(key, record, answer, is_recorded=is_recorded)
         self._add(key, record, unit, order)
         return True
 
-    def _note(self, key: Hashable, record: _Class, answer: Answer) -> None:
-        """The refusal of a class as it was last found."""
+    def _note(self, key: Hashable, record: _Class, answer: Answer, *, is_recorded: bool) -> None:
+        """The refusal of a class as it was last found, or as one of its claims has it."""
         before, record.answer = record.answer, answer
         record.differs |= before is not None and before[self.compared] != answer[self.compared]
-        if record.is_outdated:
-            record.is_outdated = False
+        if not is_recorded and (record.is_outdated or record.is_recorded):
+            record.is_outdated = record.is_recorded = False
             record.untold = [unit for _, unit in reversed(record.members)] if record.differs else []
             record.differs = False
             if record.untold:
@@ -322,7 +362,7 @@ class WaitingBook:
             for kind in kinds if need not in self._by_need else ():
                 self._by_kind.setdefault(kind, {})[need] = None
             self._by_need.setdefault(need, {})[key] = None
-        if any(one.kinds is not None and not one.kinds for one in prospects):
+        if any(map(_is_of_rules, prospects)):
             self._by_rules[key] = None
         return record
 
@@ -379,6 +419,7 @@ class WaitingBook:
     def catch_up(self, fleet: Questioned) -> None:
         """Record which waiting units the changes since the last call could help."""
         self._changes += 1
+        self._compared_with.clear()
         gains = fleet.gains(self.kind)
         if len(gains.edition) != len(self._edition) or any(
             one is not other for one, other in zip(gains.edition, self._edition, strict=True)
@@ -504,7 +545,7 @@ class WaitingBook:
             if record.untold:
                 units.append(record.untold.pop())
             else:
-                record.is_outdated = True
+                record.is_outdated, record.is_recorded = True, False
                 units.append(record.members[0][1])
             if not record.untold:
                 self._renewed(ages, key, now)
@@ -534,6 +575,11 @@ class WaitingBook:
         record = self._classes[key]
         record.as_of, record.since = self._changes, now
         ages.renew(key)
+
+
+def _is_of_rules(prospects: Prospects) -> bool:
+    """Whether a claim is refused by the rules, whatever is free."""
+    return prospects.kinds is not None and not prospects.kinds
 
 
 def _suffices(need: _Need, free: Mapping[int, int]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from devalloc.api.findings import sentences
 from devalloc.api.views import order_of
 from devalloc.controller.reconcile import device_claims, resting, round_solver
+from devalloc.controller.reconcile.decision import IN_CONDITIONS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.postponed import PostponedUnits, Unit
@@ -20,7 +21,7 @@ from devalloc.controller.reconcile.resting import RestingObjects
 from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import WaitingBook, testing
+from devalloc_solver import Fleet, WaitingBook, testing
 from devalloc_solver.check import celpy_engine
 from tests.support.allocator_rounds import settle
 from tests.support.call_count import calls
@@ -34,8 +35,8 @@ class Loop:
     """A store and its loop; rounds are made by hand."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.store = SQLiteStore(path / "store.db")
-        self.allocator = DeviceClaimAllocator(self.store, settings=AllocatorSettings(**settings))
+        self.store, self.settings = SQLiteStore(path / "store.db"), AllocatorSettings(**settings)
+        self.allocator = DeviceClaimAllocator(self.store, settings=self.settings)
         fill(self.store, gpu_pool("p", devices=2, model="x"), gpu_pool("q", node="m", model="y"), gpu_class())
 
     def settle(self) -> None:
@@ -615,3 +616,92 @@ def test_a_machine_that_rests_has_the_room_of_the_only_other_one(loop: Loop) -> 
     loop.store.delete("VirtualMachine", "default", "first")
     loop.settle()
     assert loop.store.get("VirtualMachine", "default", "second")["status"]["nodeName"] == "n"
+
+
+# -- after a start -----------------------------------------------------------------------------------------------------
+
+
+def of_shapes(count: int) -> list[Object]:
+    """Claims that ask for different things, of which no node has enough."""
+    return [of_model(gpu_claim(f"w{number}", 3 + number), "x") for number in range(count)]
+
+
+def restarted(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The claims that the first round of another allocator asks for."""
+    requested: list[str] = []
+    allocate_all = Fleet.allocate_all
+
+    def noted(self: Fleet, claims: Any, *limits: Any, **options: Any) -> Any:
+        claims = [*claims]
+        requested.extend(claim["metadata"]["name"] for claim in claims)
+        return allocate_all(self, claims, *limits, **options)
+
+    monkeypatch.setattr(Fleet, "allocate_all", noted)
+    loop.allocator = DeviceClaimAllocator(loop.store, settings=loop.settings)
+    loop.allocator.round()
+    monkeypatch.undo()
+    return requested
+
+
+def test_refusals_that_are_recorded_and_still_hold_are_not_found_again_at_a_start(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(loop.store, *of_shapes(20))
+    loop.settle()
+    before = loop.store.list("DeviceClaim").objects
+    assert restarted(loop, monkeypatch) == []
+    assert loop.store.list("DeviceClaim").objects == before
+    fill(loop.store, of_model(gpu_claim("new"), "x"))
+    loop.settle()
+    assert held(loop.store, "new")
+
+
+def test_claims_that_fit_or_never_had_an_answer_are_asked_for_at_a_start(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(loop.store, gpu_claim("has", 2), *of_shapes(20), of_model(gpu_claim("y", 2), "y"), gpu_claim("of-none"))
+    loop.settle()
+    fill(loop.store, of_model(gpu_claim("later", 9), "y"))
+    loop.store.delete("DeviceClaim", "default", "has")
+    assert {"later"} <= {*restarted(loop, monkeypatch)} <= {"later", "y", "of-none"}
+    assert annotations(loop.store, "later")["reason"] == "NotEnoughDevices"
+    assert all(held(loop.store, name) for name in ("y", "of-none"))
+
+
+def test_a_refusal_is_found_anew_at_a_start_if_there_are_such_devices_now(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(loop.store, *of_shapes(20), of_model(gpu_claim("z", 3), "z"))
+    loop.settle()
+    assert annotations(loop.store, "z")["reason"] == "NoMatchingDevices"
+    fill(loop.store, gpu_pool("r", node="k", model="z"))
+    assert restarted(loop, monkeypatch) == ["z"]
+    assert annotations(loop.store, "z")["reason"] == "NotEnoughDevices"
+
+
+def test_what_is_recorded_of_another_spec_does_not_hold_at_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(tmp_path, form=IN_CONDITIONS)
+    fill(loop.store, *of_shapes(20))
+    loop.settle()
+    there = loop.store.get("DeviceClaim", "default", "w7")
+    loop.store.replace({**there, "spec": gpu_claim("w7", 70)["spec"]})
+    assert restarted(loop, monkeypatch) == ["w7"]
+    assert "70" in loop.store.get("DeviceClaim", "default", "w7")["status"]["conditions"][0]["message"]
+    loop.store.close()
+
+
+def test_what_is_recorded_is_found_anew_soon_after_a_start(loop: Loop) -> None:
+    claims = (gpu_claim(f"w{number}", priority=f"-{number + 1}") for number in range(20))
+    fill(loop.store, *(of_model(claim, "x") for claim in (gpu_claim("old", 2), *claims)))
+    loop.settle()
+    assert "default/old" in annotations(loop.store, "w7")["message"]
+    loop.store.delete("DeviceClaim", "default", "old")
+    fill(loop.store, of_model(gpu_claim("another", 2), "x"))
+    loop.allocator = DeviceClaimAllocator(loop.store, settings=loop.settings)
+    loop.allocator.round()
+    assert "default/old" in annotations(loop.store, "w7")["message"]
+    for _ in range(10):
+        loop.settle()
+    assert "default/another" in annotations(loop.store, "w7")["message"]

@@ -334,3 +334,53 @@ def test_units_are_woken_again_if_an_error_kept_them_from_being_heard_of(
         with pytest.raises(RuntimeError):
             waiting.change(released="held-0")
     assert waiting.book.wake(waiting.fleet) == ["w0", "w1"]
+
+
+# -- refusals that are recorded on claims when a book begins -----------------------------------------------------------
+
+
+def recorded(waiting: Waiting, *claims: Object, is_of_rules: bool = False) -> list[str]:
+    """The claims whose recorded refusals still hold, which rest with these."""
+    names = []
+    for number, claim in enumerate(claims):
+        name, answer = claim["metadata"]["name"], {"message": "as it was"}
+        if waiting.book.still_holds(waiting.fleet, claim, is_of_rules=is_of_rules):
+            assert waiting.book.rest(waiting.fleet, name, (0, number), claim, answer, is_recorded=True)
+            names.append(name)
+    return names
+
+
+def test_a_recorded_refusal_holds_while_its_claim_fits_nowhere_which_equals_are_asked_once(waiting: Waiting) -> None:
+    assert recorded(waiting, gpu_claim("w0"), gpu_claim("w1")) == ["w0", "w1"]
+    assert waiting.questions == ["w0"]
+    waiting.fleet.release("default", "held-0")
+    waiting.book.catch_up(waiting.fleet)
+    assert recorded(waiting, gpu_claim("w2")) == [], "one of its equals is to be asked for first"
+    assert recorded(waiting, gpu_claim("w3", priority="1")) == [], "it fits"
+
+
+def test_a_refusal_for_want_of_any_device_holds_only_while_there_is_none(waiting: Waiting) -> None:
+    assert recorded(waiting, gpu_claim("w"), is_of_rules=True) == []
+    assert recorded(waiting, of_model(gpu_claim("z"), "z")) == []
+    assert recorded(waiting, of_model(gpu_claim("z"), "z"), is_of_rules=True) == ["z"]
+
+
+def test_a_recorded_refusal_is_found_anew_and_all_equals_get_another_message(waiting: Waiting) -> None:
+    claims = {name: gpu_claim(name) for name in ("w0", "w1", "w2")}
+    recorded(waiting, claims["w0"], claims["w1"])
+    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) is None, "no answer is known"
+    assert waiting.book.outdated(10) == ["w0"]
+    assert recorded(waiting, claims["w0"]) == [], "it is being found"
+    waiting.rest(claims["w0"])
+    assert recorded(waiting, claims["w2"]) == []
+    assert waiting.book.refusal(waiting.fleet, claims["w2"]) is not None
+    assert waiting.book.outdated(10) == ["w1"]
+    assert not waiting.book.has_outdated
+
+
+def test_a_claim_with_a_recorded_refusal_gets_the_message_of_an_equal_that_was_asked_for(waiting: Waiting) -> None:
+    assert waiting.book.still_holds(waiting.fleet, gpu_claim("w0"), is_of_rules=False)
+    waiting.rest(gpu_claim("w1"))
+    waiting.book.rest(waiting.fleet, "w0", (0, 0), gpu_claim("w0"), {"message": "as it was"}, is_recorded=True)
+    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) == {**waiting.fleet.allocate(gpu_claim("w1"))}
+    assert waiting.book.outdated(10) == ["w0"]
