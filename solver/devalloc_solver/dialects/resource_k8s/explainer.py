@@ -46,6 +46,22 @@ class ResourceClaimExplainer(Explainer):
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
     names_users: ClassVar[bool] = True
     """whether a funnel names the claims that have its devices"""
+    _explained: list[PlacementUnit] = field(init=False, default_factory=list)
+    """all so far: what is known of their candidates goes by identity"""
+
+    def begin_call(self, ends: float | None) -> None:
+        """Go on with another call, which ends at a time of its own; nothing has changed since the last one."""
+        self.ends = self.finder.ends = ends
+        self._findings = self.finder.searched = 0
+
+    @property
+    def count(self) -> int:
+        """How many units were explained."""
+        return len(self._explained)
+
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
+        self._explained.append(unit)
+        return Explainer.find_all(self, unit)
 
     def begin(self, unit: PlacementUnit) -> None:
         self.is_brief = self._findings >= MAX_FINDINGS or self.finder.searched >= MAX_SEARCHES

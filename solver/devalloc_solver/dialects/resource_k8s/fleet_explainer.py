@@ -35,6 +35,8 @@ from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
+MAX_EXPLAINED = 256
+"""Claims that one explainer of all nodes explains, which keeps what it learned of each."""
 MAX_VERDICTS = 64
 """Requests of which a part remembers what they may take; when there are more, it is made anew."""
 
@@ -150,6 +152,8 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
         """of what it is: it is another one once these are others"""
         self._whole_selectors: Judge | None = None
         self._whole_typos: ResourceTypoFinder | None = None
+        self._explaining: tuple[object, ResourceClaimExplainer] | None = None
+        """what all nodes are as, and who explains claims on them"""
 
     def explain(self, query: ResourceClaimQuery) -> ClaimAnswer | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
@@ -166,7 +170,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
 
     def _forget(self) -> None:
         super()._forget()
-        self._typos = None
+        self._typos = self._explaining = None
 
     def _explainer(
         self, query: ResourceClaimQuery, subset: FleetSubset[RequestJudge], parts: FleetParts, demand: Demand
@@ -222,8 +226,9 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
         whole = self.whole()
 
         def find() -> ClaimAnswer:
-            totals = self._totals(None, self._whole_typos, None)
-            (answer,) = self._explainer_of(whole.subset, whole.holdings(self.given_now), totals).explain(unit)
+            (answer,) = self._whole_explainer(whole).explain(unit)
+            if self.index.allowance.is_over:
+                self._explaining = None  # it may have found less than there is to know
             return answer
 
         if unit.kind is None:
@@ -231,6 +236,16 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
         answer = self._remembered((unit.demands[0].key, unit.kind, self.state.layout), find)
         assert answer is not None
         return answer
+
+    def _whole_explainer(self, whole: WholeFleet[RequestJudge]) -> ResourceClaimExplainer:
+        """One for all claims that are explained before anything changes: equal ones have one finding."""
+        began = self.stats.stamp, self.given_now, whole
+        if self._explaining is None or self._explaining[0] != began or self._explaining[1].count >= MAX_EXPLAINED:
+            totals = self._totals(None, self._whole_typos, None)
+            self._explaining = began, self._explainer_of(whole.subset, whole.holdings(self.given_now), totals)
+        explainer = self._explaining[1]
+        explainer.begin_call(self.index.allowance.until)
+        return explainer
 
     # -- judges --------------------------------------------------------------------------------------------------------
 

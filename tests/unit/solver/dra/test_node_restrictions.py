@@ -106,6 +106,25 @@ def test_who_is_in_the_way_is_on_no_other_node() -> None:
     assert [one["name"] for one in refused["blockers"]] == ["on-n3"]
 
 
+def test_refusals_one_after_the_other_are_those_of_a_cold_solve_and_an_equal_one_costs_less() -> None:
+    nodes = [ANY, *(gpus(f"n{number:02}", 2) for number in range(40))]
+    fleet = Fleet.from_manifests(nodes)
+    given: list[object] = []
+
+    def refuse(wanted: Manifest) -> None:
+        given.append(fleet.allocate(wanted))
+
+    costs = []
+    for name in "xy":
+        for number, (rules, count) in enumerate(
+            (rules, count) for rules in (only("n03"), but("n00")) for count in (3, 4)
+        ):
+            wanted = wants(rules, count, name=f"{name}{number}")
+            costs.append(calls(partial(refuse, wanted)))
+            assert given[-1] == answer(*nodes, wanted, name=f"{name}{number}")
+    assert costs[4] < costs[0] / 2
+
+
 def test_the_check_refuses_an_answer_on_another_node() -> None:
     given = answer(*THREE, wants())
     assert given["node"] == "n1"
