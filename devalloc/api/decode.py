@@ -116,20 +116,23 @@ def misspelled_keys(
     """
     places: tuple[tuple[MetadataField, tuple[str, ...]], ...] = (("annotations", ANNOTATIONS), ("labels", LABELS))
     for place, right in places:
-        chosen = right if kind is None else key_names(kind, place)
-        for name in annotations if place == "annotations" else labels:
-            if (advice := _advice(name, chosen)) is not None:
-                yield f"metadata.{place}[{name}]", f"{name!r} is unknown and has no effect{advice}"
+        for name in filter(_looks_like_ours, annotations if place == "annotations" else labels):
+            chosen = right if kind is None else key_names(kind, place)
+            if name not in chosen:
+                yield f"metadata.{place}[{name}]", f"{name!r} is unknown and has no effect{_advice(name, chosen)}"
 
 
-def _advice(name: str, right: Iterable[str]) -> str | None:
-    """The end of the message; None for a valid name, or one of another domain."""
-    if "/" not in name or name in right:
-        return None
-    domain, _, rest = name.partition("/")
-    if domain != DOMAIN and (abs(len(domain) - len(DOMAIN)) > 2 or closest_match(domain, [DOMAIN], alike=0.8) is None):
-        return None
-    near = closest_match(rest, [name.partition("/")[2] for name in right])
+def _looks_like_ours(name: str) -> bool:
+    """Whether the domain of a name is ours, or ours with a slip: most names are of other domains."""
+    domain, slash, _ = name.partition("/")
+    if not slash or abs(len(domain) - len(DOMAIN)) > 2:
+        return False
+    return domain == DOMAIN or closest_match(domain, [DOMAIN], alike=0.8) is not None
+
+
+def _advice(name: str, right: Iterable[str]) -> str:
+    """The end of the message."""
+    near = closest_match(name.partition("/")[2], [name.partition("/")[2] for name in right])
     if near is not None:
         return f"; did you mean {DOMAIN}/{near}?"
     return f"; known names: {', '.join(sorted(right))}" if right else ""
