@@ -49,9 +49,8 @@ REFRESHED = 50
 """Units whose refusals a round finds anew, because they are old."""
 REFRESHED_SECONDS = 0.05
 """How long a round that finds them anew is to take: a claim that comes meanwhile waits for it."""
-ALL_ANEW = 4
-"""Claims of the first calls after a start of which all reasons are found anew at once, 20 ms at most; of more, those
-that are recorded hold."""
+REASONS_ANEW = 4
+"""Reasons that each of the first calls after a start finds anew, which takes 10 ms; others that are recorded hold."""
 REFRESH_PAUSE = 1.0
 """Seconds between two such rounds."""
 REST_FACTOR = 20.0
@@ -369,29 +368,35 @@ class RoundSolver:
         the answers to those that still fit nowhere, as they are recorded: the waiting book has them found anew."""
         if self._kind.compared != "message":
             return [], [*claims]
-        self._is_starting = self._is_starting and len(claims) > ALL_ANEW
+        self._is_starting = self._is_starting and len(claims) > REASONS_ANEW
         refused: list[_Answer] = []
         others: list[Object] = []
+        anew: set[Hashable] = set()
         for claim in claims:
             view = ClaimView(claim)
             if view.group is not None:
                 others.append(claim)
-            elif self._is_starting and (recorded := self._recorded_refusal(fleet, claim)) is not None:
-                refused.append(recorded)
             elif (cached := self.waiting.refusal(fleet, claim)) is not None:
                 refused.append({**cached, "namespace": view.key[0], "name": view.key[1]})
+            elif self._is_starting and (recorded := self._recorded_refusal(fleet, claim, anew)) is not None:
+                refused.append(recorded)
             else:
                 others.append(claim)
         return refused, others
 
-    def _recorded_refusal(self, fleet: Fleet, claim: Object) -> _Answer | None:
-        """The answer to a claim that has a refusal recorded for what it asks for, and still fits nowhere."""
+    def _recorded_refusal(self, fleet: Fleet, claim: Object, anew: set[Hashable]) -> _Answer | None:
+        """The answer to a claim that has a refusal recorded for what it asks for, and still fits nowhere; None for one
+        of the first classes of a call. ``anew`` has these."""
         if (stored := self._recorded.get(key_of_claim(claim))) is None:
             return None
         view, generation = ClaimView(stored), stored["metadata"].get("generation")
         condition = find_condition(view.status.get("conditions"), ALLOCATED)
         reason = _FITS_NOWHERE.get(view.reason)
         if reason is None or condition.get("observedGeneration", generation) != generation:
+            return None
+        if len(anew) < REASONS_ANEW:
+            anew.add(fleet.waiting_key(claim))
+        if anew and fleet.waiting_key(claim) in anew:
             return None
         if not self.waiting.still_holds(fleet, claim, is_of_rules=reason is Reason.NO_MATCHING_DEVICES):
             return None
