@@ -148,6 +148,11 @@ class GoalSearch:
             return None
         self.model.cp.minimize(_sum(terms))
         status = self._run(solver, enumerate(self.values))
+        if status == cp_model.INFEASIBLE:
+            # The incumbent satisfies the model, so this is an error of CP-SAT 9.15, whose probing makes it once in some
+            # thousand models; it makes none without presolve.
+            solver.parameters.cp_model_presolve = False
+            status = self._run(solver, enumerate(self.values))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             solved = list(solver.response_proto.solution)
             if self.improves(solved, terms):

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ortools.sat.python import cp_model
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver import solve_manifests
 from devalloc_solver.exact.claim_groups import are_shares_countable
+from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.problem.snapshot import Resource
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -184,3 +186,20 @@ def test_devices_that_differ_are_taken_in_natural_order() -> None:
     fleet = pool("p", devices=[device(f"d{i}", attributes={"numa": 12 - i}) for i in range(12)])
     by_name = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))
     assert {by_name[name]["allocations"][0]["deviceName"] for name in "ab"} == {"d0", "d1"}
+
+
+def test_an_error_of_the_presolve_of_cp_sat_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its probing calls a model infeasible that has a solution, once in some thousand models."""
+    run, denied = GoalSearch._run, []
+
+    def deny(search: GoalSearch, solver: cp_model.CpSolver, hints: Any) -> cp_model.CpSolverStatus:
+        if not solver.parameters.cp_model_presolve:
+            return run(search, solver, hints)
+        denied.append(search)
+        return cp_model.INFEASIBLE
+
+    monkeypatch.setattr(GoalSearch, "_run", deny)
+    fleet = pool("p", devices=[device("d0"), device("d1")])
+    by_name = answers(fleet, *(want(name, requests={"count": 1 + (name == "b")}) for name in "abc"))
+    assert [content["allocated"] for content in by_name.values()] == [True, False, True]
+    assert denied
