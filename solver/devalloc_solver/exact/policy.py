@@ -125,11 +125,12 @@ def policy_cost(model: BatchModel, policy: PlacementPolicy) -> LinearTerms:
 
 def order_cost(model: BatchModel) -> LinearTerms:
     """What is left to choose: earlier claims on nodes that come first."""
-    rank = {node: position for position, node in enumerate(model.nodes)}
     last = len(model.units)
     placed = [(number, place, v) for number, places in model.places.items() for place, v in places.items()]
     for claim_group in model.claim_groups:
         placed += [(claim_group.units[0], site.place, v) for site in claim_group.sites for v in site.patterns.values()]
+    among = {place for _, place, _ in placed}
+    rank = {node: position for position, node in enumerate(node for node in model.nodes if node in among)}
     terms = [((last - number) * rank.get(place or "", 0), v) for number, place, v in placed]
     return [(weight, v) for weight, v in terms if weight]
 
@@ -167,12 +168,10 @@ def _share_of_pool(draws: tuple[tuple[str, int], ...], capacity: dict[str, int])
 
 
 def _natural_order(model: BatchModel) -> LinearTerms:
-    """Prefer nodes, then pools that come first. Pools are already in natural order (snapshot.py)."""
-    rank = {node: position for position, node in enumerate(model.snapshot.nodes)}
-    first_pool = min(model.pools_used, default=0)
-    terms: LinearTerms = [(rank.get(node, 0), used) for node, used in model.nodes_used.items()]
-    terms += [(pool - first_pool, used) for pool, used in model.pools_used.items()]
-    return [(weight, v) for weight, v in terms if weight]
+    """Prefer nodes and pools that come first, counted among those that may be used: others must make no difference."""
+    nodes = [model.nodes_used[node] for node in model.nodes if node in model.nodes_used]
+    pools = [used for _, used in sorted(model.pools_used.items())]
+    return [(rank, used) for in_order in (nodes, pools) for rank, used in enumerate(in_order) if rank]
 
 
 def _order_of_devices(model: BatchModel) -> LinearTerms:

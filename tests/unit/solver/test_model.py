@@ -10,8 +10,13 @@ from ortools.sat.python import cp_model
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver import solve_manifests
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.claim_groups import are_shares_countable
 from devalloc_solver.exact.goal_search import GoalSearch
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.exact.policy import order_cost, policy_cost
+from devalloc_solver.problem.placement_policy import POLICIES, PlacementPolicy
 from devalloc_solver.problem.snapshot import Resource
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -186,6 +191,20 @@ def test_devices_that_differ_are_taken_in_natural_order() -> None:
     fleet = pool("p", devices=[device(f"d{i}", attributes={"numa": 12 - i}) for i in range(12)])
     by_name = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))
     assert {by_name[name]["allocations"][0]["deviceName"] for name in "ab"} == {"d0", "d1"}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_what_no_claim_may_use_changes_no_preference(policy: PlacementPolicy) -> None:
+    """A warm fleet searches without it, and is to find the same."""
+    claims = [want("a"), want("b", requests={"count": 2})]
+    fleet = [GPU, *(pool(f"p{n}", f"n{n}", "gpu", devices=[device("d0"), device("d1")]) for n in (2, 5)), *claims]
+    others = [pool(f"q{n}", f"n{n}", "nic", devices=[device("d")]) for n in (1, 2, 3, 5)]
+    costs = []
+    for documents in (fleet, [*fleet, *others]):
+        problem = prepare(read_documents(documents))
+        model = build_model(problem.snapshot, problem.allocations, problem.units, policy=policy)
+        costs.append([[weight for weight, _ in cost] for cost in (policy_cost(model, policy), order_cost(model))])
+    assert costs[0] == costs[1]
 
 
 def test_an_error_of_the_presolve_of_cp_sat_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
