@@ -17,6 +17,7 @@ from typing import Any, Literal
 from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
+from devalloc.api.findings import Finding, message_of, text_fact
 from devalloc.api.json_content import is_valid_unicode
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, claim_key_or_none, device_claims_in
@@ -206,7 +207,9 @@ def solve_admitted(
         if hopeless - refused.keys():
             answer = solve_without({*denied, *refused, *failed})
     reasons = {key: one.why for key, one in refused.items()} | denied
-    others = [refusal_answer(key, *why) for key, why in reasons.items()]
+    others = [
+        refusal_answer(key, reason, message_of(Finding((text_fact(text),)))) for key, (reason, text) in reasons.items()
+    ]
     holders = {ClaimView(claim).key for claim in device_claims_in(relevant) if ClaimView(claim).entries}
     holders |= {key for key, one in _by_claim(answer).items() if one["allocated"]}
     lost_answers = [one if _named_claims(one) <= holders else _lost_answer(key) for key, one in failed.items()]

@@ -192,6 +192,19 @@ class TestCounts:
         assert "2 claims of its group may get up to 4" in annotations(store, "a")["message"]
         assert "default/a of its group gets nothing: quota" in annotations(store, "c")["message"]
 
+    def test_a_long_reason_is_the_same_wherever_it_is_read(self, store: SQLiteStore) -> None:
+        """At most 120 characters, in answers as in annotations."""
+        name = "a-claim-with-a-rather-long-name"
+        fill(store, gpu_pool(), gpu_class(), gpu_class("nic"), limit(1), gpu_claim(name, 2, group="g"))
+        fill(store, claim("c", {"deviceClass": "nic"}, group="g"))
+        answers = {each["name"]: each for each in solve_manifests(store.list().objects)["claims"]}
+        DeviceClaimAllocator(store).round()
+        message = answers["c"]["message"]
+        assert message == annotations(store, "c")["message"]
+        assert message is not None
+        assert message.endswith("…")
+        assert len(message) <= 120
+
     def test_a_machine_waits_with_its_claims_and_says_why(self, store: SQLiteStore) -> None:
         small = machine("web", "1", "1Gi")
         small["spec"]["claims"] = ["a", "b"]
