@@ -100,17 +100,6 @@ class Eligible:
         for predicate in self.necessary:
             yield from predicate.find_literals()
 
-    def compared(self) -> Mapping[str, frozenset[Any]] | None:
-        """Collect the attributes that its expressions read, with all that they are compared with; None when more is
-        done."""
-        by_name: dict[str, frozenset[Any]] = dict(self.values)
-        for predicate in self.predicates:
-            own = predicate.find_compared()
-            if own is None:
-                return None
-            by_name |= {name: values | by_name.get(name, frozenset()) for name, values in own.items()}
-        return by_name
-
     def passing(self, name: str, values: Iterable[object], kinds: Kinds) -> Sequence[object] | None:
         """List the values of an attribute that a candidate may have, by the expressions that read nothing else; None
         without any. Raises OutOfTime."""

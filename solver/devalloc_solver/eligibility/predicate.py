@@ -90,8 +90,6 @@ class Predicate:
     only: str | None
     """the one attribute that decides, if it reads nothing else"""
     find_literals: Callable[[], Literals]
-    find_compared: Callable[[], Mapping[str, frozenset[Any]] | None]
-    """the attributes that it reads, with all that they are compared with; None when more is done"""
     drivers: frozenset[str] | None = None
     """every accepted device is of one of these drivers; None if the expression does not say so"""
 

@@ -162,21 +162,13 @@ class FleetExplainer(ABC, Generic[QueryT, JudgeT]):
         """The fleet by what a claim reads; None when there is no end of it."""
         kinds = self.index.kinds
         read: set[str] = set()
-        literals: dict[str, frozenset[object]] = {}
-        plain = True
         for request in demand.requests:
-            own_reads, comparisons = request.eligible.reads, request.eligible.compared()
+            own_reads = request.eligible.reads
             if own_reads is None or request.mode is not AllocationMode.WHOLE or request.portions:
                 return None
             read |= own_reads & kinds.varied
-            plain = plain and comparisons is not None
-            for name, values in (comparisons or {}).items():
-                literals[name] = literals.get(name, frozenset()) | values
-        many, names = {name for name in read if len(kinds.places.get(name, ())) > MAX_VALUES}, tuple(sorted(read))
-        if many and plain and many == read:
-            nodes = {node for name in names for node in kinds.find(name, literals[name]) or ()}
-            return RefinedKinds(self.stats, names, nodes, {name: literals[name] for name in names})
-        if many:
+        names = tuple(sorted(read))
+        if any(len(kinds.places.get(name, ())) > MAX_VALUES for name in names):
             named = self._named_nodes(demand)
             return None if named is None or len(named) > MANY_NODES else RefinedKinds(self.stats, names, named)
         if names not in self._splits:

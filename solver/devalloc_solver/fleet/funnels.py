@@ -154,8 +154,6 @@ class RefinedKinds:
     """attributes that are no part of kinds"""
     nodes: Collection[Node] | None = None
     """those with devices that are split off; None: all"""
-    literals: Mapping[str, frozenset[object]] | None = None
-    """what each is compared with, and nothing else is done with it; None where all values count"""
     kinds: EqualDevicesIndex = field(default_factory=EqualDevicesIndex)
     """the parts, as kinds"""
     _sizes: dict[int, int] = field(default_factory=dict)
@@ -172,7 +170,7 @@ class RefinedKinds:
         for record, pool in self.stats.pools(self._records()):
             for device in record.snapshot.pools[pool].devices:
                 values = [device.attributes.get(name) for name in self.read]
-                if not any(map(self._tells, self.read, values)):
+                if all(value is None for value in values):
                     continue
                 kind = record.kinds[device.index]
                 key = (kind.index, *((type(value), value) for value in values))
@@ -191,11 +189,6 @@ class RefinedKinds:
                 first = self.stats.record(positions[0].rank).snapshot.devices[positions[0].device]
                 number = self._rest[kind.index] = self._part(kind, first)
                 self._sizes[number], self._firsts[number] = left[kind.index], positions
-
-    def _tells(self, name: str, value: object) -> bool:
-        if value is None:
-            return False
-        return self.literals is None or not isinstance(value, str) or value in self.literals[name]
 
     def _records(self) -> Iterable[NodeRecord]:
         """In natural order, those that may have a device to be split off."""

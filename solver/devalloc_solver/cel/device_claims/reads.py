@@ -6,7 +6,7 @@ alternative has one for the same attribute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from devalloc_solver.cel import reads as analysis
@@ -14,8 +14,6 @@ from devalloc_solver.cel.device_claims.environment import PLACES
 from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.device_claims.program import compile
 from devalloc_solver.cel.errors import CompileError
-from devalloc_solver.cel.reads import is_optional, place_of
-from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Node, children
 
 Equalities = tuple[tuple[str, frozenset[str | int]], ...]
 """(attribute, values) of which a device must have one each for the expression to be true of it"""
@@ -38,42 +36,6 @@ def attributes_read(expression: str) -> frozenset[str] | None:
         return compile(expression).attributes
     except CompileError:
         return None
-
-
-@lru_cache(maxsize=1024)
-def compared_literals(expression: str) -> Mapping[str, frozenset[str | int]] | None:
-    """Attributes and the texts and whole numbers that an expression compares them with (``==``, ``!=``, ``in``); None
-    when it does anything else with one, such as to order or to search its values."""
-    literals: dict[str, set[str | int]] = {}
-    try:
-        plain = _collect_compared(parse(expression), literals)
-    except CompileError:
-        return None
-    return {name: frozenset(values) for name, values in literals.items()} if plain else None
-
-
-def _collect_compared(node: Node, literals: dict[str, set[str | int]]) -> bool:
-    if attribute_of(node) is not None:
-        return False
-    pairs: list[tuple[Node, tuple[Node, ...]]] = []
-    match node:
-        case Call(function="_==_" | "_!=_", arguments=(left, right)):
-            pairs = [(left, (right,)), (right, (left,))]
-        case Call(function="@in", arguments=(left, ListOf(elements=elements))):
-            pairs = [(left, elements)]
-    for attribute, others in pairs:
-        name = attribute_of(attribute)
-        values = _texts_and_numbers([each.value if isinstance(each, Literal) else None for each in others])
-        if name is not None and values is not None:
-            literals.setdefault(name, set()).update(values)
-            return True
-    return all(_collect_compared(child, literals) for child in children(node))
-
-
-def attribute_of(node: Node) -> str | None:
-    """The attribute that ``device.name`` or ``device['name']`` is."""
-    place = place_of(node, PLACES)
-    return place.path[0] if place is not None and place.steps == 0 and not is_optional(node) else None
 
 
 def _texts_and_numbers(values: Sequence[object]) -> frozenset[str | int] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.pool import AttributeValue
 from devalloc_solver.cel.device_claims import Program, compile
-from devalloc_solver.cel.device_claims.reads import compared_literals, equalities
+from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.eligibility.predicate import Language, Operand, Predicate
 from devalloc_solver.problem.snapshot import Device
 
@@ -21,7 +21,7 @@ def _compile(text: str) -> Predicate:
     names = program.attributes
     only = next(iter(names)) if names is not None and len(names) == 1 else None
     operands = tuple(map(_operand, program.operands or (program,)))
-    return Predicate(text, operands, names, only, partial(equalities, text), partial(compared_literals, text))
+    return Predicate(text, operands, names, only, partial(equalities, text))
 
 
 LANGUAGE = Language(_compile, "refuse")

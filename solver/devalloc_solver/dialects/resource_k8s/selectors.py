@@ -39,9 +39,7 @@ def _compile(text: str, gates: frozenset[str]) -> Predicate:
     program = compile(text, gates)
     only = next(iter(_names(program.reads) or ()), None) if len(program.reads or ()) == 1 else None
     operands = tuple(map(_operand, program.operands or (program,)))
-    return Predicate(
-        text, operands, _names_read(program), only, partial(_literals, program), lambda: None, program.drivers
-    )
+    return Predicate(text, operands, _names_read(program), only, partial(_literals, program), program.drivers)
 
 
 def _names(fields: Iterable[DeviceField] | None) -> frozenset[str] | None:
