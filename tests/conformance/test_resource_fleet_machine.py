@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
-from devalloc_solver.dialects.resource_k8s.device_properties import published_device
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState, usage_of
 from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook
+from devalloc_solver.dialects.resource_k8s.published_devices import published_device
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.place_finder import PlaceFinder

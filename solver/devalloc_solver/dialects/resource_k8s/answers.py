@@ -13,7 +13,12 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.decode import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, record_of_device
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    PublishedDevice,
+    published_device,
+    record_of_device,
+)
 from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import Demand
@@ -58,15 +63,13 @@ class AllocatedRequestDevice(NamedTuple):
     """what a share takes; None for a device that is not shareable"""
 
 
-def devices_of_placement(
-    entries: Sequence[PlacedDevice], offers: Sequence[PublishedDevice]
-) -> list[AllocatedRequestDevice]:
+def devices_of_placement(entries: Sequence[PlacedDevice]) -> list[AllocatedRequestDevice]:
     """The entries of a placement: requests in order, the devices of each in order."""
     chosen = []
     for entry in sorted(entries, key=lambda e: (e.request.detail, e.device.index)):
         choice: RequestCandidates = entry.request.spec
-        offer = offers[entry.device.index]
-        takes = choice.verdict.takes[offer.index] if offer.is_shareable else None
+        offer = published_device(entry.device)
+        takes = choice.verdict.takes[entry.device.index] if offer.is_shareable else None
         chosen.append(AllocatedRequestDevice(entry.request.detail, choice.subrequest, offer, takes))
     return chosen
 
@@ -183,9 +186,7 @@ def annotations_of(records: Mapping[PoolDevice, DeviceRecord]) -> dict[str, str]
     return {} if text is None else {DEVICE_RECORDS: text}
 
 
-def placed_answer(
-    placement: Placement, result: Mapping[str, Any], offers: Sequence[PublishedDevice], gates: frozenset[str]
-) -> ClaimAnswer:
+def placed_answer(placement: Placement, result: Mapping[str, Any], gates: frozenset[str]) -> ClaimAnswer:
     """The answer for a claim that got its devices."""
     return ClaimAnswer(
         *placement.demand.key,
@@ -196,7 +197,7 @@ def placed_answer(
             placement.demand.claim.claim,
             ((entry.request.detail, entry.request.alternative) for entry in placement.entries),
         ),
-        annotations=annotations_of(records_of(devices_of_placement(placement.entries, offers), gates)),
+        annotations=annotations_of(records_of(devices_of_placement(placement.entries), gates)),
         warnings=unjudged_devices(placement.demand),
     )
 

@@ -30,6 +30,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceId,
     DeviceUsage,
     add_allocation,
+    published_device,
     read_usage,
     records_of_claim,
 )
@@ -94,7 +95,7 @@ def explain(
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
     (unit,), devices = problem.units, problem.dialect.devices
     explainer = CallExplainer(
-        *(problem.snapshot, problem.allocations, (), call.allowance.until, devices.offers),
+        *(problem.snapshot, problem.allocations, (), call.allowance.until),
         source=call,
         dialect=problem.dialect,
     )
@@ -180,9 +181,9 @@ class ChangedCall(NodeCall):
         }
 
         def left(_: Demand, request: Request) -> Request:
-            accepted, offers = request.candidates.accepted, request.spec.judge.offers
+            accepted = request.candidates.accepted
             there = (index for index in accepted if devices[index].pool in overdrawn and index not in usage.shared)
-            barred = {index for index in there if offers[index].device.consumes}  # be it nothing
+            barred = {index for index in there if published_device(devices[index]).device.consumes}  # be it nothing
             if not barred or request.mode.is_admin:
                 return request
             is_all = request.mode is AllocationMode.EVERY

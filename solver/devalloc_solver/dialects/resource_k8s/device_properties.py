@@ -46,12 +46,6 @@ MetProperties = dict[Hashable, DeviceProperties]
 """DeviceProperties by their content."""
 
 
-def published_device(device: core.Device) -> PublishedDevice:
-    """The device itself; its index is that in the snapshot of its node."""
-    assert isinstance(device.source, PublishedDevice)
-    return device.source
-
-
 def local_snapshot(
     node: str,
     pools: Iterable[ResourcePool],

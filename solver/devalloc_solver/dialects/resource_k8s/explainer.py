@@ -17,7 +17,7 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s.answers import unjudged_devices
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDevices
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
+from devalloc_solver.dialects.resource_k8s.published_devices import is_counter, published_device
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation
@@ -39,7 +39,6 @@ MAX_SEARCHES = 5_000
 class ResourceClaimExplainer(Explainer):
     """Explains units of ResourceClaims."""
 
-    offers: Sequence[PublishedDevice]
     unreached: UnreachedDevices = field(default=UnreachedDevices())
     funnels: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
@@ -104,16 +103,18 @@ class ResourceClaimExplainer(Explainer):
     def list_drivers(self) -> frozenset[str]:
         if self.unreached.devices:
             return frozenset()  # there are others, of drivers that do not count here
-        return frozenset(offer.pool.driver for offer in self.offers if offer.pool.state is PoolStatus.COMPLETE)
+        pools = (published_device(device).pool for device in self.snapshot.devices)
+        return frozenset(pool.driver for pool in pools if pool.state is PoolStatus.COMPLETE)
 
     def has_devices(self) -> bool:
-        return bool(self.offers or self.unreached.devices)
+        return bool(self.snapshot.devices or self.unreached.devices)
 
     def describe_invalid_pool(self, driver: str) -> str:
         if driver in self.fleet.invalid_pools:
             return self.fleet.invalid_pools[driver]
-        pools = (offer.pool for offer in self.offers if offer.pool.driver == driver)
-        return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in pools), "")
+        pools = (published_device(device).pool for device in self.snapshot.devices)
+        own = (pool for pool in pools if pool.driver == driver)
+        return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in own), "")
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)
@@ -190,7 +191,7 @@ class ResourceClaimExplainer(Explainer):
         return NOT_TOGETHER  # whatever a part of the cluster has
 
     def make_typos(self) -> ResourceTypoFinder:
-        return ResourceTypoFinder(self.offers)
+        return ResourceTypoFinder([*map(published_device, self.snapshot.devices)])
 
 
 def counts_devices(request: Request) -> bool:

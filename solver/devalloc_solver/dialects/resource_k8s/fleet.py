@@ -31,7 +31,7 @@ from devalloc_solver.dialects.resource_k8s.claim_reader import ReadResourceClaim
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
 from devalloc_solver.dialects.resource_k8s.demands import build_units, find_refusal, node_of
-from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED, published_device
+from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
@@ -52,6 +52,7 @@ from devalloc_solver.dialects.resource_k8s.problem import (
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     lost_devices,
+    published_device,
     record_of_device,
     records_of_claim,
 )
@@ -322,12 +323,11 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
         placement = whole.place(unit, state.policy, state.index.allowance.until)
         if placement is None:
             return deepcopy(answer_dict(explainer.explain_on_whole(unit)))
-        offers = whole.subset.judge.offers
-        given = devices_of_placement(placement.entries, offers)
-        node = node_of_placement(placement, offers, state.all_nodes())
+        given = devices_of_placement(placement.entries)
+        node = node_of_placement(placement, state.all_nodes())
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check_result(node, read, result)
-        answer = placed_answer(placement, result, offers, self._gates)
+        answer = placed_answer(placement, result, self._gates)
         self._record(read, answer)
         return answer.to_dict()
 

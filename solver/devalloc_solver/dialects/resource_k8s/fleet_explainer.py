@@ -11,12 +11,11 @@ from devalloc.api.findings import Rule
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
-from devalloc_solver.dialects.resource_k8s.device_properties import published_device
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
 from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState
 from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, published_device
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.eligibility.judge import Judge
@@ -197,9 +196,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
     ) -> ResourceClaimExplainer:
         seen, ends = self.state.seen, self.index.allowance.until
         unreached = UnreachedDevices() if seen is None else seen.unreached
-        return ResourceClaimExplainer(
-            *(part.snapshot, held, [], ends), offers=part.judge.offers, unreached=unreached, fleet=totals
-        )
+        return ResourceClaimExplainer(*(part.snapshot, held, [], ends), unreached=unreached, fleet=totals)
 
     # -- all nodes -----------------------------------------------------------------------------------------------------
 

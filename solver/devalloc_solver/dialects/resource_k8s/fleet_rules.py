@@ -19,14 +19,10 @@ from devalloc_solver.dialects.resource_k8s.demands import (
     pending_claim,
     single_claim_unit,
 )
-from devalloc_solver.dialects.resource_k8s.device_properties import (
-    RESERVED,
-    DeviceProperties,
-    published_device,
-)
+from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED, DeviceProperties
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice, published_device
 from devalloc_solver.dialects.resource_k8s.selectors import has_type, selector_language
 from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.eligibility.predicate import Predicate

@@ -18,7 +18,6 @@ from devalloc_solver.dialects.resource_k8s.device_properties import (
     MetProperties,
     local_snapshot,
     network_snapshot,
-    published_device,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimRules
@@ -37,6 +36,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DevicesInUse,
     DeviceUsage,
     add_allocation,
+    published_device,
     recorded_use,
     records_of_claim,
 )

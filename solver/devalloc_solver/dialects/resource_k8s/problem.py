@@ -28,10 +28,10 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceId,
     DevicesInUse,
     DeviceUsage,
-    PublishedDevice,
     add_allocation,
     draws_of,
     lost_devices,
+    published_device,
     records_of_claim,
     resources_of,
 )
@@ -61,12 +61,12 @@ class ResourceClaimDialect:
 
     def write(self, placements: Sequence[Placement]) -> Iterator[ClaimAnswer]:
         shares, classes = ShareIds(self.usage.share_ids), self.problem_input.classes
-        offers, gates = self.devices.offers, self.devices.gates
+        gates = self.devices.gates
         for placement in sorted(placements, key=lambda p: p.demand.key):
-            given = devices_of_placement(placement.entries, offers)
-            node = node_of_placement(placement, offers, self.devices.seen.nodes)
+            given = devices_of_placement(placement.entries)
+            node = node_of_placement(placement, self.devices.seen.nodes)
             result = make_result(placement.demand.claim.claim, given, classes, node, gates, shares)
-            yield placed_answer(placement, result, offers, gates)
+            yield placed_answer(placement, result, gates)
 
     def check(self, placements: Sequence[Placement], answers: Sequence[ClaimAnswer]) -> None:
         checker = make_cluster_checker(self.problem_input, self.devices.seen.nodes, self.devices.gates)
@@ -75,7 +75,7 @@ class ResourceClaimDialect:
         for placement in placements:
             key = placement.demand.key
             checker.hold(key, results[key], NO_RECORDS)
-            node = node_of_placement(placement, self.devices.offers, self.devices.seen.nodes)
+            node = node_of_placement(placement, self.devices.seen.nodes)
             by_node[node].append(key)
         violations = [
             violation
@@ -92,7 +92,6 @@ class ResourceClaimDialect:
     ) -> ResourceClaimExplainer:
         return ResourceClaimExplainer(
             *(problem.snapshot, problem.allocations, placements, ends),
-            offers=self.devices.offers,
             unreached=self.devices.seen.unreached,
             fleet=FleetTotals(invalid_pools=self.problem_input.left_out),
         )
@@ -216,18 +215,18 @@ def _pool_problems(seen: ClusterView) -> Iterator[Problem]:
         yield Problem(message, kind="ResourceSlice", severity="warning")
 
 
-def node_of_placement(placement: Placement, offers: Sequence[PublishedDevice], nodes: Iterable[str]) -> str:
+def node_of_placement(placement: Placement, nodes: Iterable[str]) -> str:
     """The node of a placement, or one that reaches all of its devices; of no devices, the first of all nodes."""
     if placement.node is not None:
         return placement.node
-    reached = [offers[entry.device.index].nodes for entry in placement.entries]
+    reached = [published_device(entry.device).nodes for entry in placement.entries]
     if not reached:
         return next(iter(nodes), "")
     names = sorted(frozenset.intersection(*reached))
-    return next((name for name in names if _has_all_devices(placement, offers, name)), names[0])
+    return next((name for name in names if _has_all_devices(placement, name)), names[0])
 
 
-def _has_all_devices(placement: Placement, offers: Sequence[PublishedDevice], node: str) -> bool:
+def _has_all_devices(placement: Placement, node: str) -> bool:
     """Whether a request for all devices has all that this node reaches; others may reach more."""
     taken: dict[int, set[int]] = defaultdict(set)
     verdicts: dict[int, RequestVerdict] = {}
@@ -237,6 +236,6 @@ def _has_all_devices(placement: Placement, offers: Sequence[PublishedDevice], no
             verdicts[entry.request.detail] = entry.request.spec.verdict
     return all(
         node not in verdicts[detail].broken
-        and {index for index in verdicts[detail].accepted if node in offers[index].nodes} == indices
+        and {index for index in verdicts[detail].accepted if node in verdicts[detail].nodes[index]} == indices
         for detail, indices in taken.items()
     )

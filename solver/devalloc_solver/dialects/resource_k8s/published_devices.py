@@ -223,6 +223,12 @@ class PublishedDevice:
         return self.device if self.slice.spec.per_device else self.slice.spec
 
 
+def published_device(device: core.Device) -> PublishedDevice:
+    """What a device of a snapshot was made of."""
+    assert isinstance(device.source, PublishedDevice)
+    return device.source
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedUse:
     """What claims have of pools beyond what these publish: of the devices, what is recorded, and which are gone."""
@@ -471,6 +477,7 @@ def _to_snapshot_device(
         undefined=None,
         shareable=offer.is_shareable,
         reach=None if local and not offer.is_ghost else offer.nodes,
+        source=offer,
         ghost=ghost_of(offer, gates),
     )
 

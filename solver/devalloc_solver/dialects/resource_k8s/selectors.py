@@ -10,7 +10,7 @@ from typing import Any
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import COST_LIMIT, CelDevice, DeviceField, Program, compile
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_qualified
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_qualified, published_device
 from devalloc_solver.dialects.resource_k8s.slices import DeviceAttribute, UnusualAttribute
 from devalloc_solver.eligibility.predicate import Language, Literals, Operand, Predicate
 from devalloc_solver.problem.snapshot import Device
@@ -66,8 +66,7 @@ def has_type(device: Device, name: str, values: Iterable[tuple[str, object]]) ->
 
 def _is_certain(device: Device, name: str, values: Iterable[tuple[str, object]]) -> bool:
     """Whether to compare an attribute with values is false, not an error, for devices that have another one."""
-    assert isinstance(device.source, PublishedDevice)
-    return has_type(device, name, values) and not device.source.device.has_fault
+    return has_type(device, name, values) and not published_device(device).device.has_fault
 
 
 _TYPES = {str: "string", int: "int", bool: "bool"}
