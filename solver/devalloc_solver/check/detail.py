@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
-from devalloc_solver.check.parts import part_violations
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 from devalloc_solver.check.usage import CheckedUse
+
+MAX_WHOLES = 100
+"""Whole devices of a driver that are judged for a claim. By these, a solver that gives parts wrongly is seen; and no
+expression of a claim is evaluated on a whole fleet once more."""
 
 
 def detail_violations(
@@ -37,7 +41,7 @@ def detail_violations(
         have_parts |= pooled.is_part
         have_amounts |= bool(use.amounts)
     if have_parts and not (term.is_admin or term.says_which):
-        wrong += part_violations(term, devices, pin, fleet)
+        wrong += _part_violations(term, devices, pin, fleet)
     if term.number is not None and term.number[0] <= count <= term.number[1]:
         wrong += _amount_free_violations(uses) if have_amounts else ()
     elif term.is_admin:
@@ -147,3 +151,19 @@ def _text(nano: int) -> str:
     """An amount for a message; sums may leave the range of a Quantity."""
     units, rest = divmod(nano, NANO)
     return str(units) if rest == 0 else f"{nano}n"
+
+
+def _part_violations(
+    term: RequestTerms, devices: Sequence[CheckedDevice], pin: str | None, fleet: KnownPools
+) -> Iterator[str]:
+    """What is wrong with parts that a detail has although it does not say that it wants one: a whole device would do.
+
+    ``pin``: the node to which the claim is bound. Raises budget.BudgetExceeded.
+    """
+    parts = {pooled.pool.spec.driver: pooled for pooled in reversed(devices) if pooled.is_part}
+    for driver, pooled in parts.items():
+        for whole in islice(fleet.whole_devices(driver, pin), MAX_WHOLES):
+            has_all = all(name in whole.attributes for name in term.detail.match_attributes)
+            if has_all and term.rule.refusal(whole) is None:
+                yield f"device {pooled} is a part, which the claim does not ask for: {whole} is offered whole (S6b)"
+                return

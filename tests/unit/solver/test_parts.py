@@ -13,7 +13,7 @@ from devalloc.api.pool import DevicePool
 from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.check import check
 from devalloc_solver.check.classes import DetailRule
-from devalloc_solver.check.parts import MAX_WHOLES
+from devalloc_solver.check.detail import MAX_WHOLES
 from devalloc_solver.fleet.waiting import WaitingBook
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
