@@ -1,7 +1,7 @@
 """An upper bound from shared amounts alone: how many claims can be satisfied, whatever else they ask for.
 
 All amounts that claims ask for come out of what is free of them, wherever that is. So no more claims can be satisfied
-than those that ask for least, of one resource or of several weighed together. All in integers: needs are rounded down.
+than those that ask for least. All in integers: needs are rounded down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
 
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
@@ -18,8 +17,6 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 SCALE = 10**12
 """What all that is free of a resource weighs."""
-STEPS = 8
-"""In how many steps two resources are weighed against each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class SharedAmountBound:
     def bound(self, priority: int, floors: Mapping[int, int]) -> int:
         """Claims of a priority that can be satisfied at the most, with ``floors`` of the higher ones."""
         everybody = sum(claims.get(priority, 0) for claims, _ in self.wishes)
-        return min((self._bound(priority, floors, weights) for weights in self._weights()), default=everybody)
+        return min((self._bound(priority, floors, resource) for resource in self.resources), default=everybody)
 
     def parts(self) -> list[Fraction]:
         """What each unit takes of what there is too little of for all; of everything where there is enough."""
@@ -45,19 +42,12 @@ class SharedAmountBound:
             for claims, needs in self.wishes
         ]
 
-    def _weights(self) -> Iterator[dict[str, int]]:
-        for resource in self.resources:
-            yield {resource: STEPS}
-        for one, other in combinations(self.resources, 2):
-            for step in range(1, STEPS):
-                yield {one: step, other: STEPS - step}
-
-    def _bound(self, priority: int, floors: Mapping[int, int], weights: Mapping[str, int]) -> int:
-        room = SCALE * sum(weights.values())
+    def _bound(self, priority: int, floors: Mapping[int, int], resource: str) -> int:
+        room = SCALE
         own: list[tuple[int, int]] = []
         higher: dict[int, list[int]] = {each: [] for each in floors}
         for claims, needs in self.wishes:
-            need = sum(needs.get(resource, 0) * weight for resource, weight in weights.items())
+            need = needs.get(resource, 0)
             if (count := claims.get(priority, 0)) > 0:
                 own.append((need, count))
             elif len(claims) == 1 and (each := next(iter(claims))) in higher:

@@ -35,11 +35,7 @@ def start_search(search: GoalSearch, allocations: Sequence[Holding], *, policy: 
         model.cp.add(sum_terms(model.users[b]) == model.devices_used[b])
     in_order = sorted(model.units, key=_order)
     best: list[Placement] = []
-    orders = (
-        sorted(in_order, key=_size, reverse=True),
-        sorted(in_order, key=lambda unit: (_order(unit)[0], *(-size for size in _size(unit)))),
-        in_order,
-    )
+    orders = (sorted(in_order, key=_size, reverse=True), in_order)
     for units in {tuple(map(id, order)): order for order in orders}.values():
         answer = place_compactly(model.snapshot, allocations, units, policy=policy, ends=search.ends)
         best = max(best, answer, key=lambda placements: _value(in_order, placements))
