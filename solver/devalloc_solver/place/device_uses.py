@@ -14,7 +14,7 @@ from devalloc_solver.problem.demand import AllocationMode
 
 T = TypeVar("T")
 _COMPARED = 128
-"""Comparisons that cost as much as a step."""
+"""Comparisons that cost as much as a step. With 16 the benchmark `hard` takes 6 % more steps, with 1,024 as many."""
 
 
 def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], int]], steps: StepBudget) -> list[T]:

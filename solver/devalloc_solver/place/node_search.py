@@ -79,7 +79,8 @@ class AlternativeSearch:
 
 
 _POLICY_STEPS = 2_000
-"""The policy is a preference: it may cost so much and no more."""
+"""The policy is a preference: it may cost so much and no more. With 500 the benchmark `hard` takes two thirds of the
+steps, with 8,000 five thirds; 60 new shapes on 200 nodes get the same devices."""
 _RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 160
 """Weights of which one always outweighs all that come before."""
 
@@ -115,7 +116,8 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
 
 
 POLICY_SAMPLE = 64
-"""Nodes to look at for the sake of the policy alone, once nothing else can be better."""
+"""Nodes to look at for the sake of the policy alone, once nothing else can be better. With 8 and with 512, 60 new shapes
+on 200 nodes get the same devices in as many steps."""
 
 
 @dataclass(frozen=True, slots=True)
