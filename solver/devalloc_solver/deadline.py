@@ -11,6 +11,10 @@ ALLOCATE_SECONDS = 60.0
 only if the caller wants it to.
 """
 
+GRACE_SECONDS = 0.1
+"""Seconds beyond the deadline in which a first fit is sought where the search was cut short, and in which it is
+explained why claims are left out; and that a state space may take if less time is left."""
+
 CHECK_SECONDS = 0.5
 """How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
 

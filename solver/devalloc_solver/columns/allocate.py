@@ -15,15 +15,13 @@ from devalloc_solver.columns.device_naming import name_devices
 from devalloc_solver.columns.priority_levels import TOLERANCE, LevelSolver
 from devalloc_solver.columns.remaining_units import RemainingUnits
 from devalloc_solver.columns.state_space import Cache, StateSpace, build_state_space
+from devalloc_solver.deadline import GRACE_SECONDS
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
-
-GRACE_SECONDS = 0.1
-"""Seconds that a state space, and a first fit where there is no other answer, may take if less time is left."""
 
 
 def allocate_batch(

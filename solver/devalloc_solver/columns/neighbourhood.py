@@ -30,8 +30,8 @@ REPAIR_LIMIT = 0.05
 """CP-SAT's deterministic time (roughly seconds) for one neighbourhood. At 0.1 and 0.2 the batches of 200 claims of the
 benchmark `batches` take a twelfth longer, those of 500 a twentieth, and no answer is better."""
 REPAIR_PATTERNS = 400
-"""Patterns of a neighbourhood of several bins: with more, that time ends before there is any solution. With 200 and with
-800 one of 20 batches of 200 claims has a claim less."""
+"""Patterns of a neighbourhood of several bins: with more, that time ends before there is any solution. With 200 and
+with 800 one of 20 batches of 200 claims has a claim less."""
 NEGLIGIBLE = GRID // 1000
 """Waste that is rounding."""
 HIGHER_PRIORITY_WEIGHT = 100

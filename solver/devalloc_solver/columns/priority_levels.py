@@ -20,9 +20,9 @@ from devalloc_solver.columns.state_network import User
 from devalloc_solver.columns.state_space import StateSpace
 
 DECIDED_FIRST = 0.3
-"""How much nearer to one a column counts that has claims of priorities that are decided: they must not be lost. Measured
-on the 20 batches of 200 claims of the benchmark `batches`, as are the other numbers here: at 0 and at 0.9 a batch of
-unlike claims takes five times as long, and at 0 another has a claim less of a high priority."""
+"""How much nearer to one a column counts that has claims of priorities that are decided: they must not be lost.
+Measured on the 20 batches of 200 claims of the benchmark `batches`, as are the other numbers here: at 0 and at 0.9 a
+batch of unlike claims takes five times as long, and at 0 another has a claim less of a high priority."""
 ROUNDS = 6
 """Rounds of column generation for what is left each time. With 3 the answers are the same, with 12 one has a pool less;
 the time is the same."""

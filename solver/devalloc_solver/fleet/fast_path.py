@@ -20,8 +20,8 @@ from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 
 MAX_COMBINATIONS = 64
-"""Choices of alternatives that are tried one after the other. With 8, 60 new shapes on 200 nodes get the same devices in
-the same time."""
+"""Choices of alternatives that are tried one after the other. With 8, 60 new shapes on 200 nodes get the same devices
+in the same time."""
 
 Values = tuple[object, ...]
 NO_LOSSES: Losses = (0, 0, 0)

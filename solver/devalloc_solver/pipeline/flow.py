@@ -9,10 +9,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, Allowance, SearchCutShort
-from devalloc_solver.deadline import Call
+from devalloc_solver.deadline import GRACE_SECONDS, Call
 from devalloc_solver.explain.explainer import Explainer
 from devalloc_solver.pipeline.decomposition import unproven_names
-from devalloc_solver.pipeline.strategy import GRACE_SECONDS, SearchOutcome, add_rejected_claims, search_parts
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.answer import ClaimAnswer, Solution

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
+from devalloc_solver.deadline import GRACE_SECONDS
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals
@@ -45,11 +46,6 @@ them."""
 
 QUICK_SHARE = 0.02
 """Seconds that a part of a quick search has at least: many parts with less are all cut short, and none is answered."""
-
-GRACE_SECONDS = 0.1
-"""Seconds in which a first fit is sought once the deadline is over, where the search was cut short; and in which it is
-explained why claims are left out.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,8 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
 
 
 POLICY_SAMPLE = 64
-"""Nodes to look at for the sake of the policy alone, once nothing else can be better. With 8 and with 512, 60 new shapes
-on 200 nodes get the same devices in as many steps."""
+"""Nodes to look at for the sake of the policy alone, once nothing else can be better. With 8 and with 512, 60 new
+shapes on 200 nodes get the same devices in as many steps."""
 
 
 @dataclass(frozen=True, slots=True)

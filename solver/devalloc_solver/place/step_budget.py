@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 DEFAULT_STEPS = 50_000
-"""Steps that placing one unit may take; a step is a few microseconds. Every question of the benchmark `hard` ends within
-10,000; what takes more goes to CP-SAT."""
+"""Steps that placing one unit may take; a step is a few microseconds. Every question of the benchmark `hard` ends
+within 10,000; what takes more goes to CP-SAT."""
 
 
 class StepsExhausted(Exception):
