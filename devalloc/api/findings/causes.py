@@ -71,7 +71,9 @@ def _invalid_pool(cause: Fact, style: Style) -> Words:
 def _no_match(cause: Fact, style: Style) -> Words:
     """The ``request``, if there are several; in a sentence maybe what ``STEP`` says, too."""
     text = f"no device matches {_request(cause, style)}" if "request" in cause else "no device matches"
-    return _step(cause, style).after(f"{text}: ") if "rule" in cause else Words(text)
+    if "rule" in cause:
+        return _step(cause, style).after(f"{text}: ")
+    return Words(text, obvious="`devalloc explain` shows why not")
 
 
 def _request(cause: Fact, style: Style) -> str:
@@ -250,7 +252,8 @@ def _member_fails(cause: Fact, style: Style) -> Words:
     """The ``member`` of a ``group`` that fails for a ``reason``, and its ``cause``."""
     why = words_of(cause["cause"], style)
     member = style.owner(cause["member"])
-    text = f"{member} of {_group(cause, style)} fails: {cause['reason']}: {why.text}"
+    reason = f"{cause['reason']}: " if style.is_whole else ""
+    text = f"{member} of {_group(cause, style)} fails: {reason}{why.text}"
     return Words(text, why.remedy, why.guess)
 
 
@@ -374,9 +377,9 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.EXCLUSIVE: lambda cause, style: _EXCLUSIVE[cause.get("of", "any")],
     Cause.PARTS_TAKEN: lambda cause, style: "each free device needs a part of its card that devices in use have taken",
     Cause.APART: lambda cause, style: (
-        "no single node has everything free that is requested together"
+        "no single node has all of it free"
         if cause.get("free")
-        else "no single node has all that is requested together, even if nothing is in use"
+        else "no single node has all of it, even if nothing is in use"
     ),
     Cause.BOUND: lambda cause, style: f"it is bound to node {style.name(cause['node'])}, where it does not fit",
     Cause.NODE_UNKNOWN: _node_unknown,

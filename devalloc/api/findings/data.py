@@ -132,7 +132,7 @@ class Finding:
 
 CAVEATS = {
     "notSmallest": "fewer changes may suffice",
-    "notEnough": "more changes may be needed",
+    "notEnough": "more may be needed",
     "othersUnknown": "other claims may block it too",
     "nothingLeft": "",
 }

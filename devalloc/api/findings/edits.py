@@ -24,7 +24,7 @@ _Step = tuple[str, str]
 def remedy_of(finding: Finding, style: Style) -> str:
     """What to do, such as "remove spec.claims[0], and delete claim default/a"; "" if nothing helps."""
     if len(finding.edits) > _NAMED and not style.is_whole:
-        return first_change(finding, style)
+        return and_more(edit_words(finding.edits[0], style), len(finding.blockers))
     words = " and ".join(_by_verb([_step(each, style) for each in finding.edits]))
     release = release_of(finding.holders, style)
     text = f"{words}, and {release}" if words and release else words or release
@@ -40,12 +40,9 @@ def or_wait(finding: Finding) -> str:
     return f", or wait for {'it' if len(holders) == 1 else 'them'}" if holders else ""
 
 
-def first_change(finding: Finding, style: Style, rest: str = ", and {more} more (`devalloc explain`)") -> str:
-    """What to do first where a sentence cannot name all of it, and that there is a ``rest``."""
-    edits = finding.edits
-    first = edit_words(edits[0], style) if edits else release_of(finding.blockers[:1], style)
-    count = len(finding.blockers)
-    return f"{first}{rest.format(more=count - 1, count=count)}" if count > 1 else first
+def and_more(step: str, count: int) -> str:
+    """One of so many changes, and where the others are."""
+    return f"{step}, and {count - 1} more (`devalloc explain`)" if count > 1 else step
 
 
 def changes_in_explain(count: int) -> str:

@@ -10,7 +10,15 @@ from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
 from devalloc.api.findings.data import ADMIN, CAVEATS, Cause, Fact, Finding, Reader, visible
-from devalloc.api.findings.edits import changes_in_explain, first_change, or_wait, release_of, remedy_of, withheld_of
+from devalloc.api.findings.edits import (
+    and_more,
+    changes_in_explain,
+    edit_words,
+    or_wait,
+    release_of,
+    remedy_of,
+    withheld_of,
+)
 from devalloc.api.findings.style import WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
@@ -21,6 +29,8 @@ _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE
 """Causes that are most likely why there are the others: something was mistyped."""
 
 
+_OF_ANY_NAME = frozenset(("class", "request", "member"))
+"""Kinds of edits that do not name what is wrong."""
 MAX_CACHED = 4096
 """Characters of a finding whose sentence is cached."""
 
@@ -54,8 +64,8 @@ def _fitting(finding: Finding, width: int | None) -> str:
     if width is None:
         return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
     finding = replace(finding, causes=_relevant(finding))
-    for sentences in (_sentences, _first_steps, _pointers, _short_sentences):
-        for names in _WIDTHS[:6] if sentences in (_sentences, _first_steps) else _WIDTHS:
+    for sentences in (_sentences, _single_edits, _single_releases, _pointers, _short_sentences):
+        for names in _WIDTHS[:-1] if sentences in (_sentences, _single_edits) else _WIDTHS:
             for text in sentences(finding, Style(names, finding.subject)):
                 if len(text) <= width:
                     return text
@@ -72,15 +82,16 @@ def _cut(text: str, width: int) -> str:
 
 def _sentences(finding: Finding, style: Style) -> Iterator[str]:
     """The sentence, and the same with less of it."""
-    says_little = all(each["code"] in _WEAK for each in finding.causes)
     uncertain = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]]
-    if says_little and (withheld := withheld_of(finding, style)):
+    if withheld := _withheld(finding, style):
         texts = [withheld, remedy_of(finding, replace(style, says_why=False))]
         yield joined([*texts, *uncertain])
-        yield joined(texts)
+        if not _is_open(finding):
+            yield joined(texts)
     changes, wait = remedy_of(finding, style), or_wait(finding)
     corrects = any("didYouMean" in each for each in finding.blockers)
     leaves_nothing = "nothingLeft" in finding.caveats
+    yield from _advised(finding, style)
     for causes in _fewer(finding.causes):
         words = [words_of(each, style) for each in causes]
         own = next((each for each in words if each.remedy or each.guess), None)
@@ -88,15 +99,48 @@ def _sentences(finding: Finding, style: Style) -> Iterator[str]:
         remedy = "" if is_complete else changes
         if own and not corrects:
             remedy = own.then(release_of(finding.holders, style) if own.guess else "")
-        hints = [each.obvious or ("" if leaves_nothing else each.hint) for each in words]
-        more = uncertain if remedy else [*filter(None, hints)][:1]
         text = joined([*(each.text for each in words), remedy])
         if wait and remedy == changes:
-            yield joined([f"{text}{wait}", *more])
-        yield from ([joined([text, *more])] if more else [])
-        yield text
+            yield joined([f"{text}{wait}", *uncertain])
+        if remedy and uncertain:
+            yield joined([text, *uncertain])
+        if not remedy and (hint := _hint(words, leaves_nothing=leaves_nothing)):
+            yield joined([text, hint])
+        if not (remedy and _is_open(finding)):
+            yield text
     if corrects and finding.causes:  # the change names what is written, too
         yield joined([words_of(finding.causes[0], style).text, changes])
+
+
+def _is_open(finding: Finding) -> bool:
+    """Whether what is to be changed may not suffice: a sentence that names it has to say so."""
+    return "notEnough" in finding.caveats
+
+
+def _advised(finding: Finding, style: Style) -> Iterator[str]:
+    """The same with general advice, where no change is known: the causes that say more are left as they are."""
+    leaves_nothing = "nothingLeft" in finding.caveats
+    if finding.blockers and not leaves_nothing:
+        return
+    for causes in _fewer(finding.causes):
+        words = [words_of(each, style) for each in causes]
+        if any(each.remedy or each.guess or each.is_complete for each in words):
+            return
+        if hint := _hint(words, leaves_nothing=leaves_nothing):
+            yield joined([*(each.text for each in words), hint])
+        if not any(each["code"] in _WEAK for each in causes):
+            return
+
+
+def _hint(words: Sequence[Words], *, leaves_nothing: bool) -> str:
+    """General advice on the most special of the causes that have any."""
+    hints = [each.obvious or ("" if leaves_nothing else each.hint) for each in words]
+    return next(filter(None, reversed(hints)), "")
+
+
+def _withheld(finding: Finding, style: Style) -> str:
+    """What would do and is unavailable, where no cause says more than that."""
+    return withheld_of(finding, style) if all(each["code"] in _WEAK for each in finding.causes) else ""
 
 
 def _relevant(finding: Finding) -> list[Fact]:
@@ -107,12 +151,14 @@ def _relevant(finding: Finding) -> list[Fact]:
     if not unknown:
         return causes
     others = [each for each in causes if each not in unknown]
-    content = json.dumps([others, finding.edits])
+    edits = finding.edits
+    # An edit of a whole class or request does not say which names it is about.
+    content = json.dumps([edits, others if all(each["kind"] in _OF_ANY_NAME for each in edits) else []])
     has_none = [each for each in unknown if not each["count"] and json.dumps(each["name"])[1:-1] in content]
     lacking = {each["name"] for each in has_none}
     remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
-    rest = [each for each in remaining if each["code"] not in _WEAK]
-    return [*remaining, *has_none] if has_none or rest else causes
+    says_enough = has_none or any(each["code"] != Cause.NO_MATCH for each in remaining)
+    return [*remaining, *has_none] if says_enough else causes
 
 
 def _with_the_rule(causes: Sequence[Fact]) -> list[Fact]:
@@ -138,12 +184,28 @@ def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
     yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
 
 
-def _first_steps(finding: Finding, style: Style) -> Iterator[str]:
-    """The first cause, and the first change."""
-    words = _first_words(finding, style)
+def _single_edits(finding: Finding, style: Style) -> Iterator[str]:
+    """The first cause, and one of the changes."""
+    says_why = not _withheld(finding, style)
+    return _single_steps(
+        finding, style, [edit_words(each, replace(style, says_why=says_why)) for each in finding.edits]
+    )
+
+
+def _single_releases(finding: Finding, style: Style) -> Iterator[str]:
+    """The same with one of those that hold something."""
+    return _single_steps(finding, style, [release_of([each], style) for each in finding.holders])
+
+
+def _single_steps(finding: Finding, style: Style, steps: Sequence[str]) -> Iterator[str]:
+    words, count = _first_words(finding, style), len(finding.blockers)
     if _advises(finding, words):
-        yield joined([words.text, first_change(finding, style)])
-        yield joined([words.text, first_change(finding, style, " (the first of {count} changes)")])
+        cause = _withheld(finding, style) or words.text
+        if _is_open(finding):
+            yield from (joined([cause, step, CAVEATS["notEnough"]]) for step in steps)
+            return
+        yield from (joined([cause, and_more(step, count)]) for step in steps)
+        yield from (joined([cause, f"{step} (1 of {count} changes)"]) for step in steps)
 
 
 def _pointers(finding: Finding, style: Style) -> Iterator[str]:

@@ -81,7 +81,7 @@ def test_the_last_segment_of_a_long_attribute_stays() -> None:
     """What its domain is can be guessed; which attribute it is can not."""
     name = f"{'sub.' * 25}example.com/pcieRoot"
     cause = fact(Cause.TOO_FEW_AGREE, attribute=name, wanted=2, most="1")
-    assert message_of(Finding([cause])) == f"no node has 2 devices with the same `{name[:54]}…/pcieRoot` (at most 1)"
+    assert message_of(Finding([cause])) == (f"no node has 2 devices with the same `{name[:54]}…/pcieRoot` (at most 1)")
 
 
 def test_the_ends_of_a_long_path_stay_whole() -> None:
@@ -92,7 +92,7 @@ def test_the_ends_of_a_long_path_stay_whole() -> None:
 def test_of_more_changes_than_a_sentence_can_name_it_names_the_first() -> None:
     changes = [{**COUNT, "path": f"spec.claims[{number}].requests.count"} for number in range(3)]
     first = "no node has 9 devices (at most 3); ask for at most 3 devices in spec.claims[0].requests.count"
-    assert message_of(Finding([SHORT], changes)) == f"{first} (the first of 3 changes)"
+    assert message_of(Finding([SHORT], changes)) == f"{first} (1 of 3 changes)"
     assert message_of(Finding([SHORT], changes), AT_LENGTH).count("at most 3 devices in ") == 3
     removed = [{"kind": "request", "request": str(number), "path": f"spec.claims[{number}]"} for number in range(3)]
     assert message_of(Finding([SHORT], removed)).endswith("; remove spec.claims[0], and 2 more (`devalloc explain`)")
