@@ -237,8 +237,15 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     def _search_in_part(
         self, requested: Sequence[_Request[ReadT, QueryT]], call: Call
     ) -> tuple[SearchOutcome, Mapping[Key, ChosenPlace]] | None:
-        """Places for all claims that fit by themselves; None where that is not certain to be right."""
+        """Places for all claims that fit by themselves, as the others get nothing beside these either; None where that
+        is not certain to be right."""
         index = self._state.index
+        if any(self._is_costly(ask.read) for ask in requested):
+            return None
+        requested = [ask for ask in requested if ask.fits]
+        if not requested:
+            index.allowance.begin_search()
+            return SearchOutcome([], []), {}
         pins = [pin for ask in requested if (pin := ask.read.pinned_node) is not None and pin in index.records]
         searches = [(ask.shape, ask.read.restrictions) for ask in requested]
         records = nodes_that_matter(index, searches, pins, len(requested))
@@ -246,7 +253,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             return None
         subset = self._explainer.subset(self._state.rules, records)
         units = self._units([ask.read for ask in requested], subset)
-        if units is None or any(self._is_costly(ask.read) for ask in requested):
+        if units is None:
             return None
         index.allowance.begin_search()
         held, ends = self._explainer.holdings(subset), call.search_end()
@@ -254,7 +261,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
             *(subset.snapshot, held, units), policy=self._state.policy, ends=ends, is_quick=call.is_quick
         )
         spots = {one.demand.key: place_in_fleet(one, subset, records) for one in outcome.placements}
-        if outcome.doubtful or any(ask.fits and ask.read.key not in spots for ask in requested):
+        if outcome.doubtful or any(ask.read.key not in spots for ask in requested):
             return None
         return outcome, spots
 

@@ -15,6 +15,7 @@ from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.dialects.device_claims.fleet_explainer import DeviceClaimsExplainer
 from devalloc_solver.dialects.device_claims.fleet_state import DeviceFleetState
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal
+from devalloc_solver.fleet import backend
 from devalloc_solver.fleet.backend import FleetBackend
 from devalloc_solver.testing import device, device_class, pool
 from tests.support import dra_builders as dra
@@ -222,6 +223,18 @@ def test_claims_that_fit_nowhere_are_refused_without_a_look_at_all(given: list[s
     assert refused.keys() == {"three", "many"}
     assert {*refused["three"]} >= {*given}
     assert shown(answer) == shown(whole(other, claims))
+
+
+@pytest.mark.parametrize("fitting", [[], ["a"], ["a", "c"]])
+def test_only_claims_that_fit_by_themselves_are_searched_for_together(fitting: list[str]) -> None:
+    claims = [wants(name, 1 if name in fitting else 9, priority=str(number)) for number, name in enumerate("abc")]
+    with patch.object(backend, "search_parts", wraps=backend.search_parts) as search:
+        answer: Any = fleet().allocate_all(claims)
+    searched = [unit.demands[0].key[1] for call in search.call_args_list for unit in call.args[2]]
+    assert sorted(searched) == fitting
+    with patch.object(FleetBackend, "_allocate_in_part", return_value=None):
+        whole: Any = fleet().allocate_all(claims)
+    assert {**answer, "seconds": 0} == {**whole, "seconds": 0}
 
 
 def test_all_is_looked_at_if_an_expression_costs_too_much_only_for_a_reason() -> None:
