@@ -362,13 +362,16 @@ class DeviceClaim(ApiModel):
         """Rules by which it keeps off nodes."""
         return node_restrictions(self.metadata.annotations)
 
-    def restricted(self, restrictions: Collection[ValueRestriction]) -> DeviceClaim:
-        """The claim with requests that get only devices with some values."""
+    def restricted(self, nodes: tuple[NodeRestriction, ...], values: Collection[ValueRestriction]) -> DeviceClaim:
+        """The claim with rules that no user wrote: for its nodes, and for the values of devices of its requests."""
         claims = [*self.spec.claims]
-        for number in {each.request for each in restrictions}:
-            own = tuple(each for each in restrictions if each.request == number)
+        for number in {each.request for each in values}:
+            own = tuple(each for each in values if each.request == number)
             claims[number] = RestrictedRequest.of(claims[number], own)
-        return self.model_copy(update={"spec": self.spec.model_copy(update={"claims": claims})})
+        spec = self.spec.model_copy(update={"claims": claims})
+        one = RestrictedClaim.model_construct(self.model_fields_set, **{**dict(self), "spec": spec})
+        one._restrictions = nodes
+        return one
 
     @property
     def allocated_node(self) -> str | None:
@@ -407,3 +410,13 @@ def _detail_index(text: object) -> tuple[int, int | None]:
     if not isinstance(text, str) or (match := re.fullmatch(r"(\d{1,6})(?:\.(\d{1,6}))?", text)) is None:
         raise ValueError(text)
     return int(match[1]), None if match[2] is None else int(match[2])
+
+
+class RestrictedClaim(DeviceClaim):
+    """A claim with rules for its nodes that no user wrote: no manifest has them."""
+
+    _restrictions: tuple[NodeRestriction, ...] = PrivateAttr(())
+
+    @property
+    def restrictions(self) -> tuple[NodeRestriction, ...]:
+        return (*super().restrictions, *self._restrictions)

@@ -21,7 +21,7 @@ from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
-from devalloc.api.node_rules import FIELD, NODE_RULES, value_restrictions_of
+from devalloc.api.node_rules import FIELD, NODE_RULES, restrictions_of, value_restrictions_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -171,10 +171,11 @@ def decode(manifest: object) -> Decoded:
     plain = _fast_pool(manifest)
     if plain is not None:
         return Decoded(plain, [])
-    if FIELD in manifest and (restrictions := value_restrictions_of(manifest)):
+    if type(manifest.get(FIELD)) is tuple:
         decoded = decode({name: value for name, value in manifest.items() if name != FIELD})
-        claim = decoded.object
-        return replace(decoded, object=claim.restricted(restrictions)) if isinstance(claim, DeviceClaim) else decoded
+        if not isinstance(claim := decoded.object, DeviceClaim):
+            return decoded
+        return replace(decoded, object=claim.restricted(restrictions_of(manifest), value_restrictions_of(manifest)))
     about = _Subject.of(manifest)
     try:
         faults = content_faults(manifest)

@@ -35,8 +35,8 @@ class NodeRule:
 RestrictionT = TypeVar("RestrictionT")
 NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
 FIELD: Final = "restrictions"
-"""The field of a claim's manifest by which callers of the solver give it rules that no user wrote: those for nodes of
-a ResourceClaim, those for values of a DeviceClaim."""
+"""The field of a claim's manifest by which callers of the solver give it rules that no user wrote: for nodes, and for
+values of a DeviceClaim."""
 
 
 class NodeRestriction(NamedTuple):
@@ -80,7 +80,7 @@ def value_restrictions_of(manifest: Mapping[str, Any]) -> tuple[ValueRestriction
 
 def _given(manifest: Mapping[str, Any], kind: type[RestrictionT]) -> tuple[RestrictionT, ...]:
     given = manifest.get(FIELD)
-    return given if type(given) is tuple and all(type(each) is kind for each in given) else ()
+    return tuple(each for each in given if type(each) is kind) if type(given) is tuple else ()
 
 
 def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:

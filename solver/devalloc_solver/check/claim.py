@@ -94,7 +94,8 @@ def _node_violations(
 ) -> list[str]:
     if answer.node is not None:
         for rule, named in claim.restrictions:
-            if BARS[rule.annotation](answer.node, named):
+            is_named = answer.node in named
+            if BARS[rule.annotation](answer.node, named) if rule.annotation else is_named is not rule.is_only:
                 return [f"must not be on node {answer.node}, and is answered there (S7)"]
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import GROUP, GROUP_MATCH
-from devalloc.api.node_rules import FIELD, ValueRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.reasons import Reason
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.errors import AnswerRefused
@@ -73,6 +75,18 @@ def test_the_check_refuses_a_device_with_another_value(monkeypatch: pytest.Monke
     monkeypatch.setattr(CandidateFinder, "_find_mismatch", lambda *arguments: None)
     with pytest.raises(AnswerRefused, match="has 'a' for kind"):
         solve_manifests([GPU, gpus("n1", "a"), waiting("b")])
+
+
+@pytest.mark.parametrize(("is_only", "node"), [(True, "n1"), (False, "n2")])
+def test_rules_for_nodes_are_given_likewise(is_only: bool, node: str) -> None:
+    rule = NodeRule("", is_only, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
+    given = NodeRestriction(rule, frozenset({"n1"})), ValueRestriction(0, "kind", frozenset({"a"}))
+    nodes = [GPU, gpus("n1", "b", "a"), gpus("n2", "a"), gpus("n3", "a")]
+    wanted = {**waiting(), FIELD: given}
+    assert answer(*nodes, wanted)["node"] == node
+    assert Fleet.from_manifests(nodes).allocate(wanted) == answer(*nodes, wanted)
+    refused = answer(GPU, gpus("n3" if is_only else "n1", "a"), wanted)
+    assert (refused["reason"], refused.get("blockers")) == ("NodeUnavailable", None)
 
 
 def test_no_file_can_have_it() -> None:

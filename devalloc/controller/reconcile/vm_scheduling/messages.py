@@ -102,23 +102,21 @@ class MachineMessages:
         part = answer["namespace"], answer["name"]
         is_own = target is not None and part in target.parts
         reason = answer["reason"]
-        if is_own and any(one["kind"] == "nodeRule" for one in answer.get("blockers", ())):
+        solved = finding_of(answer)
+        if is_own and any(one["code"] == Cause.NODE_BARRED for one in solved.causes):
             reason = Reason.NODES_TOO_SMALL.value  # those that may take it
         code = str(_CODES.get(reason, reason))
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel")}
-        solved = finding_of(answer)
         if target is not None and is_own and target.excluded and not self._nodes(target):
             return answer["reason"], Finding([fact(Cause.NO_NODE, node=self._pins.get(target.parts[0]))]), details
         is_of_claim = not is_own and answer["reason"] == Reason.NO_MATCHING_DEVICES  # which says what it matches
         is_of_room = answer["reason"] in _REPLACED_REASONS and not is_of_claim
         rooms = self._short(target, code) if target is not None and is_of_room else None
-        blockers = [dict(one) for one in solved.blockers if not is_own or one["kind"] not in _OURS]
+        blockers = [*map(dict, solved.blockers)]
         if target is None or rooms is None:
             causes: list[Fact] = [*map(self._renamed, solved.causes)]
             if is_own:
                 causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
-                barred = len(blockers) < len(solved.blockers)
-                causes = [fact(Cause.NODE_BARRED)] if barred and not blockers else causes
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
                 causes = []
                 details.pop("funnel", None)  # it counts devices, and there are enough
@@ -315,10 +313,6 @@ _FIELDS = {
     host_pool_names.NETWORK: "spec.nics",
 }
 """The field of a machine that asks for each resource."""
-
-
-_OURS = ("nodeRule",)
-"""Kinds of edits of what devalloc asks for a machine, and its user does not."""
 
 
 def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:

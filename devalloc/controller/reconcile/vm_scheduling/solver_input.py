@@ -6,7 +6,7 @@ room for, are kept back: devices on a node that the machine may never run on are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -15,6 +15,7 @@ from typing import Any
 from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
+from devalloc.api.findings import Cause, fact
 from devalloc.api.machine_location import (
     local_parts,
     network_pool_names,
@@ -26,7 +27,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
-from devalloc.api.node_rules import FIELD, ValueRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, ValueRestriction
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -55,6 +56,8 @@ from devalloc.controller.reconcile.vm_scheduling.migrations import (
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.store import Object
 
+_OUT_OF_REACH = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
+"""That a machine must not be on nodes that do not receive it, or do not reach its disks."""
 _NUMA = "numa"
 """The attribute of a host's devices with the number of their NUMA node; of a request the number that they must have."""
 MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
@@ -377,10 +380,10 @@ class _InputBuilder:
         tie, excluded = self._restrict_to_reach(doc, machine, notes)
         notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
-            parts = [self._add(key, "", doc, [compute, *io], notes)]
+            parts = [self._add(key, "", doc, [compute, *io], notes, excluded=excluded)]
         else:
-            parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
-            parts += [self._add(key, "io", doc, io, notes)] if io else []
+            parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"}, excluded=excluded)]
+            parts += [self._add(key, "io", doc, io, notes, excluded=excluded)] if io else []
         group = None if label is None else (key[0], label)
         return MachineRequest(doc, tuple(parts), group, tie, excluded, by_numa)
 
@@ -413,10 +416,9 @@ class _InputBuilder:
         of_storage, out_of_reach = self._out_of_reach(doc, source)
         ties += filter(None, [of_storage])
         excluded |= out_of_reach
-        notes |= _exclusion(excluded)
         local = [dict(claim) for claim in local_claims(doc, self.claims, self.networks)]
         ties += ["its claims need devices of the same kind there"] if local else []
-        parts, targets = self._move_parts(doc, machine, details, notes, local)
+        parts, targets = self._move_parts(doc, machine, details, notes, excluded, local)
         return key, MigrationRequest(
             migration, doc, parts, source, amounts, excluded, "; ".join(ties), by_numa, targets
         )
@@ -427,26 +429,26 @@ class _InputBuilder:
         machine: VirtualMachine,
         details: Sequence[Object],
         notes: Mapping[str, str],
+        excluded: frozenset[str],
         local: Sequence[Object],
     ) -> tuple[tuple[ClaimKey, ...], dict[ClaimKey, ClaimKey]]:
         """Ask for another node, together with devices there for these claims, as for a machine that is to start."""
         key = MachineView(doc).key
         if not local:
-            return (self._add(key, "move", doc, details, notes),), {}
+            return (self._add(key, "move", doc, details, notes, excluded=excluded),), {}
         notes = {**notes, meta.GROUP: _group_label(key[1], _MOVE_OF_MACHINE)}
         agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
         if agree:
             compute = [detail for detail in details if _is_of_numa_nodes(detail)]
             others = [detail for detail in details if not _is_of_numa_nodes(detail)]
-            parts = [self._add(key, "move", doc, compute, {**notes, **agree})]
-            parts += [self._add(key, "move-io", doc, others, notes)] if others else []
+            parts = [self._add(key, "move", doc, compute, {**notes, **agree}, excluded=excluded)]
+            parts += [self._add(key, "move-io", doc, others, notes, excluded=excluded)] if others else []
         else:
-            parts = [self._add(key, "move", doc, details, notes)]
+            parts = [self._add(key, "move", doc, details, notes, excluded=excluded)]
         targets: dict[ClaimKey, ClaimKey] = {}
         for number, claim in enumerate(local):
             name = self._free_name(key, f"claim-{number}")
-            group = {note: text for note, text in notes.items() if note != meta.EXCLUDED_NODES}
-            request = moving_claims.target_claim(claim, name, {**group, **agree}, self.attributes)
+            request = moving_claims.target_claim(claim, name, {**notes, **agree}, self.attributes)
             self._add_uncounted(key, request)
             targets[ClaimView(claim).key] = name
         return tuple(parts), targets
@@ -463,9 +465,7 @@ class _InputBuilder:
         if parts := local_parts(doc, here):
             notes[meta.NODE] = last
             return f"only node {last} has {' and '.join(parts)}", frozenset()
-        why, excluded = self._out_of_reach(doc, last)
-        notes |= _exclusion(excluded)
-        return why, excluded
+        return self._out_of_reach(doc, last)
 
     def _out_of_reach(self, doc: Object, last: str) -> tuple[str, frozenset[str]]:
         """The nodes that do not reach the disks that a machine writes on a node, and why it matters, in words."""
@@ -526,6 +526,8 @@ class _InputBuilder:
         details: Sequence[Any],
         notes: Mapping[str, str],
         entries: Sequence[Any] = (),
+        *,
+        excluded: frozenset[str] = frozenset(),
     ) -> ClaimKey:
         """A claim that stands for a machine, or for a part of one."""
         _, name = self._free_name(key, part)
@@ -536,8 +538,9 @@ class _InputBuilder:
         requests = [{name: value for name, value in each.items() if name != _NUMA} for each in details]
         claim["spec"] = {"claims": [{"deviceClass": host_pool_names.CLASS, **each} for each in requests]}
         numbers = ((index, each[_NUMA]) for index, each in enumerate(details) if _NUMA in each)
-        if restrictions := tuple(ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers):
-            claim[FIELD] = restrictions
+        values = [ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers]
+        if excluded or values:
+            claim[FIELD] = (*([NodeRestriction(_OUT_OF_REACH, excluded)] if excluded else ()), *values)
         if entries:
             claim["status"] = {"allocations": [*entries]}
         self.extra.append(claim)
@@ -604,11 +607,6 @@ def _priority_annotation(machine: Object) -> dict[str, str]:
     """The annotation of a machine that its claims have too; empty if it has none."""
     value = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
     return {} if value is None else {meta.PRIORITY: value}
-
-
-def _exclusion(nodes: Collection[str]) -> dict[str, str]:
-    """The annotation that keeps a claim from nodes; empty if there are none."""
-    return {meta.EXCLUDED_NODES: ",".join(sorted(nodes))} if nodes else {}
 
 
 _OF_MACHINE, _MOVE_OF_MACHINE = "of machine", "move of machine"

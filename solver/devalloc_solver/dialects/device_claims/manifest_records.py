@@ -223,7 +223,7 @@ class ClaimRecord(ManifestRecord):
 
     @property
     def restrictions(self) -> tuple[NodeRestriction, ...]:
-        return node_restrictions(self.annotations)
+        return node_restrictions(self.annotations) if self._object is None else self._object.restrictions
 
 
 def read_manifest(content: object) -> ManifestRecord:
