@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from devalloc.api.findings import text_fact
@@ -278,10 +279,12 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
                 for ask in requested:
                     key = ask.read.key
                     if key in spots:
+                        name = (self._claim_kind, *key)
+                        undo = partial(self._release, key) if self._is_there(name) else partial(self._remove, name)
                         answers[key] = self._accept(ask.read, ask.query, spots[key])
                         if not answers[key]["allocated"]:
                             return None
-                        rollback.callback(self._release, key)
+                        rollback.callback(undo)
                 self._explainer.given_now = frozenset(spots)
                 for ask in requested:
                     if ask.read.key not in spots:
@@ -532,6 +535,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     @abstractmethod
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]: ...
+
+    @abstractmethod
+    def _is_there(self, name: Name) -> bool:
+        """Whether there is such an object."""
 
     @abstractmethod
     def _remove(self, name: Name) -> bool:

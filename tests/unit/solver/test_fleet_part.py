@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -249,6 +250,29 @@ def test_a_claim_without_time_for_a_reason_says_so_and_the_others_keep_what_they
     with patch.object(DeviceClaimsExplainer, "explain", side_effect=SearchCutShort(SEARCH_CUT_SHORT)):
         answer = warm.allocate_all([wants("a", 2), wants("many", 5)])
     assert [(each["name"], each["reason"]) for each in answer["claims"]] == [("a", None), ("many", "SearchLimit")]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["DeviceClaims", "ResourceClaims"])
+def test_a_claim_whose_devices_are_taken_back_is_as_known_as_before(is_cluster: bool, is_known: bool) -> None:
+    if is_cluster:
+        warm, kind = cluster(), "ResourceClaim"
+        claims = [dra.claim(dra.request(count=count, class_name="gpu"), name=f"c{count}") for count in (1, 30)]
+    else:
+        warm, kind = fleet(), "DeviceClaim"
+        claims = [wants(f"c{count}", count) for count in (1, 30)]
+    if is_known:
+        warm.update(claims[0])
+    warm.allocate_all([])
+    backend = warm._backend({"kind": kind})
+    kinds = Counter(backend.kinds())
+    error = backend._errors[0]
+    unclear = error.__new__(error)
+    solve = patch.object(type(backend), "_solve", side_effect=InterruptedError)
+    with solve, patch.object(FleetBackend, "_refuse", side_effect=unclear), pytest.raises(InterruptedError):
+        warm.allocate_all(claims)
+    assert Counter(backend.kinds()) == kinds
+    assert not warm.holds("default", "c1", kind)
 
 
 def test_what_the_caller_writes_on_an_answer_is_in_no_other() -> None:

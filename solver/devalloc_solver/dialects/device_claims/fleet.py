@@ -207,6 +207,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         self._state.replace(parsed)
         return (*parsed.problems, *_class_expression_error(parsed))
 
+    def _is_there(self, name: Name) -> bool:
+        return name in self._state.documents.by_name
+
     def _remove(self, name: Name) -> bool:
         return self._state.remove(name)
 

@@ -208,8 +208,11 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
         problem_input = read_documents([document], self._gates, read, state.checked)
         return (*problem_input.problems, *usage_of_claims(problem_input)[2])
 
+    def _is_there(self, name: Name) -> bool:
+        return name in self._state.objects
+
     def _remove(self, name: Name) -> bool:
-        is_there = name in self._state.objects
+        is_there = self._is_there(name)
         if is_there:
             self._state.replace(name, [])
         return is_there
