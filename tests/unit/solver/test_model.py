@@ -207,8 +207,22 @@ def test_what_no_claim_may_use_changes_no_preference(policy: PlacementPolicy) ->
     assert costs[0] == costs[1]
 
 
+def test_cp_sat_does_not_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its probing ends the process on some models."""
+    run, levels = GoalSearch._run, []
+
+    def note(search: GoalSearch, solver: cp_model.CpSolver, hints: Any) -> cp_model.CpSolverStatus:
+        levels.append(solver.parameters.cp_model_probing_level)
+        return run(search, solver, hints)
+
+    monkeypatch.setattr(GoalSearch, "_run", note)
+    fleet = pool("p", devices=[device("d0"), device("d1")])
+    answers(fleet, *(want(name, requests={"count": 1 + (name == "b")}) for name in "abc"))
+    assert {*levels} == {0}
+
+
 def test_an_error_of_the_presolve_of_cp_sat_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its probing calls a model infeasible that has a solution, once in some thousand models."""
+    """It may call a model infeasible that has a solution."""
     run, denied = GoalSearch._run, []
 
     def deny(search: GoalSearch, solver: cp_model.CpSolver, hints: Any) -> cp_model.CpSolverStatus:
