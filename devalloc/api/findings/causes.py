@@ -142,7 +142,7 @@ def _lacks(cause: Fact, style: Style) -> str:
 def _together(cause: Fact, style: Style) -> str:
     """Such as " with the same `numa` and `root`"."""
     names = cause.get("attributes", ())
-    has = "a value of" if cause.get("wanted") == 1 else "the same"
+    has = "a value of" if cause.get("devices", cause.get("wanted")) == 1 else "the same"
     return f" with {has} {' and '.join(style.code(name) for name in names)}" if names else ""
 
 
@@ -225,13 +225,14 @@ def _all_of(cause: Fact, style: Style) -> str:
     return f"{_group(cause, style)} {what}" if what else f"all claims of {_group(cause, style)}"
 
 
-def _unpublished(cause: Fact, style: Style) -> str:
+def _unpublished(cause: Fact, style: Style) -> Words:
     """A ``device`` of a ``pool`` that a ``holder`` has, and that is published no longer, or with ``less``; how many
     ``more`` there are."""
-    how = "with less than it drew" if cause.get("less") else "no longer"
+    how = "now has less than that" if cause.get("less") else "is published no longer"
     more = f" (and {cause['more']} more such)" if cause.get("more") else ""
     device = f"{style.name(cause['pool'])}/{style.name(cause['device'])}"
-    return f"{style.owner(cause['holder'])} has {device}, which is published {how}{more}"
+    text = f"{style.owner(cause['holder'])} holds {device}, which {how}{more}"
+    return Words(text, obvious="ask its owner or an admin to delete it")
 
 
 _EXCLUSIVE = {
@@ -397,7 +398,9 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_NODE: lambda cause, style: (
         f"it may not be on node {style.name(cause['node'])}" if "node" in cause else "it may be on no other node"
     ),
-    Cause.NODE_UNSUITED: lambda cause, style: "it fits only on nodes that do not suit its pod",
+    Cause.NODE_UNSUITED: lambda cause, style: Words(
+        "it fits only on nodes that do not suit its pod", obvious="see its node selector, affinity and tolerations"
+    ),
     Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that it may not be on",
     Cause.OTHER_VALUE: lambda cause, style: f"only devices with another {joined(cause['attributes'])} would do",
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",

@@ -70,11 +70,14 @@ def _predicate(why: str) -> str:
 
 
 def _by_verb(steps: Sequence[_Step]) -> list[str]:
-    """Edits in words; those of one verb have it once: "remove a and b"."""
-    by_verb: dict[str, list[str]] = {}
+    """Edits in words; those of one verb have it once, if their objects are single words: "remove a and b"."""
+    by_verb: dict[tuple[str, bool], list[str]] = {}
     for verb, what in steps:
-        by_verb.setdefault(verb, []).append(what)
-    return [f"{verb} {' and '.join(objects)}" for verb, objects in by_verb.items()]
+        by_verb.setdefault((verb, " " in what), []).append(what)
+    return [
+        f" and {verb} ".join(["", *objects]).removeprefix(" and ") if is_long else f"{verb} {' and '.join(objects)}"
+        for (verb, is_long), objects in by_verb.items()
+    ]
 
 
 def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
@@ -194,17 +197,17 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "ask", "for less"
-    lacks = f"pool {style.name(edit['pool'])} lacks {edit['missing']} {style.name(edit['resource'])}"
-    return "ask", f"for less ({lacks})"
+        return "ask", "for fewer or smaller devices"
+    lacks = f"pool {style.name(edit['pool'])} lacks {edit['missing']}"
+    return "ask", f"for fewer devices or less {style.name(edit['resource'])} ({lacks})"
 
 
 def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
-        return "ask", "for less"
+        return "ask", "for fewer or smaller devices"
     which = f"{style.name(edit['counterSet'])}/{style.name(edit['counter'])}"
     pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
-    return "ask", f"for less (pool {pool} lacks {edit['missing']} of counter {which})"
+    return "ask", f"for fewer or smaller devices (pool {pool} lacks {edit['missing']} of counter {which})"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:

@@ -146,7 +146,7 @@ def _withheld(finding: Finding, style: Style) -> str:
 def _relevant(finding: Finding) -> list[Fact]:
     """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
     name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
-    causes = _with_the_rule(finding.causes)
+    causes = _with_the_rule([each for n, each in enumerate(finding.causes) if each not in finding.causes[:n]])
     unknown = [each for each in causes if each["code"] == Cause.UNKNOWN_NAME and "near" not in each]
     if not unknown:
         return causes
@@ -205,7 +205,9 @@ def _single_steps(finding: Finding, style: Style, steps: Sequence[str]) -> Itera
             yield from (joined([cause, step, CAVEATS["notEnough"]]) for step in steps)
             return
         yield from (joined([cause, and_more(step, count)]) for step in steps)
-        yield from (joined([cause, f"{step} (1 of {count} changes)"]) for step in steps)
+        if count > 1:
+            rest = f"(and {count - 1} more {'change' if count == 2 else 'changes'})"
+            yield from (joined([cause, f"{step} {rest}"]) for step in steps)
 
 
 def _pointers(finding: Finding, style: Style) -> Iterator[str]:

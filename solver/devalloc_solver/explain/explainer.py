@@ -556,7 +556,9 @@ class Explainer(ABC):
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
         others = fact(Cause.MEMBERS, group=unit.group, **first_of("members", [*map(claim_ref, hopeless)]))
-        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, (others,))
+        first = hopeless[0]
+        lack = (others, *self.lack(alone[first], reasons[first], edits))
+        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, lack)
         by_claim = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
             by_claim[key] = replace(common, reason=reason, causes=self.lack(alone[key], reason, edits))

@@ -92,7 +92,7 @@ def test_the_ends_of_a_long_path_stay_whole() -> None:
 def test_of_more_changes_than_a_sentence_can_name_it_names_the_first() -> None:
     changes = [{**COUNT, "path": f"spec.claims[{number}].requests.count"} for number in range(3)]
     first = "no node has 9 devices (at most 3); ask for at most 3 devices in spec.claims[0].requests.count"
-    assert message_of(Finding([SHORT], changes)) == f"{first} (1 of 3 changes)"
+    assert message_of(Finding([SHORT], changes)) == f"{first} (and 2 more changes)"
     assert message_of(Finding([SHORT], changes), AT_LENGTH).count("at most 3 devices in ") == 3
     removed = [{"kind": "request", "request": str(number), "path": f"spec.claims[{number}]"} for number in range(3)]
     assert message_of(Finding([SHORT], removed)).endswith("; remove spec.claims[0], and 2 more (`devalloc explain`)")
@@ -181,7 +181,7 @@ def test_a_machine_that_is_one_with_its_claims_is_no_group() -> None:
         ),
         (
             {"kind": "poolResource", "pool": "p", "node": "n", "resource": "mem", "capacity": "9", "missing": "2"},
-            "ask for less (pool p lacks 2 mem)",
+            "ask for fewer devices or less mem (pool p lacks 2)",
         ),
     ],
 )
@@ -225,3 +225,15 @@ def test_what_is_known_comes_before_what_the_search_had_no_time_for() -> None:
     unknown = fact(Cause.CUT_SHORT, of="edits")
     finding = Finding([fact(Cause.NO_MATCH), unknown, fact(Cause.EXPRESSION_FAILED, text=failed)])
     assert message_of(finding) == f"no device matches; {failed}"
+
+
+def test_objects_of_several_words_have_their_own_verb() -> None:
+    """ "remove `a` from b and c" would leave open whether c goes."""
+    match = {"kind": "matchAttribute", "attribute": "numa", "path": "spec.matchAttributes"}
+    whole = {"kind": "request", "request": "1", "path": "spec.claims[1]"}
+    text = message_of(Finding([SHORT], [match, whole]))
+    assert text.endswith("; remove `numa` from spec.matchAttributes and remove spec.claims[1]")
+
+
+def test_the_same_cause_is_said_once() -> None:
+    assert message_of(Finding([SHORT, SHORT], [COUNT])) == message_of(Finding([SHORT], [COUNT]))

@@ -68,7 +68,7 @@ def test_a_tenant_releases_its_own_and_waits_for_others(blockers: Sequence[Ref],
     [
         (
             fact(Cause.UNPUBLISHED, holder=claim_ref(SECRET), pool="pool-1", device="0000-17-00-0"),
-            "a claim of another namespace has pool-1/0000-17-00-0, which is published no longer",
+            "a claim of another namespace holds pool-1/0000-17-00-0, which is published no longer",
         ),
         (
             fact(Cause.SEVERAL_OWNERS, devices=["pool-1/d0"], holders=[claim_ref(OWN), claim_ref(SECRET)]),

@@ -270,7 +270,7 @@ def test_pools_that_share_a_name_on_one_node_are_named() -> None:
     first, second = (
         pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device(f"gpu-{number}")]) for number in range(2)
     )
-    why = "DevicePool gpus is left out, metadata.name: a node reaches another of that name"
+    why = "DevicePool gpus is left out, metadata.name: a node reaches another pool of that name"
     text = f"no valid pool exists: {why}; correct it"
 
     for answer in answers(GPU, UPLINK, first, second, claim("c", wants("gpu", 1))):
@@ -283,7 +283,7 @@ def test_a_warm_fleet_knows_which_pools_share_a_name_now() -> None:
     everywhere = pool("gpus", node=None, driver="gpu.devalloc.io", devices=[device("gpu-1")])
     fleet, wanted = Fleet.from_manifests([GPU, UPLINK, at_node, everywhere]), claim("c", wants("gpu", 1))
 
-    assert "a node reaches another of that name" in str(fleet.allocate(wanted)["message"])
+    assert "a node reaches another pool of that name" in str(fleet.allocate(wanted)["message"])
     fleet.delete(everywhere)
     assert fleet.allocate(wanted)["message"] == TEXT
     fleet.update(at_node)

@@ -148,7 +148,9 @@ def record_clashing_pools(pools: Iterable[DevicePool], left_out: dict[str, str])
     given = list(pools)
     valid = {id(pool) for pool in without_duplicate_pools(given)[0]}
     for pool in (pool for pool in given if id(pool) not in valid):
-        _leave_out(pool.spec.driver, pool.metadata.name, "metadata.name: a node reaches another of that name", left_out)
+        _leave_out(
+            pool.spec.driver, pool.metadata.name, "metadata.name: a node reaches another pool of that name", left_out
+        )
 
 
 def _leave_out(driver: str, name: str, why: str, pools: dict[str, str]) -> None:
