@@ -124,7 +124,7 @@ def search_parts(
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
         placements = _most_even(snapshot, allocations, tried, placements, ends)
-    if placements and (len(units) > 1 or len(placements) > 1):
+    if len(placements) > 1:
         placements = in_natural_order(snapshot, allocations, placements)
     return replace(outcome, placements=placements)
 
@@ -251,8 +251,10 @@ def _search_jointly(
     placements, levels = _place_jointly(snapshot, allocations, units, policy, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
     if _is_proven(levels):
-        if len(units) == 1:
-            placements = _as_on_node_alone(Usage.of(snapshot, allocations), units[0], placements, policy, ends)
+        keys = {placed.demand.key for placed in placements}
+        satisfied = [unit for unit in units if unit.demands[0].key in keys]
+        if len(satisfied) == 1:  # as if the others, which fit nowhere, had not been asked for
+            placements = _as_on_node_alone(Usage.of(snapshot, allocations), satisfied[0], placements, policy, ends)
         return SearchOutcome(placements, levels)
     if not was_cut:
         return SearchOutcome(placements, levels, [part])

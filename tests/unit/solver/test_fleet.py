@@ -114,6 +114,8 @@ def test_shares_of_several_devices_are_the_same_wherever_they_were_searched(
     (expected,) = solve_manifests([*pools, pending])["claims"]
     assert expected["allocated"]
     assert Fleet.from_manifests(pools).allocate(pending) == expected
+    other, _ = solve_manifests([*pools, pending, claim("b", {"requests": {"count": 5}})])["claims"]
+    assert other == expected, "as if the second one, which fits nowhere, had not been asked for"
 
 
 def test_shares_are_written_as_the_claim_wrote_its_request() -> None:
