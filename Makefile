@@ -23,7 +23,7 @@ FUZZ_INSTANCES ?= 20000
 FUZZ_EVENTS ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
-SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py \
+SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py \
   blockers_of_cards.py reasons_true.py duplicate_devices.py joint_dra.py check.py random_hosts.py spread.py \
   decomposition.py oracle.py fencing.py eviction.py dra_holders.py waiting.py waiting_for_nodes.py settled_rounds.py \
   burst.py cel_differential.py oracle_dra.py incremental_check.py fleet_machine.py warm_rounds.py \

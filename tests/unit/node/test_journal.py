@@ -402,7 +402,7 @@ class TestDamage:
 def open_elsewhere(folder: Path) -> SQLiteJournal:
     """A second connection, which has nothing in its cache and did not check anything yet."""
     unchecked = type("Unchecked", (SQLiteJournal,), {"_check": lambda self: None})
-    opened: SQLiteJournal = unchecked(folder / "journal.db", None, lambda: None)
+    opened: SQLiteJournal = unchecked(folder / "journal.db", None)
     return opened
 
 
