@@ -12,6 +12,9 @@ import pytest
 
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.pipeline import strategy as ways
+from devalloc_solver.problem import placement_policy
+from devalloc_solver.problem.loads import UNIT
+from devalloc_solver.problem.placement_policy import SPREAD
 from tests.support import oracle, random_fleets, spread_situations
 from tests.support.answer_verifier import complaints
 from tests.support.examples import examples
@@ -143,6 +146,28 @@ def test_small_batches_are_spread_as_well_as_can_be(seed: int) -> None:
     answer = solve_manifests(deepcopy(documents), placement="spread")
     assert complaints(documents, answer) == []
     assert measure(read(documents), answer["claims"]) == best.unevenness
+
+
+def test_each_search_asks_the_policy_by_what_it_weighs_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that takes from the node with the most free devices, one by one and jointly; to spread, each of these
+    nodes gets two."""
+    most = 64 * UNIT
+    policy = type("MostFree", (type(SPREAD),), {"name": "most-free"})()
+    policy.measure = lambda load, capacity: (most - UNIT * capacity + load) ** 2 // UNIT
+    monkeypatch.setattr(placement_policy, "POLICIES", (*placement_policy.POLICIES, policy))
+    large = [pool(f"n0-p{number}", "n0", devices=[device("gpu")]) for number in range(8)]
+    small = [pool(f"n1-p{number}", "n1", devices=[device("gpu")]) for number in range(3)]
+    held = [
+        allocated(claim(f"h{number}", {"deviceClass": "gpu"}), [entry(f"n0-p{number}", "gpu")]) for number in range(2)
+    ]
+    documents, waiting = [device_class("gpu", driver="gpu"), *large, *small, *held], claims(4)
+
+    for placement, expected in (("most-free", [4]), ("spread", [2, 2])):
+        warm, at_once = (Fleet.from_manifests(documents, placement=placement) for _ in range(2))
+        assert nodes_of(warm.allocate(each) for each in waiting) == expected
+        together = solve_manifests([*documents, *waiting], placement=placement)["claims"]
+        for answers in (at_once.allocate_all(waiting)["claims"], together):
+            assert nodes_of(each for each in answers if each["name"] < "h") == expected
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES // 3))

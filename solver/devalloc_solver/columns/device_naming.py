@@ -19,7 +19,7 @@ from devalloc_solver.columns.state_network import NetworkPart, User, normal_form
 from devalloc_solver.columns.state_space import BinSite, StateSpace
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, Request
-from devalloc_solver.problem.loads import UNIT, Loads
+from devalloc_solver.problem.loads import UNIT, Loads, Measure
 from devalloc_solver.problem.placement import PlacedDevice, Placement
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -52,7 +52,9 @@ def name_devices(
         return node not in busy, rank[node]
 
     sites = {state: sorted(members, key=order, reverse=True) for state, members in state_space.sites.items()}
-    namer = _PathNamer(state_space, sites, _LeastLoaded(usage.loads.copy()) if policy.weighs_loads else None)
+    namer = _PathNamer(
+        state_space, sites, _LeastLoaded(usage.loads.copy(), policy.measure) if policy.weighs_loads else None
+    )
     taken = sorted(namer.name_all(packing), key=lambda t: rank[t.node])
     by_kind: dict[int, list[UnitDevices]] = {}
     for taking in taken:
@@ -94,9 +96,10 @@ class _BinMoves:
 
 @dataclass(slots=True, eq=False)
 class _LeastLoaded:
-    """Chooses the bin on the node of which least is in use by now. Loads only grow."""
+    """Chooses the bin on the node of which least is in use by now, by a measure. Loads only grow."""
 
     loads: Loads
+    measure: Measure
     heaps: dict[int, list[tuple[int, int, BinSite]]] = field(default_factory=lambda: defaultdict(list))
     """state -> (load of the node when it was looked at, turn, bin)"""
     turns: Iterator[int] = field(default_factory=count)
@@ -114,7 +117,7 @@ class _LeastLoaded:
             heappush(heap, (now, turn, site))
 
     def load(self, site: BinSite) -> int:
-        return self.loads.growth_of_node(site[0].nodes[site[1]], UNIT)
+        return self.loads.growth_of_node(site[0].nodes[site[1]], UNIT, self.measure)
 
 
 @dataclass(slots=True, eq=False)

@@ -57,7 +57,7 @@ def optimize_goals(
     if policy.weighs_loads:
         search.minimize(share_cost(model), limit=search.policy_limit)
         if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
-            for cost, least in spread_costs(search):
+            for cost, least in spread_costs(search, policy.measure):
                 search.minimize(cost, best=least, limit=search.policy_limit)
     size = len(model.cp.proto.variables)
     if size <= SMALL_MODEL or (size <= 2 * SMALL_MODEL and not search.is_placed):

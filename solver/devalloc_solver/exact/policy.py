@@ -9,7 +9,7 @@ from math import gcd
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
-from devalloc_solver.problem.loads import growth
+from devalloc_solver.problem.loads import Measure, growth
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 
 MAX_WEIGHT = 2**40
@@ -33,11 +33,11 @@ MAX_STEPS = 64
 """Steps by which the load of a node or pool grows; finer ones are rounded up."""
 
 
-def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int | None]]:
-    """What to minimise so that loads are spread evenly: over nodes, then over pools; each with the least it can be,
+def spread_costs(search: GoalSearch, measure: Measure) -> list[tuple[LinearTerms, int | None]]:
+    """What to minimise so that a measure of loads is least: over nodes, then over pools; each with the least it can be,
     if that is known.
 
-    The unevenness of a load is a sum over the steps that come on top, each costing more than the one before it.
+    The measure of a load is a sum over the steps that come on top, each costing more than the one before it.
     """
     model = search.model
     loads, snapshot = model.usage.loads, model.snapshot
@@ -63,12 +63,16 @@ def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int | None]]:
     limit = total if alike else sum(most_of_pools.values())
     step = gcd(*(load for terms in by_pool.values() for load, _ in terms))
     over_nodes = [
-        _growth(search, (loads.nodes[node], loads.capacity(node)), terms, min(limit, most_of_nodes[node]), step)
+        _growth(
+            search, measure, (loads.nodes[node], loads.capacity(node)), terms, min(limit, most_of_nodes[node]), step
+        )
         for node, terms in by_node.items()
     ]
     over_pools = [
-        _growth(search, (loads.pools[pool], loads.scale(pool).capacity), terms, min(limit, most_of_pools[pool]), step)
-        for pool, terms in by_pool.items()
+        _growth(
+            search, measure, (loads.pools[at], loads.scale(at).capacity), terms, min(limit, most_of_pools[at]), step
+        )
+        for at, terms in by_pool.items()
     ]
     on_nodes = sum(search.total(terms) for terms in by_node.values())
     return [
@@ -85,14 +89,16 @@ def _with_minimum(costs: Sequence[LinearTerms], steps: int | None) -> tuple[Line
     return terms, None if steps is None else sum(sorted(weight for weight, _ in terms)[:steps])
 
 
-def _growth(search: GoalSearch, now: tuple[int, int], terms: LinearTerms, most: int, step: int) -> LinearTerms:
-    """What the unevenness of a load grows by. ``now``: the load and the capacity; at most ``most`` comes on top."""
+def _growth(
+    search: GoalSearch, measure: Measure, now: tuple[int, int], terms: LinearTerms, most: int, step: int
+) -> LinearTerms:
+    """What the measure of a load grows by. ``now``: the load and the capacity; at most ``most`` comes on top."""
     (load, capacity), cp, more = now, search.model.cp, search.total(terms)
     most = max(most, more)
     step *= max(1, -(-most // (step * MAX_STEPS)))
     steps = [search.new_int(1, int(number * step < more)) for number in range(-(-most // step))]
     cp.add(sum(steps) * step >= sum(weight * variable for weight, variable in terms))
-    return [(growth(load + number * step, capacity, step), taken) for number, taken in enumerate(steps)]
+    return [(growth(load + number * step, capacity, step, measure), taken) for number, taken in enumerate(steps)]
 
 
 def policy_cost(model: BatchModel, policy: PlacementPolicy) -> LinearTerms:

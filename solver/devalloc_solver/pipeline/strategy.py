@@ -123,7 +123,7 @@ def search_parts(
     if policy.weighs_loads and len(units) > 1:
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
-        placements = _most_even(snapshot, allocations, tried, placements, ends)
+        placements = _most_even(snapshot, allocations, tried, placements, policy, ends)
     if len(placements) > 1:
         placements = in_natural_order(snapshot, allocations, placements)
     return replace(outcome, placements=placements)
@@ -212,15 +212,16 @@ def _most_even(
     allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     placements: list[Placement],
+    policy: PlacementPolicy,
     ends: float | None,
 ) -> list[Placement]:
-    """The most even of these, those that answer the units one by one, and those that fill pool after pool; of the
-    latter two where they are as good in goals 1 to 4 of S17."""
+    """Those that the policy likes best of these, those that answer the units one by one, and those that fill pool after
+    pool; of the latter two where they are as good in goals 1 to 4 of S17."""
     before = Usage.of(snapshot, allocations)
-    best, goals = growth_of(before, placements), _goal_values(placements)
+    best, goals = growth_of(before, placements, policy.measure), _goal_values(placements)
     for fill in (False, True):
-        rival = place_evenly(snapshot, allocations, units, ends=ends, fill=fill)
-        if _goal_values(rival) == goals and (more := growth_of(before, rival)) < best:
+        rival = place_evenly(snapshot, allocations, units, policy=policy, ends=ends, fill=fill)
+        if _goal_values(rival) == goals and (more := growth_of(before, rival, policy.measure)) < best:
             placements, best = rival, more
     return placements
 

@@ -24,7 +24,7 @@ from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import PACK, SPREAD, PlacementPolicy
+from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SPREAD_UNITS = 200
@@ -250,15 +250,17 @@ def place_evenly(
     allocations: Sequence[Holding],
     units: Sequence[PlacementUnit],
     *,
+    policy: PlacementPolicy,
     ends: float | None,
     fill: bool,
 ) -> list[Placement]:
-    """Each unit where it spreads best beside those before it (S17, goal 5), as many as come about before ``ends``.
+    """Each unit where a policy that weighs loads likes it best beside those before it (S17, goal 5), as many as
+    come about before ``ends``.
 
     ``fill``: in pools that units before it have opened, as long as these have room.
     """
     if len(units) > MAX_SPREAD_UNITS and not fill:
-        return place_greedily(snapshot, allocations, units, policy=SPREAD, ends=ends)
+        return place_greedily(snapshot, allocations, units, policy=policy, ends=ends)
     usage = Usage.of(snapshot, allocations)
     given: list[Placement] = []
     pools: set[int] = set()
@@ -282,7 +284,7 @@ def place_evenly(
             start += not placed
         if kind is not None:
             full[kind] = start
-        placed = placed or _most_even(snapshot, usage, unit, deadline, exactly=is_exact)
+        placed = placed or _most_even(snapshot, usage, unit, policy, deadline, exactly=is_exact)
         for one in placed:
             usage.add(one.holding())
             new = {entry.device.pool for entry in one.entries} - pools
@@ -296,18 +298,19 @@ def _most_even(
     snapshot: Snapshot,
     usage: Usage,
     unit: PlacementUnit,
+    policy: PlacementPolicy,
     deadline: SearchDeadline,
     *,
     exactly: bool,
 ) -> Sequence[Placement]:
-    """Where a unit spreads best; if not exactly, the node of which least is in use that has room."""
+    """Where the policy likes a unit best; if not exactly, the first node in its order that has room."""
     if exactly:
         try:
-            best = place(snapshot, usage, unit, policy=SPREAD, steps=StepBudget(DEFAULT_STEPS, deadline))
+            best = place(snapshot, usage, unit, policy=policy, steps=StepBudget(DEFAULT_STEPS, deadline))
         except StepsExhausted:
             return ()
         return () if best is None else best.placements
-    tried = (_try_node(snapshot, usage, unit, node, SPREAD, deadline) for node in _nodes(unit, usage, SPREAD))
+    tried = (_try_node(snapshot, usage, unit, node, policy, deadline) for node in _nodes(unit, usage, policy))
     return next((placed for placed in tried if placed), ())
 
 

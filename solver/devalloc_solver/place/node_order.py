@@ -12,7 +12,7 @@ from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, dev
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
-from devalloc_solver.problem.loads import PoolScale, growth
+from devalloc_solver.problem.loads import Measure, PoolScale, growth, unevenness
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -76,11 +76,12 @@ class LeastUse:
     """of a node"""
     capacity: int = 0
     """of the largest pool where it may be"""
+    measure: Measure = unevenness
 
     @property
     def pools(self) -> int:
-        """What the unevenness of pools grows by at least."""
-        return growth(0, self.capacity, self.load)
+        """What the measure of pools grows by at least."""
+        return growth(0, self.capacity, self.load, self.measure)
 
 
 def least_use(context: SearchContext, unit: PlacementUnit) -> LeastUse:
@@ -97,7 +98,7 @@ def least_use(context: SearchContext, unit: PlacementUnit) -> LeastUse:
             yield index, device, None if snapshot.pools[device.pool].node is None else loads.scale(device.pool)
 
     load = least_load(unit.demands, devices_of)
-    return LeastUse(load, max((loads.scale(pool).capacity for pool in pools), default=0))
+    return LeastUse(load, max((loads.scale(pool).capacity for pool in pools), default=0), context.policy.measure)
 
 
 def unit_key(unit: PlacementUnit) -> object | None:

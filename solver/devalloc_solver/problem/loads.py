@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 UNIT = 720_720
 """How much a device is that is in use whole. Divisible by all numbers to 16, so that usual shares are exact."""
 
+Measure = Callable[[int, int], int]
+"""How little a policy likes a load, by the load and the capacity; the sum over nodes, or pools, is to be least."""
+
 Draws = tuple[tuple[str, int], ...]
 
 
@@ -22,9 +25,9 @@ def unevenness(load: int, capacity: int) -> int:
     return load * load // max(1, capacity)
 
 
-def growth(load: int, capacity: int, more: int) -> int:
-    """What ``unevenness`` grows by when so much more is in use."""
-    return unevenness(load + more, capacity) - unevenness(load, capacity) if more else 0
+def growth(load: int, capacity: int, more: int, measure: Measure) -> int:
+    """What a measure grows by when so much more is in use."""
+    return measure(load + more, capacity) - measure(load, capacity) if more else 0
 
 
 def share_load(resources: Mapping[str, Resource], amounts: Mapping[str, int]) -> int:
@@ -116,16 +119,16 @@ class Loads:
         if (node := self.snapshot.pools[pool].node) is not None:
             self.nodes[node] += more
 
-    def growth_of_node(self, node: str | None, more: int) -> int:
-        """What the unevenness of nodes grows by when so much more of one is in use; 0 for the network."""
-        return 0 if node is None else growth(self.nodes.get(node, 0), self.capacity(node), more)
+    def growth_of_node(self, node: str | None, more: int, measure: Measure) -> int:
+        """What the measure of nodes grows by when so much more of one is in use; 0 for the network."""
+        return 0 if node is None else growth(self.nodes.get(node, 0), self.capacity(node), more, measure)
 
-    def growth(self, by_pool: Mapping[int, int]) -> tuple[int, int]:
-        """What the unevenness of nodes, and that of pools, grows by when so much more of some pools is in use."""
+    def growth(self, by_pool: Mapping[int, int], measure: Measure) -> tuple[int, int]:
+        """What the measure of nodes, and that of pools, grows by when so much more of some pools is in use."""
         by_node: dict[str, int] = defaultdict(int)
         for pool, more in by_pool.items():
             if (node := self.snapshot.pools[pool].node) is not None:
                 by_node[node] += more
-        nodes = sum(self.growth_of_node(node, more) for node, more in by_node.items())
-        pools = sum(growth(self.pools.get(p, 0), self.scale(p).capacity, more) for p, more in by_pool.items())
+        nodes = sum(self.growth_of_node(node, more, measure) for node, more in by_node.items())
+        pools = sum(growth(self.pools.get(p, 0), self.scale(p).capacity, more, measure) for p, more in by_pool.items())
         return nodes, pools

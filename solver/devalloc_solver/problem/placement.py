@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc_solver.problem.allocations import GIVEN_NOW, AllocatedDevice, Holding, Usage
 from devalloc_solver.problem.demand import Demand, Request
+from devalloc_solver.problem.loads import Measure
 from devalloc_solver.problem.snapshot import Device
 
 
@@ -99,7 +100,7 @@ def added_loads(usage: Usage, entries: Iterable[PlacedDevice]) -> dict[int, int]
     return by_pool
 
 
-def growth_of(usage: Usage, placements: Iterable[Placement]) -> tuple[int, int]:
-    """How unevenly placements spread beside what is in use: what they add for nodes, then for pools (S17, goal 5)."""
+def growth_of(usage: Usage, placements: Iterable[Placement], measure: Measure) -> tuple[int, int]:
+    """What placements add to a measure beside what is in use: for nodes, then for pools (S17, goal 5)."""
     entries = [entry for placed in placements for entry in placed.entries]
-    return usage.loads.growth(added_loads(usage, entries))
+    return usage.loads.growth(added_loads(usage, entries), measure)

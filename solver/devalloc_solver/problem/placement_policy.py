@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from devalloc_solver.problem.loads import UNIT, growth
+from devalloc_solver.problem.loads import UNIT, Measure, growth, unevenness
 
 if TYPE_CHECKING:
     from devalloc_solver.problem.allocations import Usage
@@ -46,6 +46,10 @@ class PlacementPolicy(Protocol):
         """Whether it matters how much of devices, pools and nodes is in use, and not only whether they are."""
 
     @property
+    def measure(self) -> Measure:
+        """What it weighs loads by, if it weighs them."""
+
+    @property
     def prefers_used(self) -> bool:
         """Whether nodes and pools of which something is in use come first."""
 
@@ -66,6 +70,7 @@ class PlacementPolicy(Protocol):
 class _Pack:
     name = "pack"
     weighs_loads = False
+    measure: Measure = staticmethod(unevenness)
     prefers_used = True
     keeps_partitions = True
 
@@ -82,6 +87,7 @@ class _Pack:
 class _Spread:
     name = "spread"
     weighs_loads = True
+    measure: Measure = staticmethod(unevenness)
     prefers_used = False
     keeps_partitions = False
 
@@ -89,10 +95,10 @@ class _Spread:
         return place.load
 
     def cost(self, place: PartlyUsed, more: int) -> int:
-        return growth(place.load, place.capacity, more)
+        return growth(place.load, place.capacity, more, self.measure)
 
     def first_fit_order(self, nodes: Sequence[str], usage: Usage) -> Sequence[str]:
-        return sorted(nodes, key=lambda node: usage.loads.growth_of_node(node, UNIT))  # stable
+        return sorted(nodes, key=lambda node: usage.loads.growth_of_node(node, UNIT, self.measure))  # stable
 
 
 PACK: PlacementPolicy = _Pack()
