@@ -38,6 +38,11 @@ class Reason(StrEnum):
         reason.meaning, reason.advice = meaning, advice
         return reason
 
+    @property
+    def is_of_fleet(self) -> bool:
+        """Whether what there is, or what is free of it, does not suffice: another node, or another time, may."""
+        return self.verdict in (IMPOSSIBLE_VERDICT, IMPOSSIBLE_NOW_VERDICT)
+
     # -- the claim, and what it names ----------------------------------------------------------------------------------
 
     CLAIM_INVALID = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.conditions import ALLOCATED, find_condition
 from devalloc.api.node_rules import restrictions_of
-from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal, refusal_answer
+from devalloc.api.reasons import STILL_SEARCHING, Reason, find_reason, is_final_refusal, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
     BackgroundSearches,
@@ -55,19 +55,6 @@ REFRESH_PAUSE = 1.0
 """Seconds between two such rounds."""
 REST_FACTOR = 20.0
 """How many times as long as the solver was busy with it a claim is left alone, at least, that costs too much."""
-_FITS_NOWHERE = {
-    reason.value: reason
-    for reason in (
-        Reason.NO_MATCHING_DEVICES,
-        Reason.NODE_UNAVAILABLE,
-        Reason.NOT_ENOUGH_DEVICES,
-        Reason.INSUFFICIENT_CAPACITY,
-        Reason.MATCH_ATTRIBUTES_CONFLICT,
-        Reason.POOL_RESOURCES_EXHAUSTED,
-        Reason.DEVICES_IN_USE,
-    )
-}
-"""Reasons of claims that fit nowhere by themselves, as the fleet is."""
 _RECORDED = "recorded"
 """In an answer: it is what its claim had recorded already."""
 _WITH_PROBLEMS = frozenset({Reason.CLAIM_INVALID.value, Reason.CHECK_FAILED.value})
@@ -391,8 +378,8 @@ class RoundSolver:
             return None
         view, generation = ClaimView(stored), stored["metadata"].get("generation")
         condition = find_condition(view.status.get("conditions"), ALLOCATED)
-        reason = _FITS_NOWHERE.get(view.reason)
-        if reason is None or condition.get("observedGeneration", generation) != generation:
+        reason = find_reason(view.reason)
+        if reason is None or not reason.is_of_fleet or condition.get("observedGeneration", generation) != generation:
             return None
         if len(anew) < REASONS_ANEW:
             anew.add(fleet.waiting_key(claim))

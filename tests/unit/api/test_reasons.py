@@ -117,6 +117,21 @@ def test_a_code_is_found_by_its_name_alone() -> None:
     assert find_reason(None) is None
 
 
+def test_of_the_fleet_are_the_codes_of_what_another_node_or_time_may_have() -> None:
+    assert {reason.name for reason in Reason if reason.is_of_fleet} == {
+        "DEVICES_IN_USE",
+        "GROUP_UNSATISFIABLE",
+        "INSUFFICIENT_CAPACITY",
+        "MATCH_ATTRIBUTES_CONFLICT",
+        "NODES_CORDONED",
+        "NODES_UNSCHEDULABLE",
+        "NODE_UNAVAILABLE",
+        "NOT_ENOUGH_DEVICES",
+        "NO_MATCHING_DEVICES",
+        "POOL_RESOURCES_EXHAUSTED",
+    }
+
+
 def test_transient_are_the_codes_of_claims_that_others_of_their_batch_won_against() -> None:
     transient = {reason for reason in Reason if reason.is_transient}
     assert transient == {Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION}

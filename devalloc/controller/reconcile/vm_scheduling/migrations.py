@@ -23,7 +23,7 @@ from devalloc.api.machine_location import (
 from devalloc.api.machine_reservation import parse_nano, required_amounts
 from devalloc.api.moved_claims import booked_devices, claim_users, has_local_devices, local_claims, moved_devices
 from devalloc.api.quantity import Format, Quantity
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of, counted_entries
@@ -260,30 +260,16 @@ def was_refused(view: MigrationView) -> bool:
     return view.phase == "Pending" and view.status.get("reason", "") not in ("", Reason.TOO_MANY_MIGRATIONS)
 
 
-_OF_TARGET = (
-    Reason.DEVICES_IN_USE,
-    Reason.GROUP_UNSATISFIABLE,
-    Reason.INSUFFICIENT_CAPACITY,
-    Reason.MACHINE_NOT_MOVABLE,
-    Reason.MATCH_ATTRIBUTES_CONFLICT,
-    Reason.MIGRATION_OFF,
-    Reason.NO_MATCHING_DEVICES,
-    Reason.NO_ROOM,
-    Reason.NODES_CORDONED,
-    Reason.NODES_TOO_SMALL,
-    Reason.NODES_UNSCHEDULABLE,
-    Reason.NODE_UNAVAILABLE,
-    Reason.NOT_ENOUGH_DEVICES,
-    Reason.POOL_RESOURCES_EXHAUSTED,
-)
-"""Why a migration that names its target is pending, if another node may be able to take the machine. All other reasons
-concern the machine, its claims or the store, or pass soon."""
+_OF_TARGET = (Reason.MACHINE_NOT_MOVABLE, Reason.MIGRATION_OFF, Reason.NO_ROOM, Reason.NODES_TOO_SMALL)
+"""Why a migration that names its target is pending, if another node may be able to take the machine; beside the reasons
+of the fleet (``Reason.is_of_fleet``). All others concern the machine, its claims or the store, or pass soon."""
 
 
 def is_refused_by_target(view: MigrationView) -> bool:
     """Whether a migration is pending because the node that it names cannot take the machine."""
     is_pinned = bool(view.spec.get("targetNode")) and view.phase == "Pending"
-    return is_pinned and view.status.get("reason") in _OF_TARGET
+    reason = find_reason(view.status.get("reason"))
+    return is_pinned and reason is not None and (reason.is_of_fleet or reason in _OF_TARGET)
 
 
 def waits_for_other_migration(view: MigrationView) -> bool:
