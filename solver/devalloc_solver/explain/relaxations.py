@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from devalloc.api.findings import Fact
 from devalloc.api.node_rules import NodeRestriction
@@ -232,6 +232,9 @@ class UnitRelaxations(ABC):
     group: PlacementUnit
     """the unit that is explained: the same one, or all members of its group"""
 
+    leaves_when_empty: ClassVar[bool] = False
+    """whether a claim without any request is none: it leaves its group, and binds it to no node any more"""
+
     @abstractmethod
     def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
         """(name, path) of the whole request."""
@@ -332,7 +335,10 @@ class UnitRelaxations(ABC):
         entry = {"kind": "request", **self.claim_entry(demand), "request": name, "path": path}
 
         def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
-            return question.with_requests(lambda _, request: None if request.detail == number else request, key)
+            less = question.with_requests(lambda _, request: None if request.detail == number else request, key)
+            own = [each for each in less.unit.demands if each.key == key]
+            is_gone = self.leaves_when_empty and len(less.unit.demands) > 1 and not any(each.details for each in own)
+            return less.without_member(key) if is_gone else less
 
         return Relaxation(entry, apply, alike=(key, detail_key(detail)))
 

@@ -388,3 +388,13 @@ def test_equal_members_of_a_group_report_what_a_search_for_each_would_find(
     monkeypatch.setattr(explainer, "ask_for_the_same", lambda unit: False)
     assert reported == solve_manifests(documents)["claims"]
     assert {one["reason"] for one in reported} == {"GroupUnsatisfiable"}
+
+
+def test_a_claim_that_loses_its_only_request_binds_its_group_to_no_node() -> None:
+    marks = {"devalloc.io/group": "g"}
+    fits = claim("fits", {"deviceClass": "gpu"}, annotations=marks)
+    lacking = {"deviceClass": "gpu", "requests": {"cores": "3"}}
+    bound = claim("bound", lacking, annotations={**marks, "devalloc.io/node": "elsewhere"})
+    for name in ("fits", "bound"):
+        refusal = answer(name, GPU, gpus(2), fits, bound)
+        assert [(each["kind"], each.get("claim")) for each in refusal["blockers"]] == [("request", "default/bound")]

@@ -43,6 +43,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
     """``supply_relaxations.shared_limits`` of the fleet"""
     drivers: Mapping[tuple[Key, str], frozenset[str] | None]
     """(claim, request) -> the drivers that its classes name, whatever is changed of them; None: any"""
+    leaves_when_empty = True
 
     # -- the order -----------------------------------------------------------------------------------------------------
 
