@@ -34,6 +34,8 @@ class NodeRule:
 
 RestrictionT = TypeVar("RestrictionT")
 NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
+MAX_CACHED = 4096
+"""Characters of an annotation whose names are cached."""
 FIELD: Final = "restrictions"
 """The field of a claim's manifest by which callers of the solver give it rules that no user wrote: for nodes, and for
 values of a DeviceClaim."""
@@ -65,7 +67,7 @@ def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, 
     if not annotations:
         return ()
     texts = ((rule, annotations.get(rule.annotation)) for rule in NODE_RULES)
-    return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _node_names(text)))
+    return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _names_in(text)))
 
 
 def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
@@ -110,6 +112,12 @@ def check_node_name(annotation: str, text: str) -> None:
         plain_name(text)
     except ValueError as error:
         raise_faults([(("metadata", "annotations", annotation), str(error))])
+
+
+def _names_in(text: str) -> frozenset[str]:
+    """Read names that are separated by commas."""
+    # Cached, long texts of a tenant could fill the memory.
+    return _node_names(text) if len(text) <= MAX_CACHED else _node_names.__wrapped__(text)
 
 
 @lru_cache(maxsize=1024)

@@ -90,8 +90,9 @@ RESOURCES = (
 WATCHED_KINDS = frozenset(resource.store_kind for resource in RESOURCES)
 _SUITS_POD = NodeRule("", True, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_UNSUITED),))
 """That a claim may only be on the nodes that suit its pods."""
-MAX_NODE_SETS = 10_000
-"""Different nodes of wants that are remembered, so that equal ones share memory; then all are forgotten."""
+MAX_NODE_SETS = 1_000
+"""Different nodes of wants that are remembered, so that equal ones share memory; then all are forgotten. So many of
+5,000 nodes each take 260 MB."""
 MAX_SHARING, MAX_SHARING_NODES = 200, 200
 """How many requests share the room of how many nodes in one solve: those that come first, and where they are placed."""
 MAX_PODS = 500
