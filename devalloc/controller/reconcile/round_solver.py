@@ -379,7 +379,12 @@ class RoundSolver:
         view, generation = ClaimView(stored), stored["metadata"].get("generation")
         condition = find_condition(view.status.get("conditions"), ALLOCATED)
         reason = find_reason(view.reason)
-        if reason is None or not reason.is_of_fleet or condition.get("observedGeneration", generation) != generation:
+        # One of a group may be of the time before its claim left it: an annotation is no part of a generation.
+        if (
+            reason in (None, Reason.GROUP_UNSATISFIABLE)
+            or not reason.is_of_fleet
+            or condition.get("observedGeneration", generation) != generation
+        ):
             return None
         if len(anew) < REASONS_ANEW:
             anew.add(fleet.waiting_key(claim))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.findings import sentences
+from devalloc.api.meta import REASON
 from devalloc.api.views import order_of
 from devalloc.controller.reconcile import device_claims, resting, round_solver
 from devalloc.controller.reconcile.decision import IN_CONDITIONS
@@ -694,6 +695,19 @@ def test_what_is_recorded_of_another_spec_does_not_hold_at_a_start(
     assert restarted(loop, monkeypatch) == {*FIRST, "w7"}
     assert "70" in loop.store.get("DeviceClaim", "default", "w7")["status"]["conditions"][0]["message"]
     loop.store.close()
+
+
+def test_what_is_recorded_of_a_group_does_not_hold_once_its_claim_has_left_it(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group is named in an annotation, which is no part of a generation."""
+    fill(loop.store, *of_shapes(20))
+    loop.settle()
+    there = loop.store.get("DeviceClaim", "default", "w7")
+    notes = {**there["metadata"]["annotations"], REASON: "GroupUnsatisfiable"}
+    loop.store.replace({**there, "metadata": {**there["metadata"], "annotations": notes}})
+    assert restarted(loop, monkeypatch) == {*FIRST, "w7"}
+    assert annotations(loop.store, "w7")["reason"] == "NotEnoughDevices"
 
 
 def test_what_is_recorded_is_found_anew_soon_after_a_start(loop: Loop) -> None:
