@@ -96,7 +96,7 @@ def _unknown_name(cause: Fact, style: Style) -> Words:
         cause.get("what", ""), f"attribute {name}"
     )
     text = f"{_few(cause['count'], cause['total'])} {what}"
-    advice = "ask for an amount that devices have" if cause.get("what") else "read one that devices have"
+    advice = "ask for an amount that devices have" if cause.get("what") else "use one that devices have"
     return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice)
 
 

@@ -128,6 +128,6 @@ ADVICE: dict[str, str] = {
     RuleCode.IN_USE: "wait until one is released",
     RuleCode.LABELLED_CLAIMS: "give the claim that label",
     RuleCode.TAINT: "tolerate it",
-    RuleCode.GROUP_DIFFERS: "let the group differ, or release what it holds",
+    RuleCode.GROUP_DIFFERS: "let the group differ in it, or delete the claims that hold devices",
 }
 """What to do about devices that a rule leaves out, if no change is known that suffices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -31,6 +31,8 @@ _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE
 
 _OF_ANY_NAME = frozenset(("class", "request", "member"))
 """Kinds of edits that do not name what is wrong."""
+_NO_NAMES = frozenset(("kind", "code", "rule", "path"))
+"""Keys whose texts are devalloc's own."""
 MAX_CACHED = 4096
 """Characters of a finding whose sentence is cached."""
 
@@ -153,12 +155,28 @@ def _relevant(finding: Finding) -> list[Fact]:
     others = [each for each in causes if each not in unknown]
     edits = finding.edits
     # An edit of a whole class or request does not say which names it is about.
-    content = json.dumps([edits, others if all(each["kind"] in _OF_ANY_NAME for each in edits) else []])
-    has_none = [each for each in unknown if not each["count"] and json.dumps(each["name"])[1:-1] in content]
+    named = {*_names_of(edits), *(_names_of(others) if all(each["kind"] in _OF_ANY_NAME for each in edits) else ())}
+    has_none = [each for each in unknown if not each["count"] and not named.isdisjoint(_forms_of(each["name"]))]
     lacking = {each["name"] for each in has_none}
     remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
     says_enough = has_none or any(each["code"] != Cause.NO_MATCH for each in remaining)
     return [*remaining, *has_none] if says_enough else causes
+
+
+def _forms_of(name: str) -> tuple[str, str]:
+    """How an expression may read a name: whole, or without its domain."""
+    return name, name.rpartition("/")[2]
+
+
+def _names_of(content: Any) -> Iterator[str]:
+    """The names in data: its texts, and the words of expressions."""
+    if isinstance(content, str):
+        yield content
+        yield from "".join(each if each.isalnum() or each in "_-" else " " for each in content).split()
+    elif isinstance(content, Mapping):
+        yield from (name for key, value in content.items() if key not in _NO_NAMES for name in _names_of(value))
+    elif isinstance(content, list):
+        yield from (name for each in content for name in _names_of(each))
 
 
 def _with_the_rule(causes: Sequence[Fact]) -> list[Fact]:

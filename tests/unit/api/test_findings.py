@@ -123,6 +123,15 @@ def test_a_name_that_no_change_is_about_is_no_cause() -> None:
     assert "none of 8 devices has attribute `link`" in message_of(Finding([SHORT, strange], [about]))
 
 
+def test_a_short_name_is_not_found_in_other_words() -> None:
+    """``m`` is in "amount" and in "memory", and neither is about it."""
+    strange = fact(Cause.UNKNOWN_NAME, name="m", count=0, total=8)
+    edit = {**COUNT, "resource": "memory"}
+    assert message_of(Finding([SHORT, strange], [edit])) == message_of(Finding([SHORT], [edit]))
+    reads = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": "device.m == 'x'"}
+    assert "none of 8 devices has attribute `m`" in message_of(Finding([SHORT, strange], [reads]))
+
+
 def test_an_amount_that_no_device_has_is_said_once() -> None:
     short = fact(Cause.TOO_LITTLE, resource="cores", wanted="3", most="0")
     none = fact(Cause.UNKNOWN_NAME, name="cores", what="amount", count=0, total=4)
