@@ -29,7 +29,7 @@ from devalloc.api.findings.data import (
     with_refs,
 )
 from devalloc.api.findings.edits import edit_words
-from devalloc.api.findings.rules import ARE_EXCLUDED, TELL_EXAMPLE, Rule, RuleCode, rule, rule_words
+from devalloc.api.findings.rules import ARE_EXCLUDED, Rule, RuleCode, rule, rule_words
 from devalloc.api.findings.sentences import as_json, message_of
 from devalloc.api.findings.style import agree_verb, count_devices
 
@@ -40,7 +40,6 @@ __all__ = [
     "CAVEATS",
     "HOLDERS",
     "MAX_MESSAGE",
-    "TELL_EXAMPLE",
     "Cause",
     "Fact",
     "Finding",

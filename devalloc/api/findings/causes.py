@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
-from devalloc.api.findings.rules import ADVICE, rule_words
+from devalloc.api.findings.rules import RuleCode, rule_words
 from devalloc.api.findings.style import WHOLE, Style, count_devices, count_of, count_parts, joined
 from devalloc.printable import printable
 
@@ -86,7 +86,7 @@ def _step(cause: Fact, style: Style) -> Words:
     first one (``example``)."""
     example = f" ({style.text(cause['example'])})" if "example" in cause else ""
     what = style.text(rule_words(cause["rule"], cause.get("args"), cause["count"]))
-    return Words(f"{count_of(cause['count'], cause['total'])} {what}{example}", obvious=ADVICE.get(cause["rule"], ""))
+    return Words(f"{count_of(cause['count'], cause['total'])} {what}{example}", obvious=RuleCode(cause["rule"]).advice)
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:

@@ -147,6 +147,7 @@ def agree_verb(what: str, count: int) -> str:
         "differ": "differs",
         "belong": "belongs",
         "do": "does",
+        "go": "goes",
         "skip": "skips",
         "use": "uses",
         "consume": "consumes",

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from devalloc.api.findings import (
     ARE_EXCLUDED,
-    TELL_EXAMPLE,
     Cause,
     Fact,
     Rule,
@@ -228,7 +227,7 @@ def describe_funnel(funnel: Mapping[str, Any]) -> str:
 
 
 def _example(step: Mapping[str, Any]) -> str:
-    return f" ({step['example']})" if "example" in step and step["code"] in TELL_EXAMPLE else ""
+    return f" ({step['example']})" if "example" in step and RuleCode(step["code"]).tells_example else ""
 
 
 def main_step(funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode)) -> Fact | None:
@@ -237,7 +236,7 @@ def main_step(funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode)
     if not steps:
         return None
     by, count, _, example = max(steps, key=lambda step: step[1])
-    shown = example if by.code in TELL_EXAMPLE else None
+    shown = example if by.code.tells_example else None
     return fact(
         Cause.STEP, rule=by.code.value, args=dict(by.args) or None, count=count, total=funnel.total, example=shown
     )
