@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
+from devalloc.api.meta import ONLY_CLASS
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.place import (
@@ -58,12 +58,13 @@ class EqualNodes:
     def _signatures_by(self, names: frozenset[str]) -> dict[Node, object]:
         if names not in self._signatures:
             static = self._static_numbers()
-            order = sorted({*names, UNAVAILABLE, ONLY_CLASS, COMPATIBILITY_GROUP})
+            order = sorted({*names, ONLY_CLASS})
             numbers: dict[object, int] = {}
 
             def number(device: Device) -> int:
                 values = tuple((type(v), v) if v is not None else None for v in map(device.attributes.get, order))
-                return numbers.setdefault((static[device.index], values), len(numbers))
+                key = (static[device.index], values, device.unavailable, device.compatibility)
+                return numbers.setdefault(key, len(numbers))
 
             def pool_signature(pool: Pool) -> object:
                 limits = tuple((name, r.block, r.blocks) for name, r in sorted(pool.resources.items()))

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.cordon import unschedulable_reasons
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import sum_text
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.joint_counts import quantity_format
@@ -287,11 +286,7 @@ def _without_draws(pool: Pool, is_limit: Callable[[str], bool]) -> Pool:
 def _ungrouped(pool: Pool) -> Pool:
     if all(device.compatibility is None for device in pool.devices):
         return pool
-    return replace(pool, devices=tuple(_without_attribute(device, COMPATIBILITY_GROUP) for device in pool.devices))
-
-
-def _without_attribute(device: Device, name: str) -> Device:
-    return replace(device, attributes={key: value for key, value in device.attributes.items() if key != name})
+    return replace(pool, devices=tuple(replace(device, compatibility=None) for device in pool.devices))
 
 
 def _limits_of(
@@ -378,7 +373,7 @@ def _mix_groups(pool: Pool) -> Relaxation:
 
 def withheld_devices(snapshot: Snapshot) -> list[Device]:
     """Devices that are marked unavailable, and those that request what their pool does not define."""
-    return [d for d in snapshot.devices if UNAVAILABLE in d.attributes or d.undefined is not None]
+    return [d for d in snapshot.devices if d.unavailable is not None or d.undefined is not None]
 
 
 def release_withheld(
@@ -433,7 +428,7 @@ def _usable_device(device: Device) -> Device:
 
 
 def _make_available(device: Device) -> Device:
-    return _without_attribute(device, UNAVAILABLE)
+    return replace(device, unavailable=None)
 
 
 def _define_resources(device: Device) -> Device:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
+from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools, renumber, with_index
@@ -169,7 +169,7 @@ class _AttributeRoles(NamedTuple):
     """by which devices of a node share a value"""
     varied: tuple[str, ...]
     """those that are no part by value"""
-    presence: tuple[object, ...]
+    presence: tuple[str, ...]
     """what else a kind has of them"""
     unshared: ValueGroups
     """the marks of a device that shares no value"""
@@ -346,7 +346,7 @@ class EqualDevicesIndex:
                 fixed=tuple(sorted({*names} - varied)),
                 marked=marked,
                 varied=tuple(sorted(varied)),
-                presence=(*sorted(self.choice.scattered.intersection(names)), UNAVAILABLE in names),
+                presence=tuple(sorted(self.choice.scattered.intersection(names))),
                 unshared=tuple((name, UNSHARED) for name in marked),
             )
         return roles
@@ -361,6 +361,7 @@ class EqualDevicesIndex:
             roles.presence,
             attributes.get(ONLY_CLASS),
             _resources_key(device) if device.resources else (),
+            device.unavailable is None,
             device.draws,
             device.undefined,
             device.shareable,

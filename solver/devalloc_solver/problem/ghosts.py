@@ -70,7 +70,7 @@ def has_limits(pool: Pool) -> bool:
 
 def _has_groups(pool: Pool) -> bool:
     """Whether any of its devices is of a compatibility group."""
-    return any(device.attributes.get(COMPATIBILITY_GROUP) is not None for device in pool.devices)
+    return any(device.compatibility is not None for device in pool.devices)
 
 
 def has_draws(record: DeviceRecord | None) -> bool:
@@ -224,6 +224,7 @@ def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
             undefined=None,
             reach=_UNREACHABLE,
             ghost=ghost,
+            compatibility=ghost.group,
         )
         for name, ghost in ghosts.items()
     )

@@ -94,12 +94,10 @@ class Device:
     """the dialect's own: what the device was made of"""
     ghost: Ghost | None = None
     """of a ghost, which bears the name of its device: it is in use, and no request is offered it"""
-
-    @property
-    def unavailable(self) -> str | None:
-        """Why only admin claims may have the device (S6a), or None."""
-        value = self.attributes.get(UNAVAILABLE)
-        return None if value is None else str(value)
+    unavailable: str | None = None
+    """why only admin claims may have it (S6a); of DevicePools only"""
+    compatibility: AttributeValue | None = None
+    """the group that devices allocated together in a pool share (S12a); of DevicePools only"""
 
     def values(self, name: str) -> frozenset[object]:
         """The values of an attribute: none, one, or the members of a list attribute."""
@@ -107,11 +105,6 @@ class Device:
         if isinstance(value, frozenset):
             return value
         return frozenset() if value is None else frozenset((value,))
-
-    @property
-    def compatibility(self) -> AttributeValue | None:
-        """The group that devices allocated together in a pool share (S12a)."""
-        return self.attributes.get(COMPATIBILITY_GROUP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +166,8 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
         members: list[Device] = []
         for device in sorted(pool.spec.devices, key=lambda d: natural_key(d.name)):
             own = {a.name: a.value for a in device.attributes}
+            attributes = own if not common else common | own if own else common
+            why = attributes.get(UNAVAILABLE)
             draws = undefined = None
             if device.requests:
                 undefined = next((name for name in sorted(device.requests) if name not in resources), None)
@@ -188,10 +183,12 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
                     index=len(devices) + len(members),
                     pool=len(views),
                     name=device.name,
-                    attributes=own if not common else common | own if own else common,
+                    attributes=attributes,
                     resources={r.name: Resource.of(r) for r in device.resources} if device.resources else _NO_RESOURCES,
                     draws=_one_object(draws) if draws else (),
                     undefined=undefined,
+                    unavailable=None if why is None else str(why),
+                    compatibility=attributes.get(COMPATIBILITY_GROUP),
                 )
             )
         view = Pool(len(views), pool.spec.node_name, pool.metadata.name, pool.spec.driver, resources, tuple(members))
@@ -244,6 +241,8 @@ def with_index(device: Device, index: int, pool: int) -> Device:
         device.traits,
         device.source,
         device.ghost,
+        device.unavailable,
+        device.compatibility,
     )
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, COMPATIBILITY_GROUP, DEVICE_RECORDS
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.quantity import Quantity
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
 from devalloc_solver.dialects.device_claims.manifest_records import ClaimRecord
@@ -82,7 +82,7 @@ def place_claim(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInp
 
 
 def _whole_device(pool: Pool, device: Device) -> _WholeDevice:
-    is_limited = bool(pool.resources) or COMPATIBILITY_GROUP in device.attributes
+    is_limited = bool(pool.resources) or device.compatibility is not None
     record = device_record(pool, device) if is_limited else None
     whole = _WholeDevice(
         {"devicePoolName": pool.name, "deviceName": device.name},

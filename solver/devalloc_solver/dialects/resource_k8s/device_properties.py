@@ -8,7 +8,6 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NOTHING_RECORDED,
@@ -29,9 +28,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.dialects.resource_k8s.selectors import cel_device, order_attribute
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, UnusualAttribute
 from devalloc_solver.problem import snapshot as core
-
-RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))
-"""Attributes that mean something to the core, and nothing in this dialect: part of the traits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,22 +142,18 @@ _FIRST = itemgetter(0)
 def _names_and_types(
     own_names: tuple[str, ...], driver: str, kinds: tuple[str, ...]
 ) -> tuple[tuple[str, ...], frozenset[tuple[str, str]] | None]:
-    """The full names of attributes, and their types; None if two have one name, or one is reserved."""
+    """The full names of attributes, and their types; None if two have one name."""
     names = full_names(own_names, driver)
-    is_usual = len({*names}) == len(names) and RESERVED.isdisjoint(names)
-    return names, frozenset(zip(names, kinds, strict=True)) if is_usual else None
+    return names, frozenset(zip(names, kinds, strict=True)) if len({*names}) == len(names) else None
 
 
 def _read_unusual(
     offer: PublishedDevice, gates: frozenset[str]
 ) -> tuple[dict[str, Any], frozenset[tuple[str, Hashable]]]:
-    """The attributes that claims can read, and the type of each; lists, and those with a meaning to the core too."""
+    """The attributes that claims can read, and the type of each; lists too."""
     attributes: dict[str, Any] = {}
     types: set[tuple[str, Hashable]] = set()
     for name, attribute in qualified_attributes(offer).items():
-        if name in RESERVED:
-            types.add((name, attribute))
-            continue
         value = constraint_value(attribute, gates)
         if value is not None:
             attributes[name] = value

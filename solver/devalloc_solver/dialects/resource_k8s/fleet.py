@@ -14,7 +14,7 @@ from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import BudgetExceeded
-from devalloc_solver.deadline import CHECK_SECONDS, Call, seconds_left
+from devalloc_solver.deadline import CHECK_SECONDS, Call
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
@@ -31,7 +31,6 @@ from devalloc_solver.dialects.resource_k8s.claim_reader import ReadResourceClaim
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache
 from devalloc_solver.dialects.resource_k8s.demands import build_units, find_refusal, node_of
-from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer
@@ -314,9 +313,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
     @gc_paused()
     def _place_on_whole(self, read: ReadResourceClaim) -> Answer:
         claim = read.valid
-        if any(one.attribute in RESERVED for one in claim.constraints):  # which mean something to the index
-            answers = self.allocate_all([read.manifest], seconds_left(self._state.index.allowance.until))["claims"]
-            return next(one for one in answers if (one["namespace"], one["name"]) == claim.key)
         state, explainer = self._state, self._refusals
         state.index.allowance.begin_again()
         unit = explainer.whole_unit(claim)

@@ -19,7 +19,7 @@ from devalloc_solver.dialects.resource_k8s.demands import (
     pending_claim,
     single_claim_unit,
 )
-from devalloc_solver.dialects.resource_k8s.device_properties import RESERVED, DeviceProperties
+from devalloc_solver.dialects.resource_k8s.device_properties import DeviceProperties
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice, published_device
@@ -112,7 +112,7 @@ class ResourceClaimRules:
         return None if shape_facts is None else ResourceClaimQuery(claim, shape, self, shape_facts)
 
     def _look(self, claim: ResourceClaim) -> _ShapeFacts | None:
-        if not claim.requests or any(one.attribute in RESERVED for one in claim.constraints):
+        if not claim.requests:
             return None
         try:
             demand = self.demand(claim, self._of_kinds)
@@ -132,12 +132,8 @@ class ResourceClaimRules:
         return self._selectors.is_spent
 
     def is_strange(self, demand: Demand) -> bool:
-        """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
-        return any(
-            request.eligible.is_exhausting or not RESERVED.isdisjoint(predicate.reads or ())
-            for request in demand.requests
-            for predicate in request.eligible.predicates
-        )
+        """Whether an expression is too expensive on some device."""
+        return any(request.eligible.is_exhausting for request in demand.requests)
 
     def _reaches_network(self, claim: ResourceClaim) -> bool:
         """Whether a claim may have to do with devices that are not of one node."""

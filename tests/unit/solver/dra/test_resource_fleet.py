@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.meta import PRIORITY
+from devalloc.api.meta import COMPATIBILITY_GROUP, PRIORITY, UNAVAILABLE
 from devalloc_solver import Fleet
 from devalloc_solver.dialects.resource_k8s.claim_reader import ResourceClaimReader
 from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
@@ -204,6 +204,27 @@ def test_devices_that_selectors_of_texts_fail_on_are_reported(selector: str, odd
     assert "gpu.example.com/uuid" in fleet._state.index.kinds.varied
     (whole,) = solve_manifests([ANY, *slices, pending])["claims"]
     assert fleet.allocate(pending) == whole
+
+
+@pytest.mark.parametrize("name", [COMPATIBILITY_GROUP, UNAVAILABLE])
+@pytest.mark.parametrize(
+    ("constraint", "given"),
+    [(None, 2), ("matchAttribute", 0), ("distinctAttribute", 2)],
+    ids=["none", "match", "distinct"],
+)
+def test_attributes_that_mean_something_in_a_device_pool_are_plain_ones_in_a_slice(
+    name: str, constraint: str | None, given: int
+) -> None:
+    slices = [slice_("s", [device("a", {name: "1"}), device("b", {name: "2"})], nodeName="n")]
+    documents = [dra.node("n"), ANY, *slices]
+    constraints = {} if constraint is None else {"constraints": [{"requests": ["r"], constraint: name}]}
+    domain, short = name.split("/")
+    both = request("r", 2, f'device.attributes["{domain}"].{short} in ["1", "2"]')
+    wanted = dra.claim(both, **constraints)
+    (cold,) = solve_manifests([*documents, wanted])["claims"]
+    assert len(cold["allocations"]["devices"]["results"] if cold["allocated"] else ()) == given
+    assert Fleet.from_manifests(documents).allocate(wanted) == cold
+    assert Fleet.from_manifests(documents).allocate_all([wanted])["claims"] == [cold]
 
 
 def test_who_is_in_the_way_may_hold_devices_of_the_network_as_well() -> None:
