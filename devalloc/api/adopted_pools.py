@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from devalloc.api.dedicated_pools import TAINT, is_dedicated
 from devalloc.api.fields import is_subdomain_name
-from devalloc.api.meta import MESSAGE
+from devalloc.api.meta import MESSAGE, MetadataKey
 from devalloc.api.views import as_mapping, as_mappings
 
 MANAGED_BY: Final = ("app.kubernetes.io/managed-by", "devalloc")
@@ -22,6 +22,8 @@ MANAGED_BY: Final = ("app.kubernetes.io/managed-by", "devalloc")
 FINALIZER: Final = "devalloc.io/adoption"
 ADOPTED_AT: Final = "devalloc.io/adopted-at"
 """Annotation of a rule: since when the controller allocates from its pools."""
+KEYS: Final = (MetadataKey("annotations", ADOPTED_AT, ("DeviceTaintRule",)),)
+"""See ``meta.KEYS``."""
 RULES: Final = "/apis/resource.k8s.io/v1/devicetaintrules"
 POLICY: Final = "devalloc-adopted"
 """Name of the policy and of its binding."""

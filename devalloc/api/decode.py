@@ -1,14 +1,14 @@
 """Decoding manifest content to API objects, and reporting every problem.
 
-The list of labels and annotations under ``devalloc.io/`` is the only one, so that misspelled names are noticed; tests
-compare the warning policies of ``deploy`` and the guides with it.
+Labels and annotations under ``devalloc.io/`` that no module declares are noticed as misspelled; tests compare the
+warning policies of ``deploy`` and the guides with the list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -20,8 +20,8 @@ from devalloc.api.fast_pool import read_fast
 from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
-from devalloc.api.meta import DEVMGMT, ObjectMeta
-from devalloc.api.node_rules import FIELD, NODE_RULES, restrictions_of, value_restrictions_of
+from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
+from devalloc.api.node_rules import FIELD, restrictions_of, value_restrictions_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -29,72 +29,9 @@ from devalloc.api.validation.lenient import Finding, read_leniently, repair_plac
 from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
 
 DOMAIN: Final = meta.DOMAIN
-PUBLISH: Final = f"{DOMAIN}/publish"
-"""A label of nodes: how to publish their devices. It also selects the nodes of devalloc's pods (``deploy``)."""
-MetadataField = Literal["annotations", "labels"]
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataKey:
-    """A label or annotation, and the kinds of objects on which it has a meaning."""
-
-    place: MetadataField
-    name: str
-    kinds: tuple[str, ...]
-    by_users: bool = False
-    """Whether users write it; devalloc itself writes the others."""
-    values: tuple[str, ...] = ()
-    """All valid values, if there are only a few. Others have no effect."""
-
-
-_CLAIM, _RESOURCE_CLAIM, _MACHINE = "DeviceClaim", "ResourceClaim", "VirtualMachine"
-_MARKED_KINDS = (_CLAIM, _RESOURCE_CLAIM, _MACHINE, "DevicePool", "DeviceClass", "ResourceQuota")
-"""Kinds whose objects the controller may mark."""
-METADATA_KEYS: Final = (
-    MetadataKey("annotations", meta.PRIORITY, (_CLAIM, _RESOURCE_CLAIM, _MACHINE), by_users=True),
-    MetadataKey("annotations", meta.GROUP, (_CLAIM, _RESOURCE_CLAIM), by_users=True),
-    MetadataKey("annotations", meta.GROUP_MATCH, (_CLAIM,), by_users=True),
-    MetadataKey("annotations", meta.NODE, (_CLAIM,), by_users=True),
-    *(MetadataKey("annotations", rule.annotation, (_CLAIM,), by_users=True) for rule in NODE_RULES),
-    MetadataKey("annotations", meta.RELEASE, (_CLAIM,), by_users=True, values=meta.RELEASES),
-    MetadataKey("annotations", meta.EVICT, (_MACHINE,)),
-    MetadataKey("annotations", meta.LAST_NODE, (_MACHINE,)),
-    MetadataKey("annotations", meta.RESTART, (_MACHINE,), by_users=True),
-    MetadataKey("annotations", meta.ALLOCATED_NODE, (_CLAIM,)),
-    MetadataKey("annotations", meta.ALLOCATED_DEVICES, (_CLAIM,)),
-    MetadataKey("annotations", meta.ALLOCATION_DETAILS, (_CLAIM,)),
-    MetadataKey("annotations", meta.ALLOCATED_IDENTITIES, (_CLAIM,)),
-    MetadataKey("annotations", meta.DEVICE_RECORDS, (_CLAIM, _RESOURCE_CLAIM)),
-    MetadataKey("annotations", meta.ALLOCATED_SPEC, (_CLAIM,)),
-    MetadataKey("annotations", meta.ADMIN_CLASSES, (_CLAIM,)),
-    MetadataKey("annotations", meta.REASON, (_CLAIM,)),
-    MetadataKey("annotations", meta.MESSAGE, (_CLAIM, "DeviceTaintRule")),
-    MetadataKey("annotations", meta.PREPARED_ON, (_CLAIM, _MACHINE)),
-    MetadataKey("annotations", meta.FENCED_FROM, (_CLAIM, _MACHINE)),
-    MetadataKey("annotations", meta.LEADER, _MARKED_KINDS),
-    MetadataKey("annotations", meta.TRANSACTION, _MARKED_KINDS),
-    MetadataKey("annotations", meta.CORDONED, ("DevicePool",)),
-    MetadataKey("annotations", meta.CORDONED_NODE, ("DevicePool",)),
-    MetadataKey("annotations", meta.FENCED_NODE, ("DevicePool",)),
-    MetadataKey("annotations", meta.LABELS_NODES, ("Lease",)),
-    MetadataKey("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
-    MetadataKey("annotations", adopted_pools.ADOPTED_AT, ("DeviceTaintRule",)),
-    MetadataKey(
-        "labels",
-        dedicated_pools.ALLOCATOR_KEY,
-        (_RESOURCE_CLAIM, "Namespace"),
-        by_users=True,
-        values=(dedicated_pools.DEVALLOC, dedicated_pools.KUBE_SCHEDULER),
-    ),
-    MetadataKey("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
-    MetadataKey("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),
-    MetadataKey("labels", meta.PUBLISHED_BY, ("DevicePool",)),
-    MetadataKey("labels", meta.STANDALONE, ("DevicePool",)),
-    MetadataKey("labels", meta.LEADER, _MARKED_KINDS),
-    MetadataKey("labels", meta.NODE_LABEL, (_CLAIM, _MACHINE)),
-    MetadataKey("labels", meta.REPLICA_SET, (_MACHINE,)),
-    MetadataKey("labels", meta.TRANSACTION, ("ConfigMap",)),
-)
+METADATA_KEYS: Final = (*dedicated_pools.KEYS, *meta.KEYS, *adopted_pools.KEYS)
 
 
 def key_names(kind: str, place: MetadataField, *, by_users: bool = False) -> tuple[str, ...]:

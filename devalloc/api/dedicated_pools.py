@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from devalloc.api.meta import MetadataKey
 from devalloc.api.views import as_mapping
 
 ALLOCATOR_KEY = "devalloc.io/allocator"
@@ -19,6 +20,12 @@ DEVALLOC = "devalloc"
 """The label's value."""
 KUBE_SCHEDULER = "kube-scheduler"
 """The value of a claim in a labelled namespace that is kube-scheduler's all the same."""
+KEYS = (
+    MetadataKey(
+        "labels", ALLOCATOR_KEY, ("ResourceClaim", "Namespace"), by_users=True, values=(DEVALLOC, KUBE_SCHEDULER)
+    ),
+)
+"""See ``meta.KEYS``."""
 DEDICATED_SUFFIX = ".devalloc"
 TAINT = {"key": ALLOCATOR_KEY, "value": DEVALLOC, "effect": "NoSchedule"}
 

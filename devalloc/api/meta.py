@@ -1,11 +1,12 @@
-"""Object metadata, and the annotations that devalloc reads and writes."""
+"""Object metadata, and the labels and annotations that devalloc reads and writes."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -18,6 +19,7 @@ DEVALLOC: Final = "devalloc.io/v1alpha1"
 
 DOMAIN: Final = "devalloc.io"
 """Of labels and annotations that devalloc defines."""
+MetadataField = Literal["annotations", "labels"]
 REPLICA_SET = "devalloc.io/replica-set"
 """A label of machines: the name of the VirtualMachineReplicaSet that created them."""
 PRIORITY = "devalloc.io/priority"
@@ -109,6 +111,8 @@ PUBLISHED_BY = "devalloc.io/published-by"
 """A label of pools that a node's inventory publishes, and may change and delete; it does not touch other pools."""
 STANDALONE = "devalloc.io/standalone"
 """A label of pools that `devalloc up` publishes: which host they are of. It withdraws them when its name changes."""
+PUBLISH = "devalloc.io/publish"
+"""A label of nodes: how to publish their devices. It also selects the nodes of devalloc's pods (``deploy``)."""
 UNAVAILABLE = "devalloc.io/unavailable"
 """A device attribute: why only admin claims may have the device (S6a)."""
 ONLY_CLASS = "devalloc.io/class"
@@ -116,6 +120,62 @@ ONLY_CLASS = "devalloc.io/class"
 claim for any device of any driver never gets the CPUs of a host. Admin claims can still observe it."""
 COMPATIBILITY_GROUP = "devalloc.io/compatibilityGroup"
 """A device attribute: devices of one pool can be allocated at the same time only if they have the same value (S12a)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataKey:
+    """A label or annotation, and the kinds of objects on which it has a meaning."""
+
+    place: MetadataField
+    name: str
+    kinds: tuple[str, ...]
+    by_users: bool = False
+    """whether users write it; devalloc itself writes the others"""
+    values: tuple[str, ...] = ()
+    """all valid values, if there are only a few; others have no effect"""
+
+
+_CLAIM, _RESOURCE_CLAIM, _MACHINE = "DeviceClaim", "ResourceClaim", "VirtualMachine"
+_MARKED_KINDS = (_CLAIM, _RESOURCE_CLAIM, _MACHINE, "DevicePool", "DeviceClass", "ResourceQuota")
+"""Kinds whose objects the controller may mark."""
+KEYS: Final = (
+    MetadataKey("annotations", PRIORITY, (_CLAIM, _RESOURCE_CLAIM, _MACHINE), by_users=True),
+    MetadataKey("annotations", GROUP, (_CLAIM, _RESOURCE_CLAIM), by_users=True),
+    MetadataKey("annotations", GROUP_MATCH, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", NODE, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", EXCLUDED_NODES, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", RELEASE, (_CLAIM,), by_users=True, values=RELEASES),
+    MetadataKey("annotations", EVICT, (_MACHINE,)),
+    MetadataKey("annotations", LAST_NODE, (_MACHINE,)),
+    MetadataKey("annotations", RESTART, (_MACHINE,), by_users=True),
+    MetadataKey("annotations", ALLOCATED_NODE, (_CLAIM,)),
+    MetadataKey("annotations", ALLOCATED_DEVICES, (_CLAIM,)),
+    MetadataKey("annotations", ALLOCATION_DETAILS, (_CLAIM,)),
+    MetadataKey("annotations", ALLOCATED_IDENTITIES, (_CLAIM,)),
+    MetadataKey("annotations", DEVICE_RECORDS, (_CLAIM, _RESOURCE_CLAIM)),
+    MetadataKey("annotations", ALLOCATED_SPEC, (_CLAIM,)),
+    MetadataKey("annotations", ADMIN_CLASSES, (_CLAIM,)),
+    MetadataKey("annotations", REASON, (_CLAIM,)),
+    MetadataKey("annotations", MESSAGE, (_CLAIM, "DeviceTaintRule")),
+    MetadataKey("annotations", PREPARED_ON, (_CLAIM, _MACHINE)),
+    MetadataKey("annotations", FENCED_FROM, (_CLAIM, _MACHINE)),
+    MetadataKey("annotations", LEADER, _MARKED_KINDS),
+    MetadataKey("annotations", TRANSACTION, _MARKED_KINDS),
+    MetadataKey("annotations", CORDONED, ("DevicePool",)),
+    MetadataKey("annotations", CORDONED_NODE, ("DevicePool",)),
+    MetadataKey("annotations", FENCED_NODE, ("DevicePool",)),
+    MetadataKey("annotations", LABELS_NODES, ("Lease",)),
+    MetadataKey("annotations", TOLERATED_TAINTS, ("Node",), by_users=True),
+    MetadataKey("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
+    MetadataKey("labels", ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),
+    MetadataKey("labels", PUBLISHED_BY, ("DevicePool",)),
+    MetadataKey("labels", STANDALONE, ("DevicePool",)),
+    MetadataKey("labels", LEADER, _MARKED_KINDS),
+    MetadataKey("labels", NODE_LABEL, (_CLAIM, _MACHINE)),
+    MetadataKey("labels", REPLICA_SET, (_MACHINE,)),
+    MetadataKey("labels", TRANSACTION, ("ConfigMap",)),
+)
+"""Those of this module: each name above that is one has a row."""
 
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 

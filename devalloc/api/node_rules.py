@@ -2,8 +2,8 @@
 
 The controller has such rules for pods, too, which no user writes, and gives them beside the claim.
 
-The rest follows from the rows: validation, the known annotations, the search of a cold and a warm solver, relaxations,
-words, and what a claim that moves takes along. Only the independent check has its own table (``check/claim.py``).
+The rest follows from the rows: validation, the search of a cold and a warm solver, relaxations, words, and what a claim
+that moves takes along. Only the independent check has its own table (``check/claim.py``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.adopted_pools import POLICY
-from devalloc.api.decode import PUBLISH as PUBLISH_LABEL
 from devalloc.api.kinds import ALLOCATABLE_KINDS, API_KINDS
+from devalloc.api.meta import PUBLISH as PUBLISH_LABEL
 from devalloc.install.adoption import read_rules, rights_of_drivers, unadopt
 from devalloc.install.apply import (
     DRY_RUN,

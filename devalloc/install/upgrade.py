@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from devalloc.api.decode import PUBLISH as PUBLISH_LABEL
+from devalloc.api.meta import PUBLISH as PUBLISH_LABEL
 from devalloc.install.adoption import read_rules
 from devalloc.install.apply import NotInstalled, get_or_none
 from devalloc.install.manifests import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from devalloc.api import adopted_pools, dedicated_pools, meta
-from devalloc.api import decode as module
 from devalloc.api.decode import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
 from devalloc.api.views import order_of
 
@@ -20,7 +19,7 @@ NO_MARKS = {
 def test_every_name_that_the_code_writes_down_is_in_the_list() -> None:
     """A new annotation without a line in the list would be warned of on every object that has it."""
     of_meta = {value for value in vars(meta).values() if isinstance(value, str) and value.startswith(f"{DOMAIN}/")}
-    own = {adopted_pools.ADOPTED_AT, dedicated_pools.ALLOCATOR_KEY, module.PUBLISH}
+    own = {adopted_pools.ADOPTED_AT, dedicated_pools.ALLOCATOR_KEY}
     assert of_meta | own == {each.name for each in METADATA_KEYS} | NO_MARKS
 
 
@@ -33,7 +32,7 @@ def test_every_name_that_the_code_writes_down_is_in_the_list() -> None:
         ("DeviceClaim", [], [meta.PRIORITY], [f"metadata.labels[{meta.PRIORITY}]"]),
         ("VirtualMachine", [meta.GROUP], [], [f"metadata.annotations[{meta.GROUP}]"]),
         (None, [meta.GROUP], [], []),
-        ("Node", [], [module.PUBLISH, "devalloc.io/publsih"], ["metadata.labels[devalloc.io/publsih]"]),
+        ("Node", [], [meta.PUBLISH, "devalloc.io/publsih"], ["metadata.labels[devalloc.io/publsih]"]),
         ("Node", [meta.PRIORITY], [], [f"metadata.annotations[{meta.PRIORITY}]"]),
         ("Namespace", [], [meta.ADMIN_ACCESS], []),
     ],
@@ -54,7 +53,7 @@ def test_a_slip_is_answered_with_what_was_most_likely_meant() -> None:
 def test_annotations_of_users_are_listed_apart() -> None:
     assert key_names("VirtualMachine", "annotations", by_users=True) == (meta.PRIORITY, meta.RESTART)
     assert meta.LEADER in key_names("VirtualMachine", "annotations")
-    (publish,) = (each for each in METADATA_KEYS if each.name == module.PUBLISH)
+    (publish,) = (each for each in METADATA_KEYS if each.name == meta.PUBLISH)
     assert publish.values == ("slices", "pools", "host", "set-aside", "none")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api import decode
+from devalloc.api import decode, meta
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
@@ -143,7 +143,7 @@ def literal(variable: str) -> Any:
 
 
 @pytest.mark.parametrize("place", ["annotations", "labels"])
-def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: decode.MetadataField) -> None:
+def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: meta.MetadataField) -> None:
     by_resource = {resource: list(decode.key_names(kind, place)) for resource, kind in WARNED.items()}
     by_users = {resource: list(decode.key_names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
     assert literal(f"known{place.capitalize()}") == by_resource
