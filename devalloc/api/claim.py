@@ -124,6 +124,11 @@ class DeviceClaimDetail(ApiModel):
         return ()
 
     @property
+    def driver(self) -> str | None:
+        """The only driver of its devices, by the caller of the solver; it may have those for one class only, too."""
+        return None
+
+    @property
     def is_empty(self) -> bool:
         """Whether no field of a request is set."""
         return not any(getattr(self, name) for name in DeviceClaimDetail.model_fields)
@@ -148,20 +153,27 @@ class DeviceClaimInstance(DeviceClaimDetail):
 
 
 class RestrictedRequest(DeviceClaimInstance):
-    """A request that gets only devices with some values of attributes: no manifest has one."""
+    """A request that gets only devices of a driver, or with some values of attributes: no manifest has one."""
 
     _restrictions: tuple[ValueRestriction, ...] = PrivateAttr(())
+    _driver: str | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, request: DeviceClaimDetail, restrictions: tuple[ValueRestriction, ...]) -> RestrictedRequest:
+    def of(
+        cls, request: DeviceClaimDetail, restrictions: tuple[ValueRestriction, ...], driver: str | None
+    ) -> RestrictedRequest:
         """A request with these restrictions in place of those that it has."""
         one = cls.model_construct(request.model_fields_set, **dict(request))
-        one._restrictions = restrictions
+        one._restrictions, one._driver = restrictions, driver
         return one
 
     @property
     def value_restrictions(self) -> tuple[ValueRestriction, ...]:
         return self._restrictions
+
+    @property
+    def driver(self) -> str | None:
+        return self._driver
 
 
 def fields_with(effect: Effect, model: type[ApiModel] = DeviceClaimDetail) -> tuple[str, ...]:
@@ -180,8 +192,8 @@ class DeviceClaimSpec(ApiModel):
     @property
     def shape(self) -> str:
         """A text of all that decides what the claim gets: equal for claims that ask for the same."""
-        restrictions = [each for request in self.claims for each in request.value_restrictions]
-        return f"{self.model_dump_json()}{restrictions or ''}"
+        rules = [each for request in self.claims for each in (request.driver, *request.value_restrictions) if each]
+        return f"{self.model_dump_json()}{rules or ''}"
 
 
 class ResourceAllocation(ApiModel):
@@ -362,12 +374,14 @@ class DeviceClaim(ApiModel):
         """Rules by which it keeps off nodes."""
         return node_restrictions(self.metadata.annotations)
 
-    def restricted(self, nodes: tuple[NodeRestriction, ...], values: Collection[ValueRestriction]) -> DeviceClaim:
-        """The claim with rules that no user wrote: for its nodes, and for the values of devices of its requests."""
+    def restricted(
+        self, nodes: tuple[NodeRestriction, ...], values: Collection[ValueRestriction], driver: str | None
+    ) -> DeviceClaim:
+        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests."""
         claims = [*self.spec.claims]
-        for number in {each.request for each in values}:
+        for number in {each.request for each in values} if driver is None else range(len(claims)):
             own = tuple(each for each in values if each.request == number)
-            claims[number] = RestrictedRequest.of(claims[number], own)
+            claims[number] = RestrictedRequest.of(claims[number], own, driver)
         spec = self.spec.model_copy(update={"claims": claims})
         one = RestrictedClaim.model_construct(self.model_fields_set, **{**dict(self), "spec": spec})
         one._restrictions = nodes

@@ -21,7 +21,7 @@ from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
-from devalloc.api.node_rules import FIELD, restrictions_of, value_restrictions_of
+from devalloc.api.node_rules import FIELD, driver_of, restrictions_of, value_restrictions_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -112,7 +112,8 @@ def decode(manifest: object) -> Decoded:
         decoded = decode({name: value for name, value in manifest.items() if name != FIELD})
         if not isinstance(claim := decoded.object, DeviceClaim):
             return decoded
-        return replace(decoded, object=claim.restricted(restrictions_of(manifest), value_restrictions_of(manifest)))
+        rules = restrictions_of(manifest), value_restrictions_of(manifest), driver_of(manifest)
+        return replace(decoded, object=claim.restricted(*rules))
     about = _Subject.of(manifest)
     try:
         faults = content_faults(manifest)

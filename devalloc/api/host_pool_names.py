@@ -10,7 +10,7 @@ from devalloc.api.meta import DEVMGMT
 DRIVER: Final = "host.devalloc.io"
 """Driver of such pools."""
 CLASS: Final = "host.devalloc.io"
-"""The only class that gives access to its devices. The allocator creates it, and ignores a DeviceClass of this name."""
+"""The only class by which claims could have its devices: an admin would create it. Machines need none."""
 SUFFIX: Final = "host"
 """Suffix of the pool's name, after the node's name."""
 

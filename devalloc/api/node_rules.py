@@ -38,7 +38,7 @@ MAX_CACHED = 4096
 """Characters of an annotation whose names are cached."""
 FIELD: Final = "restrictions"
 """The field of a claim's manifest by which callers of the solver give it rules that no user wrote: for nodes, and for
-values of a DeviceClaim."""
+drivers and values of the devices of a DeviceClaim."""
 
 
 class NodeRestriction(NamedTuple):
@@ -62,6 +62,12 @@ class ValueRestriction(NamedTuple):
     values: frozenset[str | int]
 
 
+class DriverRestriction(NamedTuple):
+    """That all requests get devices of one driver, those too that are for one class only; which no user wrote."""
+
+    driver: str
+
+
 def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, ...]:
     """Read the rules that a claim has, in the order of the table."""
     if not annotations:
@@ -78,6 +84,11 @@ def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
 def value_restrictions_of(manifest: Mapping[str, Any]) -> tuple[ValueRestriction, ...]:
     """The same of rules for values of devices."""
     return _given(manifest, ValueRestriction)
+
+
+def driver_of(manifest: Mapping[str, Any]) -> str | None:
+    """The driver of all devices of a claim, if a caller gave it one."""
+    return next((each.driver for each in _given(manifest, DriverRestriction)), None)
 
 
 def _given(manifest: Mapping[str, Any], kind: type[RestrictionT]) -> tuple[RestrictionT, ...]:

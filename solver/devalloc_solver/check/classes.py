@@ -65,7 +65,9 @@ class ClassCatalogue:
             return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"
         if meta.UNAVAILABLE in pooled.attributes and not self.is_admin(detail):
             return f"is unavailable: {pooled.attributes[meta.UNAVAILABLE]} (S6a)"
-        only = pooled.attributes.get(meta.ONLY_CLASS)
+        if detail.driver not in (None, pooled.pool.spec.driver):
+            return f"is of driver {pooled.pool.spec.driver}, and not of {detail.driver}"
+        only = pooled.attributes.get(meta.ONLY_CLASS) if detail.driver is None else None
         if only is not None and only != detail.device_class and not self.is_admin(detail):
             return f"can be allocated only through class {only}"
         if detail.device_class:

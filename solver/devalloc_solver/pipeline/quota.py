@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from devalloc.api import host_pool_names
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
@@ -63,9 +62,7 @@ def bounds_of(quota: Object) -> dict[Bound, int]:
     return {
         (*key, escape_invalid_unicode(name.removesuffix(SUFFIX))): _whole_number(amount)
         for name, amount in _mapping(spec.get("hard")).items()
-        if isinstance(name, str)
-        and name.endswith(SUFFIX)
-        and name.removesuffix(SUFFIX) not in ("", host_pool_names.CLASS)
+        if isinstance(name, str) and name.endswith(SUFFIX) and name != SUFFIX
     }
 
 
@@ -193,7 +190,7 @@ def _why_without_effect(name: str, classes: ClassNames, *, has_scopes: bool) -> 
         there, others, kinds, other_suffix = classes.own, classes.of_kubernetes, _KINDS, _SUFFIX_OF_KUBERNETES
     else:
         there, others, kinds, other_suffix = classes.of_kubernetes, classes.own, _KINDS[::-1], SUFFIX
-    if class_name in there or (suffix == SUFFIX and class_name == host_pool_names.CLASS):
+    if class_name in there:
         return None
     if class_name in others:
         return f"counts {kinds[0]} only; for {kinds[1]}, write {escape_invalid_unicode(class_name)}{other_suffix}"
@@ -261,8 +258,8 @@ def _max_of_detail(detail: DeviceClaimDetail) -> int | None:
 def counts_towards(detail: DeviceClaimDetail, name: str, classes: Classes) -> bool:
     """Whether what the detail gets counts for a class."""
     device_class = classes.get(name)
-    if device_class is not None and device_class.spec.admin_access:
-        return False
+    if detail.driver is not None or (device_class is not None and device_class.spec.admin_access):
+        return False  # a machine's request is of no class
     if detail.device_class:
         return detail.device_class == name
     if detail.device_type:

@@ -1,5 +1,5 @@
-"""A DeviceClaim gets only devices with the values that the caller of the solver asks for, beside its spec: as if an
-expression said so, and no user can write it."""
+"""A DeviceClaim gets only devices with the values, and of the driver, that the caller of the solver asks for, beside
+its spec: as if an expression or a class said so, and no user can write it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from devalloc.api.findings import Cause, fact
-from devalloc.api.meta import GROUP, GROUP_MATCH
-from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.meta import GROUP, GROUP_MATCH, ONLY_CLASS
+from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -77,6 +77,42 @@ def test_the_check_refuses_a_device_with_another_value(monkeypatch: pytest.Monke
         solve_manifests([GPU, gpus("n1", "a"), waiting("b")])
 
 
+HOSTS = pool("cpus", "n1", driver="host", devices=[device("cpu", attributes={ONLY_CLASS: "host"})])
+"""What no class gives access to."""
+
+
+def of_driver(driver: str, name: str = "c") -> Manifest:
+    return {**claim(name, request()), FIELD: (DriverRestriction(driver),)}
+
+
+def test_of_a_driver_it_gets_what_is_for_one_class_only_and_nothing_of_others() -> None:
+    fleet = [gpus("n1", "a", "b"), HOSTS, claim("any", request())]
+    for documents in (fleet, fleet[::-1]):
+        assert [each["devicePoolName"] for each in answer(*documents, of_driver("host"))["allocations"]] == ["cpus"]
+        warm = Fleet.from_manifests(documents)
+        assert warm.allocate(of_driver("host")) == answer(*fleet[:-1], of_driver("host"))
+        refused = warm.allocate(of_driver("host", "d"))
+        assert [each["name"] for each in refused["blockers"]] == ["c"], "gpus would not do"
+
+
+def test_a_driver_without_devices_is_missing_as_that_of_a_class() -> None:
+    by_class = answer(gpus("n1", "a"), device_class("host", driver="host"), claim("c", request("host")))
+    assert answer(gpus("n1", "a"), of_driver("host"))["message"] == by_class["message"]
+
+
+def test_no_quota_counts_what_is_asked_for_by_driver() -> None:
+    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "0"}
+    none = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    assert answer(GPU, none, HOSTS, of_driver("host"))["allocated"]
+    assert answer(GPU, none, gpus("n1", "a"), claim("c", request()))["reason"] == "QuotaExceeded"
+
+
+def test_the_check_refuses_a_device_of_another_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CandidateFinder, "_class_of_driver", lambda *arguments: None)
+    with pytest.raises(AnswerRefused, match="is of driver gpu, and not of host"):
+        solve_manifests([gpus("n1", "a"), of_driver("host")])
+
+
 @pytest.mark.parametrize(("is_only", "node"), [(True, "n1"), (False, "n2")])
 def test_rules_for_nodes_are_given_likewise(is_only: bool, node: str) -> None:
     rule = NodeRule("", is_only, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
@@ -99,6 +135,8 @@ def test_claims_with_other_values_wait_for_other_things() -> None:
     keys = [fleet.waiting_key(one) for one in (waiting(), waiting("a"), waiting("b"), waiting("b", name="d"))]
     assert len({*keys}) == 3
     assert keys[2] == keys[3]
+    by_driver = [fleet.waiting_key(one) for one in (claim("c", request()), of_driver("gpu"), of_driver("host"))]
+    assert len({*by_driver, *keys}) == 6
 
 
 @pytest.mark.parametrize("seed", range(40))

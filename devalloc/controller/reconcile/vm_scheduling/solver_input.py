@@ -27,7 +27,7 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
-from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -64,12 +64,7 @@ MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
 """End of the names of claims that stand for machines."""
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
-_HOST_CLASS: Object = {
-    "apiVersion": meta.DEVMGMT,
-    "kind": "DeviceClass",
-    "metadata": {"name": host_pool_names.CLASS},
-    "spec": {"driver": host_pool_names.DRIVER},
-}
+_OF_HOSTS = DriverRestriction(host_pool_names.DRIVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +262,11 @@ class _InputBuilder:
         rest = [
             changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else doc
             for doc in self.documents
-            if not _is_class(doc)
-            and doc.get("kind") != MIGRATION_KIND
+            if doc.get("kind") != MIGRATION_KIND
             and not (doc.get("kind") == "DeviceClaim" and ClaimView(doc).key in kept_back)
         ]
         return SchedulingInput(
-            documents=[*rest, _HOST_CLASS, *self.extra],
+            documents=[*rest, *self.extra],
             wishes=wishes,
             waiting=waiting,
             running=standing.running,
@@ -536,11 +530,11 @@ class _InputBuilder:
             metadata["creationTimestamp"] = created
         claim: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata}
         requests = [{name: value for name, value in each.items() if name != _NUMA} for each in details]
-        claim["spec"] = {"claims": [{"deviceClass": host_pool_names.CLASS, **each} for each in requests]}
+        claim["spec"] = {"claims": requests}
         numbers = ((index, each[_NUMA]) for index, each in enumerate(details) if _NUMA in each)
         values = [ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers]
-        if excluded or values:
-            claim[FIELD] = (*([NodeRestriction(_OUT_OF_REACH, excluded)] if excluded else ()), *values)
+        barred = [NodeRestriction(_OUT_OF_REACH, excluded)] if excluded else []
+        claim[FIELD] = (_OF_HOSTS, *barred, *values)
         if entries:
             claim["status"] = {"allocations": [*entries]}
         self.extra.append(claim)
@@ -567,10 +561,6 @@ class _InputBuilder:
         self.extra.append(claim)
         self.names[ClaimView(claim).key] = key
         self.uncounted.add(ClaimView(claim).key)
-
-
-def _is_class(doc: Object) -> bool:
-    return doc.get("kind") == "DeviceClass" and doc["metadata"]["name"] == host_pool_names.CLASS
 
 
 def _has_entries_in(pool: str, entries: Sequence[Any]) -> bool:

@@ -48,7 +48,7 @@ def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
     """Equal for requests that may take the same devices."""
     values = (getattr(detail, name) for name in _SELECTING)
     names = (tuple(dict.fromkeys(value)) if isinstance(value, list) else value or None for value in values)
-    return (*names, detail.value_restrictions)
+    return (*names, detail.driver, detail.value_restrictions)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class CandidateFinder:
     """of expressions"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _eligible: dict[tuple[object, ...], Eligible] = field(default_factory=dict)
-    """(class, constraints, restrictions) -> what decides for a detail that has these"""
+    """(class, constraints, driver, restrictions) -> what decides for a detail that has these"""
     _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
     _examples: dict[frozenset[str] | None, Sequence[Device]] = field(default_factory=dict)
     """what an expression reads -> one of the devices that are alike in that, each"""
@@ -221,12 +221,14 @@ class CandidateFinder:
 
     def eligible(self, detail: DeviceClaimDetail) -> Eligible:
         """What decides by expressions about a device. Raises ExpressionError."""
-        key = detail.device_class, detail.constraints, detail.value_restrictions
-        is_named = bool(detail.device_class) and not detail.device_type
+        key = detail.device_class, detail.constraints, detail.driver, detail.value_restrictions
+        is_named = bool(detail.device_class or detail.driver) and not detail.device_type
         eligible = self._eligible.get(key) if is_named else None
         if eligible is None:
             classes = self.classes_of(detail)
             rules = None if classes is None else tuple(map(self._class_rule, classes))
+            if detail.driver is not None:
+                rules = (ClassRule(frozenset((detail.driver,)), ()),)
             values = tuple((each.attribute, each.values) for each in detail.value_restrictions)
             eligible = Eligible(self.judge, rules, self._predicates(detail.constraints), values)
             if is_named:  # others may be of fewer classes once some are refused
@@ -423,6 +425,8 @@ class CandidateFinder:
         self, device: Device, driver: str, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
     ) -> str | Mismatch | None:
         """The same for a device that need not be of the snapshot."""
+        if detail.driver not in (None, driver):
+            return Mismatch(1, rule(RuleCode.OTHER_DRIVER, drivers=str(detail.driver)), f"driver {driver}")
         if classes is None:
             return None
         if not classes and detail.device_class:
@@ -465,7 +469,8 @@ class CandidateFinder:
             return Mismatch(4, rule(RuleCode.UNDEFINED_RESOURCE), why)
         if not admin and device.unavailable is not None:
             return Mismatch(5, rule(RuleCode.UNAVAILABLE), device.unavailable)
-        if not admin and device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class:
+        is_reserved = device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class
+        if is_reserved and not admin and detail.driver is None:
             return Mismatch(5, rule(RuleCode.RESERVED, device_class=str(device.attributes[ONLY_CLASS])))
         missing = [name for name in match if name not in device.attributes]
         if missing and not admin:

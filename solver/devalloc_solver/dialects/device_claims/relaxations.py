@@ -225,8 +225,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
             for demand in unit.demands
             for request in demand.requests
             if (drivers := self.drivers.get((demand.key, request.label))) is not None
-            and request.spec.device_class is None
-            and request.spec.device_type is None
+            and request.spec.device_class is request.spec.device_type is request.spec.driver is None
         ]
         meant = frozenset[str]().union(*changed) if changed else None
 
@@ -259,7 +258,7 @@ def _without_constraints(detail: DeviceClaimDetail) -> DeviceClaimDetail:
 
 
 def _without_restrictions(detail: DeviceClaimDetail) -> DeviceClaimDetail:
-    return RestrictedRequest.of(detail, ())
+    return RestrictedRequest.of(detail, (), detail.driver)
 
 
 def _restricted(request: Request) -> list[str]:
