@@ -249,7 +249,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
         case "matchAttribute":
             kind, which = "match attribute", f"{blocker['attribute']} in {path}"
         case _:
-            detail = next((blocker[field] for field in _CONTENT if field in blocker), "")
+            field = path.rpartition(".")[2]
+            detail = next((blocker[key] for key in (field, *_CONTENT) if key in blocker), "")
             which = ": ".join(filter(None, (path, detail)))
     if "didYouMean" in blocker:
         written = f" for {blocker['written']}" if "written" in blocker else ""
@@ -259,16 +260,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
     return kind, ": ".join(filter(None, (blocker.get("claim"), which)))
 
 
-_CONTENT = (
-    "expression",
-    "deviceClass",
-    "deviceType",
-    "matchAttribute",
-    "distinctAttribute",
-    "deviceClassName",
-    "requested",
-)
-"""What is at the path of a blocker, by kind."""
+_CONTENT = ("expression", "matchAttribute", "distinctAttribute", "deviceClassName", "requested")
+"""What is at the path of a blocker, if its key is not the name of the field."""
 
 
 def _device(blocker: Answer) -> str:

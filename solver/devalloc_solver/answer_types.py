@@ -7,6 +7,10 @@ An answer has these keys and no others. ``dict[str, Any]`` is content of manifes
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from devalloc.api.findings.edits import Blocker as Blocker
+from devalloc.api.findings.edits import BlockerKind as BlockerKind
+from devalloc.api.findings.edits import ObjectName as ObjectName
+
 
 class ProblemDict(TypedDict):
     """What is wrong with an object. With a ``path``, the message completes the sentence "<path> ..."."""
@@ -42,11 +46,6 @@ class GoalLevelDict(TypedDict):
 
 class ObjectiveDict(TypedDict):
     levels: list[GoalLevelDict]
-
-
-class ObjectName(TypedDict):
-    namespace: str
-    name: str
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
@@ -89,95 +88,6 @@ class FunnelDict(TypedDict):
     users: NotRequired[int]
     """How many claims have matching devices. ``dra.explain`` does not know them."""
     usedBy: NotRequired[list[DeviceUser]]
-
-
-BlockerKind = Literal[
-    "amount",
-    "capacity",
-    "claim",
-    "class",
-    "compatibilityGroup",
-    "config",
-    "constraint",
-    "counter",
-    "device",
-    "feature",
-    "limit",
-    "matchAttribute",
-    "member",
-    "node",
-    "nodeRule",
-    "pool",
-    "poolResource",
-    "request",
-    "selector",
-    "taint",
-    "unavailable",
-    "undefinedResource",
-]
-
-
-class Blocker(TypedDict):
-    """What must change for a claim to be satisfied. Which of the other keys it has depends on ``kind``
-    (docs/reasons.md)."""
-
-    kind: BlockerKind
-    leaving: NotRequired[bool]
-    """Whether a claim is being deleted or released."""
-
-    # where it is written
-    claim: NotRequired[str]
-    """NAMESPACE/NAME of the member of the group, or of the claim of the call."""
-    request: NotRequired[str]
-    path: NotRequired[str]
-    """The field of the claim."""
-    annotation: NotRequired[str]
-    written: NotRequired[str]
-    didYouMean: NotRequired[str]
-
-    # what it asks for
-    attribute: NotRequired[str]
-    matchAttribute: NotRequired[str]
-    distinctAttribute: NotRequired[str]
-    expression: NotRequired[str]
-    expressions: NotRequired[list[str]]
-    resource: NotRequired[str]
-    requested: NotRequired[str]
-    most: NotRequired[str]
-    """The largest amount that fits."""
-    limit: NotRequired[str]
-    deviceClass: NotRequired[str]
-    deviceClassName: NotRequired[str]
-    deviceType: NotRequired[str]
-    feature: NotRequired[str]
-
-    # what it names
-    namespace: NotRequired[str]
-    name: NotRequired[str]
-    priority: NotRequired[int]
-    apiVersion: NotRequired[str]
-    configKind: NotRequired[str]
-    boundBy: NotRequired[list[ObjectName]]
-    pinned: NotRequired[list[ObjectName]]
-
-    # the devices
-    node: NotRequired[str | None]
-    otherNodes: NotRequired[list[str]]
-    """Other nodes, each of which could replace ``node``."""
-    driver: NotRequired[str]
-    pool: NotRequired[str]
-    device: NotRequired[str]
-    devices: NotRequired[list[str]]
-    state: NotRequired[str]
-    why: NotRequired[str]
-    capacity: NotRequired[str]
-    missing: NotRequired[str]
-    needed: NotRequired[str]
-    counterSet: NotRequired[str]
-    counter: NotRequired[str]
-    key: NotRequired[str]
-    value: NotRequired[str]
-    effect: NotRequired[str]
 
 
 class CauseDict(TypedDict):

@@ -1,15 +1,110 @@
-"""Remedies in words: what to change, and who is to go."""
+"""Blockers, what must change for a claim to be satisfied, and remedies in words: what to change, and who is to go."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: with it, Python does not know at runtime which keys of blockers are required.
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
 from devalloc.api.findings.data import Finding
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.printable import printable
+
+
+class ObjectName(TypedDict):
+    namespace: str
+    name: str
+
+
+BlockerKind = Literal[
+    "amount",
+    "capacity",
+    "claim",
+    "class",
+    "compatibilityGroup",
+    "config",
+    "constraint",
+    "counter",
+    "device",
+    "feature",
+    "limit",
+    "matchAttribute",
+    "member",
+    "node",
+    "nodeRule",
+    "pool",
+    "poolResource",
+    "request",
+    "selector",
+    "taint",
+    "unavailable",
+    "undefinedResource",
+]
+
+
+class Blocker(TypedDict):
+    """What must change for a claim to be satisfied. Which of the other keys it has depends on ``kind``
+    (docs/reasons.md)."""
+
+    kind: BlockerKind
+    leaving: NotRequired[bool]
+    """Whether a claim is being deleted or released."""
+
+    # where it is written
+    claim: NotRequired[str]
+    """NAMESPACE/NAME of the member of the group, or of the claim of the call."""
+    request: NotRequired[str]
+    path: NotRequired[str]
+    """The field of the claim."""
+    annotation: NotRequired[str]
+    written: NotRequired[str]
+    didYouMean: NotRequired[str]
+
+    # what it asks for
+    attribute: NotRequired[str]
+    matchAttribute: NotRequired[str]
+    distinctAttribute: NotRequired[str]
+    expression: NotRequired[str]
+    expressions: NotRequired[list[str]]
+    resource: NotRequired[str]
+    requested: NotRequired[str]
+    most: NotRequired[str]
+    """The largest amount that fits."""
+    limit: NotRequired[str]
+    deviceClass: NotRequired[str]
+    deviceClassName: NotRequired[str]
+    deviceType: NotRequired[str]
+    feature: NotRequired[str]
+
+    # what it names
+    namespace: NotRequired[str]
+    name: NotRequired[str]
+    priority: NotRequired[int]
+    apiVersion: NotRequired[str]
+    configKind: NotRequired[str]
+    boundBy: NotRequired[list[ObjectName]]
+    pinned: NotRequired[list[ObjectName]]
+
+    # the devices
+    node: NotRequired[str | None]
+    otherNodes: NotRequired[list[str]]
+    """Other nodes, each of which could replace ``node``."""
+    driver: NotRequired[str]
+    pool: NotRequired[str]
+    device: NotRequired[str]
+    devices: NotRequired[list[str]]
+    state: NotRequired[str]
+    why: NotRequired[str]
+    capacity: NotRequired[str]
+    missing: NotRequired[str]
+    needed: NotRequired[str]
+    counterSet: NotRequired[str]
+    counter: NotRequired[str]
+    key: NotRequired[str]
+    value: NotRequired[str]
+    effect: NotRequired[str]
+
 
 _NAMED = 2
 """Changes, and holders, that a remedy names; of more it gives the number."""
@@ -106,12 +201,8 @@ def _step(edit: Mapping[str, Any], style: Style) -> _Step:
     verb, what = EDITS.get(edit["kind"], _other_edit)(edit, style)
     if "machine" in edit:
         return verb, f"{what} of machine {style.name(edit['machine'])}"
-    of = edit.get("claim") if edit["kind"] in _OF_CLAIMS else None
+    of = edit.get("claim")
     return verb, f"{what} of claim {style.name(of)}" if of and of != style.subject else what
-
-
-_OF_CLAIMS = frozenset(("amount", "limit", "matchAttribute", "constraint", "selector", "capacity", "request", "class"))
-"""Kinds of edits of a claim's spec."""
 
 
 def _other_edit(edit: Mapping[str, Any], style: Style) -> _Step:

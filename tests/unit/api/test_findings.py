@@ -156,6 +156,12 @@ def test_an_edit_names_the_claim_only_if_it_is_another_one() -> None:
     assert message_of(finding_of({**answer, "name": "other"})).endswith("requests.count of claim default/own")
 
 
+def test_a_rule_for_nodes_names_the_claim_that_has_it_if_that_is_another_one() -> None:
+    rule = {"kind": "nodeRule", "claim": "default/b", "annotation": "devalloc.io/excluded-nodes", "path": "p"}
+    finding = Finding([fact(Cause.GROUP, group="g")], [rule], subject="default/a")
+    assert message_of(finding).endswith("; remove the annotation devalloc.io/excluded-nodes of claim default/b")
+
+
 def test_what_was_most_likely_meant_is_the_remedy_and_who_is_to_go_stays() -> None:
     typo = fact(Cause.UNKNOWN_NAME, name="modle", count=0, total=8, near="model")
     assert message_of(Finding([fact(Cause.NO_MATCH), typo], [TAKEN])) == (
