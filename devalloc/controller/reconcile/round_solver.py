@@ -1,9 +1,9 @@
 """The solver of the loops, for either kind of claims: a Fleet that is kept from round to round and receives only what
 has changed; and the one place that decides whether a claim that was refused is asked for again.
 
-A few new claims are answered one by one, as long as that is as good as jointly: then an answer costs what has changed.
-All else is solved jointly, and what takes long beside the loop (``searches``). A refusal holds until a change could
-help the claim (``WaitingBook``). Claims whose expressions cost too much have a pause.
+Claims are answered one by one where that is as good as jointly, as where none of them fits: then an answer costs what
+has changed. All else is solved jointly, and what takes long beside the loop (``searches``). A refusal holds until a
+change could help the claim (``WaitingBook``). Claims whose expressions cost too much have a pause.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from devalloc.api.node_rules import restrictions_of
 from devalloc.api.reasons import STILL_SEARCHING, Reason, find_reason, is_final_refusal, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
+    QUICK_SECONDS,
     BackgroundSearches,
     ClaimUnit,
     by_unit,
@@ -74,18 +75,18 @@ class ClaimKind:
     """kinds of objects of which the parts of a batch say all: a change of others makes results of searches void"""
     has_state: bool
     """whether what claims hold is answered, too, and problems of objects are listed"""
-    most_alone: float
-    """how many claims may be answered one by one"""
+    gives_alone: bool
+    """whether several claims may be given devices one by one"""
 
 
-DEVICE_CLAIMS = ClaimKind("DeviceClaim", "allocations", "message", UNRELATED_KINDS, has_state=True, most_alone=1)
+DEVICE_CLAIMS = ClaimKind("DeviceClaim", "allocations", "message", UNRELATED_KINDS, has_state=True, gives_alone=False)
 RESOURCE_CLAIMS = ClaimKind(
     "ResourceClaim",
     "allocation",
     "reason",
     frozenset({"ResourceSlice", "ResourceClaim"}),
     has_state=False,
-    most_alone=float("inf"),
+    gives_alone=True,
 )
 
 
@@ -416,27 +417,33 @@ class RoundSolver:
         return {**answer, "claims": given}
 
     def _answer_alone(self, fleet: Fleet, claims: Sequence[Object], ends: float | None) -> list[_Answer] | None:
-        """The answers to claims one by one; None if they are to be answered jointly: there are too many or a group, or
-        what one gets may depend on the others, because one gets nothing.
+        """The answers to claims one by one; None if they are to be answered jointly: there is a group, or what one gets
+        may depend on the others, because some get something.
 
         Of several each has its share of a quarter of the time. What takes longer is answered with the others, and what
         takes longer than a round has beside the loop, or in turns if it is expressions.
         """
-        if len(claims) > self._kind.most_alone or any(ClaimView(claim).group is not None for claim in claims):
+        if any(ClaimView(claim).group is not None for claim in claims) or self._searches.is_late(claims):
             return None
-        if self._searches.is_late(claims):
+        ordered, is_single = sorted(claims, key=order_of), len(claims) == 1
+        gives = is_single or (self._kind.gives_alone and any(_may_fit(fleet, claim) for claim in ordered[:1]))
+        if not gives and any(_may_fit(fleet, claim) for claim in ordered):
             return None
+
+        def stands(answer: _Answer) -> bool:
+            """As it is from a joint solve."""
+            return gives if answer["allocated"] else (is_single or not gives) and self._is_settled_alone(answer)
+
         answers: list[Any] = []
-        for number, claim in enumerate(sorted(claims, key=order_of)):
+        for number, claim in enumerate(ordered):
             left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and len(claims) > 1 else left
             share = self._searches.bounded(share)
             answers.append(fleet.allocate(claim, share, is_quick=self._searches.is_open))
-            if not answers[-1]["allocated"]:
+            if not stands(answers[-1]):
                 break
         forget_given(fleet, claims, answers)
-        given = [answer for answer in answers if answer["allocated"]]
-        is_whole = len(given) == len(claims) or (len(claims) == 1 and self._is_settled_alone(answers[0]))
+        is_whole = len(answers) == len(claims) and all(map(stands, answers))
         return answers if is_whole and not (self._kind.has_state and _has_warnings(answers)) else None
 
     def _is_settled_alone(self, answer: _Answer) -> bool:
@@ -498,6 +505,12 @@ def costs_too_much(answer: Mapping[str, Any]) -> bool:
     evaluators judge them differently, so that it gets nothing of what is free for it."""
     is_disputed = answer["reason"] == Reason.CHECK_FAILED.value
     return not (answer["allocated"] or answer.get(STILL_SEARCHING)) and (bool(answer.get("exceeded")) or is_disputed)
+
+
+def _may_fit(fleet: Fleet, claim: Object) -> bool:
+    """Whether a claim alone has a place now, or that cannot be told."""
+    prospects = fleet.prospects(claim, QUICK_SECONDS)
+    return prospects is None or prospects.fits
 
 
 def _has_warnings(answers: Iterable[_Answer]) -> bool:

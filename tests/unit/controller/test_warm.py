@@ -57,6 +57,28 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
 
 
+def test_claims_of_which_none_fits_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = [gpu_pool(devices=2), gpu_class()]
+    claims = [gpu_claim("a", 3), gpu_claim("b", 4), gpu_claim("c", 5)]
+    warm = RoundSolver()
+    warm(state, placement="pack", deadline=None)
+    joint: list[str] = []
+    monkeypatch.setattr(Fleet, "allocate_all", lambda fleet, claims, *_, **__: joint.append("solved"))
+    answers = warm([*state, *claims], placement="pack", deadline=None)["claims"]
+    monkeypatch.undo()
+    assert not joint
+    assert answers == solve_manifests([*state, *claims])["claims"]
+
+
+def test_claims_of_which_some_fit_are_answered_jointly() -> None:
+    state = [gpu_pool(devices=2), gpu_class()]
+    claims = [gpu_claim("a", 3), gpu_claim("b", 1), gpu_claim("c", 2)]
+    warm = RoundSolver()
+    warm(state, placement="pack", deadline=None)
+    answers = warm([*state, *claims], placement="pack", deadline=None)["claims"]
+    assert answers == solve_manifests([*state, *claims])["claims"]
+
+
 def _held() -> Object:
     return {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}}
 
