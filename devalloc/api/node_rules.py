@@ -34,6 +34,7 @@ class NodeRule:
 
 RestrictionT = TypeVar("RestrictionT")
 NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
+"""Those that users write on a DeviceClaim: nodes on which it must not be."""
 MAX_CACHED = 4096
 """Characters of an annotation whose names are cached."""
 FIELD: Final = "restrictions"

@@ -648,11 +648,13 @@ def _parts_of(
 
 
 def _searching_answer(key: _Key) -> _Answer:
+    """Answer a claim while the search for a place for it goes on."""
     answer = refusal_answer(key, Reason.SEARCH_LIMIT, "the search for a place is not finished")
     return {**answer, STILL_SEARCHING: True}
 
 
 def _failed_answer(key: _Key) -> _Answer:
+    """Answer a claim whose search for a place ended with an error."""
     message = "the search for a place failed; see the log of the controller"
     return refusal_answer(key, Reason.SEARCH_LIMIT, message)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 from devalloc.api import findings
@@ -33,7 +32,6 @@ from devalloc_solver.explain.relaxations import (
     apply_relaxations,
     ask_for_the_same,
     drop_unneeded,
-    first_sufficient,
     unmatched_requests,
     without_redundant,
 )
@@ -52,7 +50,7 @@ NOT_TOGETHER = fact(Cause.APART, free=True)
 _COMMON_TO_MEMBERS = frozenset(
     ("node", "matchAttribute", "constraint", "poolResource", "compatibilityGroup", "counter")
 )
-"""Kinds of edits of ``special_tiers``, which do not depend on the member that gets the message."""
+"""Kinds of edits of ``RelaxationSet.special_tiers``, which do not depend on the member that gets the message."""
 _WHOLE = frozenset(("request", "member", "matchAttribute", "constraint"))
 """Kinds of edits that leave a rule out, and not only reduce an amount: nothing is less than one of them."""
 
@@ -84,6 +82,7 @@ class Explanation:
 
 
 SEARCH_LIMIT_EXPLANATION = Explanation(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="reason"),))
+"""The search for the reason was cut short, and counting does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ class Explainer(ABC):
         """The drivers that have devices; none if that is not certain."""
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
-        """The same reason as far as counting tells, without any search."""
+        """Find the reason by counting alone, where the search was cut short."""
         if unmatched_requests(unit):
             return Reason.NO_MATCHING_DEVICES
         if self.shortage(unit, is_empty=True):
@@ -360,7 +359,7 @@ class Explainer(ABC):
         """Why it does not fit even when nothing is in use."""
         try:
             question = self.question(unit, ())
-            reason, edits = self.why_impossible(question, self.relaxations(question, key))
+            reason, edits = self._why_impossible(question, key)
         except Undecided:
             reason = self.counted_reason(unit)
             return Explanation(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
@@ -368,22 +367,9 @@ class Explainer(ABC):
             reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
 
-    def why_impossible(self, question: FeasibilityQuestion, offers: RelaxationSet) -> tuple[Reason, list[Relaxation]]:
-        """The reason, and which rules to take away: none can be left out, and without all of them it fits.
-
-        The question, on a fleet where nothing is held, has no answer. Raises Undecided.
-        """
-        tiers = chain(offers.special_tiers(), offers.others)
-        sufficient = None if self.is_brief else first_sufficient(question, tiers, self.finder)
-        if sufficient is not None:
-            own = offers.own_node if sufficient[0] is Reason.NODE_UNAVAILABLE else None
-            does = own is not None and self.finder.works(apply_relaxations(question, [own]))
-            return (sufficient[0], [own]) if own is not None and does else sufficient
-        if self.is_brief or self.finder.is_cut_short:
-            for reason, edits in offers.special_tiers():
-                if edits and self.fits(apply_relaxations(question, edits)):
-                    return reason, []
-        return offers.short, []
+    def _why_impossible(self, question: FeasibilityQuestion, key: Key | None) -> tuple[Reason, list[Relaxation]]:
+        """Ask ``RelaxationSet.why_impossible``. ``key``: see ``relaxations``. Raises Undecided."""
+        return self.relaxations(question, key).why_impossible(question, self.finder, is_brief=self.is_brief)
 
     def structural(
         self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: tuple[Fact, ...] = ()
@@ -546,12 +532,12 @@ class Explainer(ABC):
         edits: list[Relaxation] = []
         for key in hopeless:
             question = self.question(alone[key], ())
-            reasons[key], own = self.why_impossible(question, self.relaxations(question, None))
+            reasons[key], own = self._why_impossible(question, None)
             edits += own
         whole = self.question(unit, ())
         eased = apply_relaxations(whole, edits)
         if not self.finder.works(eased):
-            edits += self.why_impossible(eased, self.relaxations(eased, None))[1]
+            edits += self._why_impossible(eased, None)[1]
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
@@ -586,8 +572,7 @@ class Explainer(ABC):
     def _why_apart(self, unit: PlacementUnit, key: Key) -> tuple[Reason, list[Relaxation]]:
         """Why no node has room for all, and which rules or other members to leave out, as the member ``key`` sees it:
         each fits some node."""
-        question = self.question(unit, ())
-        return self.why_impossible(question, self.relaxations(question, key))
+        return self._why_impossible(self.question(unit, ()), key)
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Explanation:
         """The finding that a member reports of that."""

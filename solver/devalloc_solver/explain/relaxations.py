@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from devalloc.api.findings import Fact
@@ -215,8 +215,29 @@ class RelaxationSet:
     own_node: Relaxation | None = None
     """makes the node schedulable that the unit is bound to, if that gets nothing new"""
 
+    def why_impossible(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool
+    ) -> tuple[Reason, list[Relaxation]]:
+        """Find the first tier with which a unit would fit an empty fleet: the special ones, then those of its dialect.
+
+        Returns the reason and which rules to take away: none can be left out, and without all of them it fits. The
+        question, on a fleet where nothing is held, has no answer. ``is_brief``: the reason only. Raises Undecided.
+        """
+        for reason, edits in () if is_brief else chain(self.special_tiers(), self.others):
+            needed = fewest_relaxations(question, edits, finder)
+            if needed is None:
+                continue
+            own = [self.own_node] if self.own_node is not None and reason is Reason.NODE_UNAVAILABLE else []
+            return reason, own if own and finder.works(apply_relaxations(question, own)) else needed
+        if is_brief or finder.is_cut_short:
+            for reason, edits in self.special_tiers():
+                if edits and finder.fits(apply_relaxations(question, edits)):
+                    return reason, []
+        return self.short, []
+
     def special_tiers(self) -> Iterator[RelaxationTier]:
-        """Those with a reason of their own."""
+        """Yield what has a reason of its own: the pin to a node, then values that devices must share or not, then what
+        devices of a pool draw on together."""
         yield Reason.NODE_UNAVAILABLE, self.pins
         yield Reason.MATCH_ATTRIBUTES_CONFLICT, self.matches
         yield Reason.POOL_RESOURCES_EXHAUSTED, self.shared
@@ -286,7 +307,8 @@ class UnitRelaxations(ABC):
     # -- what units of all dialects have -------------------------------------------------------------------------------
 
     def node_rules_by_reason(self) -> Iterator[RelaxationTier]:
-        """The rules that keep claims off nodes, those of one reason together."""
+        """Yield the rules that keep claims off nodes, such as excluded nodes or those that do not suit a pod, those of
+        one reason together."""
         for reason in dict.fromkeys(rule.reason for demand in self.unit.demands for rule, _ in demand.restrictions):
             yield reason, self.node_rules(reason)
 
@@ -394,17 +416,6 @@ def reduce_amount(
         return [reduced_to(fits * step)]
 
     return replace(reduced_to(least), narrow=narrow)
-
-
-def first_sufficient(
-    question: FeasibilityQuestion, tiers: Iterable[RelaxationTier], finder: FeasibilityChecker
-) -> tuple[Reason, list[Relaxation]] | None:
-    """The reason and the fewest relaxations of the first tier that makes the unit fit; None when no tier does."""
-    for reason, edits in tiers:
-        needed = fewest_relaxations(question, edits, finder)
-        if needed is not None:
-            return reason, needed
-    return None
 
 
 def unmatched_requests(unit: PlacementUnit) -> list[Request]:

@@ -79,7 +79,16 @@ class TestWhereACodeIsDecided:
         assert reason_sites.PAGE.read_text() == reason_sites.page()
 
     def test_is_known_of_each(self) -> None:
-        assert reason_sites.reason_sites().keys() == {*Reason}
+        assert reason_sites.reason_sites().keys() == {None, *Reason}
+
+    def test_is_not_a_method_that_all_classes_of_a_dialect_replace(self) -> None:
+        """ResourceClaims have it from the common explainer, except in calls for one node."""
+        counted = reason_sites.Site("solver/devalloc_solver/explain/explainer.py", "Explainer.counted_reason", "")
+        assert [kind for kind in KINDS if reason_sites.is_used(counted, kind)] == ["ResourceClaims"]
+
+    def test_is_said_apart_of_what_chooses_among_codes_of_others(self) -> None:
+        names = {site.name for site in reason_sites.reason_sites()[None]}
+        assert {"RelaxationSet.why_impossible", "UnitRelaxations.node_rules_by_reason"} <= names
 
     def test_is_said_apart_for_each_dialect(self) -> None:
         page = reason_sites.page()
@@ -109,6 +118,23 @@ class TestWhereACodeIsDecided:
     )
     def test_is_found_where_code_gives_it_and_not_where_code_compares_it(self, code: str, names: list[str]) -> None:
         assert [name for name, _, codes in reason_sites.decided_in(code) if "DELETING" in codes] == names
+
+    @pytest.mark.parametrize(
+        ("code", "names"),
+        [
+            ("def f(a) -> Reason: return a.reason", ["f"]),
+            ("class C:\n def f(self) -> Iterator[RelaxationTier]: yield self.reason, []", ["C.f"]),
+            ("def _f(a) -> Reason: return a.reason", []),
+            ("def f(a) -> str: return a.reason", []),
+            ("def f() -> Reason: return Reason.DELETING", []),
+        ],
+    )
+    def test_is_any_where_code_gives_what_others_decide(self, code: str, names: list[str]) -> None:
+        assert [name for name, _, codes in reason_sites.decided_in(code) if "" in codes] == names
+
+    def test_is_described_by_the_first_sentence_below_a_constant(self) -> None:
+        code = 'TABLE = Reason.DELETING\n"""What it is. More."""'
+        assert [summary for _, summary, _ in reason_sites.decided_in(code)] == ["What it is"]
 
 
 def test_a_code_is_found_by_its_name_alone() -> None:

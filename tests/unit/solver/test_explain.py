@@ -10,7 +10,7 @@ from devalloc.api.cordon import apply_all_cordons
 from devalloc.api.meta import CORDONED_NODE, UNAVAILABLE
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.explain import explainer
-from devalloc_solver.explain.explainer import Explainer
+from devalloc_solver.explain.relaxations import RelaxationSet
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -380,8 +380,10 @@ def test_equal_members_of_a_group_report_what_a_search_for_each_would_find(
         for number, count in enumerate(counts)
     ]
     searched: list[object] = []
-    search = Explainer.why_impossible
-    monkeypatch.setattr(Explainer, "why_impossible", lambda *args: (searched.append(args), search(*args))[1])
+    search = RelaxationSet.why_impossible
+    monkeypatch.setattr(
+        RelaxationSet, "why_impossible", lambda *args, **options: (searched.append(args), search(*args, **options))[1]
+    )
     documents = [GPU, gpus(7), gpus(5, "n2"), *members]
     reported = solve_manifests(documents)["claims"]
     assert len(searched) == (1 if len({*counts}) == 1 else len(counts))

@@ -200,6 +200,7 @@ def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]
 def _detail_refusals(
     path: str, detail: DeviceClaimDetail, claim: DeviceClaim, problem_input: ProblemInput, eligibility: CandidateFinder
 ) -> Iterator[_SpecError]:
+    """Find what is wrong with the expression, the class and the configuration objects that a request names."""
     try:
         error = eligibility.expression_error(detail.constraints)
     except OutOfTime:

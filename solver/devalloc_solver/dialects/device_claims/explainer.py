@@ -82,6 +82,7 @@ class DeviceClaimExplainer(Explainer):
         return [self.limits]
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
+        """Count devices, with and without values that they must share."""
         if unmatched_requests(unit):
             return Reason.NO_MATCHING_DEVICES
         loose = self.question(unit, ()).with_requests(lambda _, request: replace(request, match=()))

@@ -174,6 +174,7 @@ def without_duplicates(
     refused: list[RejectedClaim],
     warnings: Mapping[Key, list[str]],
 ) -> ProblemInput:
+    """Leave out what has the name of another object of its kind, and say so."""
     pools = [o for o in objects if isinstance(o, DevicePool)]
     classes = [o for o in objects if isinstance(o, DeviceClass)]
     claims = [o for o in objects if isinstance(o, DeviceClaim)]

@@ -353,6 +353,7 @@ class CallExplainer(ResourceClaimExplainer):
         return [relax_counters()] if self.source.has_counters else []
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
+        """Leave the reason open: of a call for one node nothing is counted."""
         return Reason.SEARCH_LIMIT
 
     def blocking(self, question: FeasibilityQuestion) -> Leaving:

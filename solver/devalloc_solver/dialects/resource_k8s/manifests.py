@@ -303,6 +303,7 @@ def _read_slice(problem_input: ClusterInput, content: Manifest, gates: frozenset
 
 
 def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+    """Read a claim, or record why it cannot be read."""
     key = key_of(content)
     filled = with_defaults(content)
     try:

@@ -83,6 +83,8 @@ class ResourceClaimRelaxations(UnitRelaxations):
         members: Iterable[Relaxation],
         source: SourceRelaxations | None,
     ) -> Iterator[RelaxationTier]:
+        """Yield one after the other: capacities, members of a group, amounts, rules for nodes, selectors, and of a call
+        for one node what its slices do not offer to it (NodeUnavailable)."""
         is_unmatched, is_call = short is Reason.NO_MATCHING_DEVICES, source is not None
         # Where taints keep a request from devices that it chooses, no rule by which it chooses is the cause.
         rule_bound = [each for each in self.each_request() if is_call or not _is_barred_by_taints(each[1])]
