@@ -356,13 +356,13 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         text = spec_text(read.repeated)
         return read.key[0], read.shape, read.pinned_node, read.restrictions, read.priority, text
 
-    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
+    def prospects(self, claim: Manifest, deadline: float | None = None, *, at_best: bool = False) -> Prospects | None:
         """What a claim alone could have, whatever group it is in; None if that cannot be told, or not in time."""
         started, index = time.monotonic(), self._state.index
         index.allowance.begin(end_time(deadline, started), started, started)
         unknown: tuple[type[Exception], ...] = (ValueError, KeyError, *self._errors)
         try:
-            read = self._read(claim)
+            read = self._read(self._at_best(claim) if at_best else claim)
             key = self._waiting_key(read)
             return None if key is None else self._prospects(read, key)
         except unknown:
@@ -438,6 +438,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     @abstractmethod
     def _read(self, claim: Manifest) -> ReadT:
         """A claim, or the kept one of its name. Raises ValueError and KeyError as ``Fleet.allocate``."""
+
+    def _at_best(self, claim: Manifest) -> Manifest:
+        """A valid claim without its own expressions, or as it is."""
+        return claim
 
     @abstractmethod
     def _settled(self, read: ReadT) -> ClaimAnswer | None:

@@ -87,7 +87,9 @@ class Questioned(Protocol):
 
     def gains(self, kind: str) -> Gains: ...
     def waiting_key(self, claim: Manifest) -> Hashable | None: ...
-    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None: ...
+    def prospects(
+        self, claim: Manifest, deadline: float | None = None, *, at_best: bool = False
+    ) -> Prospects | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -225,26 +227,39 @@ class WaitingBook:
         key = self._class_of.get(unit)
         return [] if key is None else [one for _, one in self._classes[key].members]
 
-    def refusal(self, fleet: Questioned, claim: Manifest) -> Answer | None:
-        """The answer, without names, to a claim that equals one that waits. None if the claim must be solved."""
-        if not self._classes or (key := fleet.waiting_key(claim)) is None:
-            return None
+    def refusal(self, key: Hashable | None) -> Answer | None:
+        """The answer, without names, to a claim of this ``waiting_key``, if an equal one waits. None if the claim must
+        be solved."""
         record = self._classes.get(key)
         if record is None or record.answer is None or record.is_outdated or self._is_dirty(key, record):
             return None
         return None if record.is_recorded else {**record.answer}
 
-    def still_holds(self, fleet: Questioned, claim: Manifest, *, is_of_rules: bool) -> bool:
+    def still_holds(
+        self,
+        fleet: Questioned,
+        claim: Manifest,
+        key: Hashable | None,
+        *,
+        is_of_rules: bool,
+        reads_expressions: bool = True,
+    ) -> bool:
         """Whether a claim still fits nowhere that was refused before there was this book.
 
-        ``is_of_rules``: it was refused because no device, in use or not, is what it asks for.
+        ``key``: its ``waiting_key``. ``is_of_rules``: it was refused because no device, in use or not, is what it asks
+        for. ``reads_expressions``: also where it fits nowhere whatever they accept. If they accept none any more, its
+        reason, once found anew, says so.
         """
-        if (key := fleet.waiting_key(claim)) is None:
+        if key is None:
             return False
         record = self._classes.get(key)
         if record is not None:
             return record.is_recorded and not self._is_dirty(key, record)
-        prospects = self._compared_with.get(key) or fleet.prospects(claim, QUESTION_SECONDS)
+        prospects = self._compared_with.get(key)
+        if prospects is None and not (reads_expressions or is_of_rules):
+            prospects = fleet.prospects(claim, QUESTION_SECONDS, at_best=True)
+        if prospects is None or prospects.fits or _is_of_rules(prospects) is not is_of_rules:
+            prospects = fleet.prospects(claim, QUESTION_SECONDS)
         if prospects is None or prospects.fits or _is_of_rules(prospects) is not is_of_rules:
             return False
         self._compared_with[key] = prospects
@@ -271,7 +286,7 @@ class WaitingBook:
         if key is None:
             return False
         record = self._classes.get(key)
-        if record is None or self._is_dirty(key, record):
+        if record is None or self._is_dirty(key, record) or (record.is_recorded and not is_recorded):
             prospects = self._compared_with.pop(key, None) or fleet.prospects(claim, QUESTION_SECONDS)
             if prospects is None or prospects.fits or (record is None and len(self._classes) >= MAX_CLASSES):
                 return False

@@ -249,12 +249,13 @@ class Fleet:
         """A key that is equal for claims without a group that get the same answer. None if that is not certain."""
         return self._backend(claim).waiting_key(claim)
 
-    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
+    def prospects(self, claim: Manifest, deadline: float | None = None, *, at_best: bool = False) -> Prospects | None:
         """What a claim could get now, by itself and without its group. Changes nothing in the fleet.
 
-        None if that is not certain, or not within ``deadline`` seconds.
+        None if that is not certain, or not within ``deadline`` seconds. ``at_best``: it is known to be valid, and what
+        it could get if its own expressions accepted all devices is enough, which is found sooner.
         """
-        return self._backend(claim).prospects(claim, deadline)
+        return self._backend(claim).prospects(claim, deadline, at_best=at_best)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 

@@ -29,9 +29,9 @@ class Waiting:
         self.questions: list[str] = []
         prospects = self.fleet.prospects
 
-        def noted(claim: Object, deadline: float | None = None) -> Any:
+        def noted(claim: Object, deadline: float | None = None, **options: Any) -> Any:
             self.questions.append(claim["metadata"]["name"])
-            return prospects(claim, deadline)
+            return prospects(claim, deadline, **options)
 
         monkeypatch.setattr(self.fleet, "prospects", noted)
         self.book.catch_up(self.fleet)
@@ -40,6 +40,12 @@ class Waiting:
         for number, claim in enumerate(claims):
             answer: Any = self.fleet.allocate(claim)
             assert self.book.rest(self.fleet, claim["metadata"]["name"], (0, number), claim, answer)
+
+    def refusal(self, claim: Object) -> Any:
+        return self.book.refusal(self.fleet.waiting_key(claim))
+
+    def still_holds(self, claim: Object, **options: bool) -> bool:
+        return self.book.still_holds(self.fleet, claim, self.fleet.waiting_key(claim), **options)
 
     def change(self, *pools: Object, released: str = "") -> list[Any]:
         """The units that are asked for after a change."""
@@ -76,13 +82,13 @@ def test_equal_claims_are_one_question(waiting: Waiting) -> None:
 def test_a_claim_of_which_equals_wait_gets_the_same_answer_and_nothing_is_asked(waiting: Waiting) -> None:
     waiting.rest(gpu_claim("w"))
     waiting.questions.clear()
-    answer = waiting.book.refusal(waiting.fleet, gpu_claim("new"))
+    answer = waiting.refusal(gpu_claim("new"))
     expected: Any = waiting.fleet.allocate(gpu_claim("new"))
     assert answer is not None
     assert {**answer, "name": "new"} == expected
     assert not waiting.questions
     for other in (gpu_claim("n", count=2), gpu_claim("n", namespace="b"), gpu_claim("n", priority="1")):
-        assert waiting.book.refusal(waiting.fleet, other) is None
+        assert waiting.refusal(other) is None
 
 
 def test_what_is_free_again_asks_for_claims_that_could_use_it_and_no_others(waiting: Waiting) -> None:
@@ -110,7 +116,7 @@ def test_a_claim_that_still_fits_nowhere_is_not_woken(waiting: Waiting) -> None:
     waiting.fleet.release("default", one)
     assert waiting.change(released=other) == []
     assert waiting.questions == ["w"], "two are free, of two models"
-    assert waiting.book.refusal(waiting.fleet, of_one_model("new")) is not None, "it is known again"
+    assert waiting.refusal(of_one_model("new")) is not None, "it is known again"
 
 
 def test_a_claim_for_which_a_node_has_too_few_free_devices_is_not_asked_about(waiting: Waiting) -> None:
@@ -155,7 +161,7 @@ def test_no_claim_is_left_alone_that_could_have_a_place(seed: int) -> None:
         chance.choice((release, republish))(chance, fleet, claims, pools)
         book.catch_up(fleet)
         for claim in claims:
-            if claim["metadata"]["name"] in book and book.refusal(fleet, claim) is not None:
+            if claim["metadata"]["name"] in book and book.refusal(fleet.waiting_key(claim)) is not None:
                 prospects = fleet.prospects(claim)
                 assert prospects is not None
                 assert not prospects.fits
@@ -245,7 +251,7 @@ def test_an_old_refusal_is_solved_again_once_for_all_its_equals(waiting: Waiting
     waiting.book.catch_up(waiting.fleet)
     assert waiting.book.wake(waiting.fleet) == []
     assert waiting.book.outdated(10) == ["w0"]
-    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) is None, "it is to be found anew"
+    assert waiting.refusal(gpu_claim("new")) is None, "it is to be found anew"
     waiting.rest(gpu_claim("w0"))
     assert sorted(waiting.book.outdated(3) + waiting.book.outdated(3)) == ["w1", "w2", "w3", "w4"]
     assert not waiting.book.has_outdated
@@ -344,7 +350,7 @@ def recorded(waiting: Waiting, *claims: Object, is_of_rules: bool = False) -> li
     names = []
     for number, claim in enumerate(claims):
         name, answer = claim["metadata"]["name"], {"message": "as it was"}
-        if waiting.book.still_holds(waiting.fleet, claim, is_of_rules=is_of_rules):
+        if waiting.still_holds(claim, is_of_rules=is_of_rules):
             assert waiting.book.rest(waiting.fleet, name, (0, number), claim, answer, is_recorded=True)
             names.append(name)
     return names
@@ -368,19 +374,50 @@ def test_a_refusal_for_want_of_any_device_holds_only_while_there_is_none(waiting
 def test_a_recorded_refusal_is_found_anew_and_all_equals_get_another_message(waiting: Waiting) -> None:
     claims = {name: gpu_claim(name) for name in ("w0", "w1", "w2")}
     recorded(waiting, claims["w0"], claims["w1"])
-    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) is None, "no answer is known"
+    assert waiting.refusal(gpu_claim("new")) is None, "no answer is known"
     assert waiting.book.outdated(10) == ["w0"]
     assert recorded(waiting, claims["w0"]) == [], "it is being found"
     waiting.rest(claims["w0"])
     assert recorded(waiting, claims["w2"]) == []
-    assert waiting.book.refusal(waiting.fleet, claims["w2"]) is not None
+    assert waiting.refusal(claims["w2"]) is not None
     assert waiting.book.outdated(10) == ["w1"]
     assert not waiting.book.has_outdated
 
 
 def test_a_claim_with_a_recorded_refusal_gets_the_message_of_an_equal_that_was_asked_for(waiting: Waiting) -> None:
-    assert waiting.book.still_holds(waiting.fleet, gpu_claim("w0"), is_of_rules=False)
+    assert waiting.still_holds(gpu_claim("w0"), is_of_rules=False)
     waiting.rest(gpu_claim("w1"))
     waiting.book.rest(waiting.fleet, "w0", (0, 0), gpu_claim("w0"), {"message": "as it was"}, is_recorded=True)
-    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) == {**waiting.fleet.allocate(gpu_claim("w1"))}
+    assert waiting.refusal(gpu_claim("new")) == {**waiting.fleet.allocate(gpu_claim("w1"))}
     assert waiting.book.outdated(10) == ["w0"]
+
+
+def recorded_quickly(waiting: Waiting, claim: Object) -> bool:
+    """Whether a recorded refusal holds, as far as that shows without expressions; it rests with that."""
+    name, answer = claim["metadata"]["name"], {"message": "as it was"}
+    holds = waiting.still_holds(claim, is_of_rules=False, reads_expressions=False)
+    return holds and waiting.book.rest(waiting.fleet, name, (0, 0), claim, answer, is_recorded=True)
+
+
+def test_a_recorded_refusal_holds_while_no_expression_would_help_its_claim(waiting: Waiting) -> None:
+    assert recorded_quickly(waiting, of_model(gpu_claim("x"), "x"))
+    assert recorded_quickly(waiting, of_model(gpu_claim("z"), "z"))
+    waiting.fleet.release("default", holder_in(waiting.fleet, "q"))
+    waiting.book.catch_up(waiting.fleet)
+    assert recorded_quickly(waiting, of_model(gpu_claim("x2", 2), "x")), "its expression does not accept what is free"
+    assert not recorded_quickly(waiting, of_model(gpu_claim("y"), "y")), "it fits"
+
+
+def test_a_claim_whose_expression_was_not_read_is_asked_about_by_what_could_help_it(waiting: Waiting) -> None:
+    assert recorded_quickly(waiting, of_model(gpu_claim("z"), "z"))
+    assert waiting.change(released=holder_in(waiting.fleet, "p")) == []
+    assert waiting.questions == ["z"], "devices of a model that it does not want might be for it"
+    assert waiting.change(released=holder_in(waiting.fleet, "q")) == []
+    assert waiting.questions == [], "now its expression was read"
+
+
+def test_the_expression_of_a_claim_is_read_when_its_recorded_refusal_is_found_anew(waiting: Waiting) -> None:
+    assert recorded_quickly(waiting, of_model(gpu_claim("z"), "z"))
+    waiting.rest(of_model(gpu_claim("z"), "z"))
+    assert waiting.change(released=holder_in(waiting.fleet, "q")) == []
+    assert waiting.questions == []

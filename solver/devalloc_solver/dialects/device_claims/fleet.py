@@ -86,6 +86,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
             raise ValueError("claim must have metadata.name")
         return read
 
+    def _at_best(self, claim: Manifest) -> Manifest:
+        return {**claim, "spec": {**claim["spec"], "claims": [*map(_without_expression, claim["spec"]["claims"])]}}
+
     def _settled(self, read: ManifestRecord) -> ClaimAnswer | None:
         state = self._state
         held = read.key in state.allocations
@@ -222,6 +225,11 @@ def _class_expression_error(document: ManifestRecord) -> Iterator[Problem]:
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
             yield Problem(message, path="spec.constraints", kind="DeviceClass", name=document.object.metadata.name)
+
+
+def _without_expression(detail: Manifest) -> Manifest:
+    rest = {name: value for name, value in detail.items() if name != "constraints"}
+    return {**rest, "oneOf": [*map(_without_expression, rest["oneOf"])]} if "oneOf" in rest else rest
 
 
 def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer:
