@@ -372,7 +372,7 @@ def ask_for_the_same(unit: PlacementUnit) -> bool:
     kinds = {
         (
             (*map(detail_key, demand.details),),
-            (demand.match, demand.shared, demand.relations, demand.most, demand.once),
+            demand.asks,
             (demand.claim.priority, demand.key in unit.pinned_by),
         )
         for demand in unit.demands
@@ -382,18 +382,7 @@ def ask_for_the_same(unit: PlacementUnit) -> bool:
 
 def detail_key(requests: Sequence[Request]) -> object:
     """Equal for details of a claim that ask for the same."""
-    return tuple(
-        (
-            id(s.candidates),
-            s.mode,
-            s.min_count,
-            s.max_count,
-            s.match,
-            tuple(s.requests.items()),
-            tuple(s.limits.items()),
-        )
-        for s in requests
-    )
+    return tuple((id(request.candidates), request.asks) for request in requests)
 
 
 def reduce_amount(

@@ -302,15 +302,14 @@ class _Fingerprints:
     def _of_demand(self, demand: Demand) -> object:
         requests = [
             (
-                *(request.label, request.mode.value, request.min_count, request.max_count, request.match),
-                *(sorted(request.requests.items()), sorted(request.limits.items())),
+                request.label,
+                request.asks,
                 self._of_request(request.candidates),
                 [(_device_name(self._snapshot, index), portion) for index, portion in sorted(request.portions.items())],
             )
             for request in demand.requests
         ]
-        relations = [(one.attribute, one.distinct, sorted(one.labels)) for one in demand.relations]
-        return claim_order(demand.claim), demand.match, demand.shared, relations, demand.most, demand.once, requests
+        return claim_order(demand.claim), demand.asks, requests
 
     def _of_request(self, candidates: Candidates) -> bytes:
         key = id(candidates)

@@ -250,12 +250,7 @@ def _request_key(request: Request, demand: Demand) -> tuple[object, ...]:
     """Equal for requests that ask for the same."""
     return (
         id(request.candidates.accepted),
-        request.mode,
-        request.min_count,
-        request.max_count,
-        tuple(sorted(request.requests.items())) if request.requests else (),
-        tuple(sorted(request.limits.items())) if request.limits else (),
-        request.match,
+        request.asks,
         id(request.portions) if request.portions else None,
         _constraints_of(request, demand) if demand.relations else (),
     )

@@ -119,6 +119,13 @@ class Request:
         """The index into spec.claims as the annotation has it (S18)."""
         return str(self.detail) if self.alternative is None else f"{self.detail}.{self.alternative}"
 
+    @property
+    def asks(self) -> tuple[object, ...]:
+        """All that decides which of its candidates it takes: requests in which it differs are never taken as equal."""
+        requests = tuple(sorted(self.requests.items())) if self.requests else ()
+        limits = tuple(sorted(self.limits.items())) if self.limits else ()
+        return self.mode, self.min_count, self.max_count, self.match, requests, limits
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
@@ -145,6 +152,12 @@ class Demand:
         """(namespace, name) of the claim."""
         key: Key = self.claim.key
         return key
+
+    @property
+    def asks(self) -> tuple[object, ...]:
+        """All that it asks for besides its requests: see ``Request.asks``."""
+        relations = tuple((one.attribute, one.distinct, *sorted(one.labels)) for one in self.relations)
+        return self.match, self.shared, relations, self.most, self.once
 
     @property
     def requests(self) -> Iterator[Request]:

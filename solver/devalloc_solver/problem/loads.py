@@ -15,7 +15,8 @@ UNIT = 720_720
 """How much a device is that is in use whole. Divisible by all numbers to 16, so that usual shares are exact."""
 
 Measure = Callable[[int, int], int]
-"""How little a policy likes a load, by the load and the capacity; the sum over nodes, or pools, is to be least."""
+"""How little a policy likes a load, by the load and the capacity; the sum over nodes, or pools, is to be least. It is
+convex: each step of a load costs at least as much as the one before (``exact.policy``)."""
 
 Draws = tuple[tuple[str, int], ...]
 

@@ -63,7 +63,7 @@ class CandidateFinder:
     """of expressions"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _eligible: dict[tuple[object, ...], Eligible] = field(default_factory=dict)
-    """(class, constraints, driver, restrictions) -> what decides for a detail that has these"""
+    """``_selection`` -> what decides for a detail that has it"""
     _errors: dict[str, ExpressionRefusal | None] = field(default_factory=dict)
     _examples: dict[frozenset[str] | None, Sequence[Device]] = field(default_factory=dict)
     """what an expression reads -> one of the devices that are alike in that, each"""
@@ -221,7 +221,7 @@ class CandidateFinder:
 
     def eligible(self, detail: DeviceClaimDetail) -> Eligible:
         """What decides by expressions about a device. Raises ExpressionError."""
-        key = detail.device_class, detail.constraints, detail.driver, detail.value_restrictions
+        key = _selection(detail)
         is_named = bool(detail.device_class or detail.driver) and not detail.device_type
         eligible = self._eligible.get(key) if is_named else None
         if eligible is None:
