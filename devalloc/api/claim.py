@@ -375,15 +375,22 @@ class DeviceClaim(ApiModel):
         return node_restrictions(self.metadata.annotations)
 
     def restricted(
-        self, nodes: tuple[NodeRestriction, ...], values: Collection[ValueRestriction], driver: str | None
+        self,
+        nodes: tuple[NodeRestriction, ...],
+        values: Collection[ValueRestriction],
+        driver: str | None,
+        name: str | None = None,
     ) -> DeviceClaim:
-        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests."""
+        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests. ``name``: of
+        another owner than a claim (``owner_names``)."""
         claims = [*self.spec.claims]
         for number in {each.request for each in values} if driver is None else range(len(claims)):
             own = tuple(each for each in values if each.request == number)
             claims[number] = RestrictedRequest.of(claims[number], own, driver)
         spec = self.spec.model_copy(update={"claims": claims})
-        one = RestrictedClaim.model_construct(self.model_fields_set, **{**dict(self), "spec": spec})
+        metadata = self.metadata if name is None else self.metadata.model_copy(update={"name": name})
+        fields = {**dict(self), "spec": spec, "metadata": metadata}
+        one = RestrictedClaim.model_construct(self.model_fields_set, **fields)
         one._restrictions = nodes
         return one
 

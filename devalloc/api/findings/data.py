@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from devalloc.api.owner_names import MACHINE, Owner, is_object, owner_of
+
 MAX_MESSAGE = 120
 """Characters of a sentence: what a terminal and a column show of it."""
 Fact = Mapping[str, Any]
@@ -85,9 +87,33 @@ def first_of(name: str, values: Sequence[Any], more: str = "more") -> dict[str, 
     return {name: [*values[:MAX_LISTED]]} | ({more: rest} if rest else {})
 
 
-def claim_ref(key: tuple[str, str], kind: str = "claim", title: str | None = None) -> dict[str, str]:
-    """A claim or machine that a cause names; ``title``: its kind in words, where several could be meant."""
-    return {"kind": kind, "namespace": key[0], "name": key[1]} | ({"title": title} if title else {})
+def owner_ref(owner: Owner) -> dict[str, str]:
+    """A claim or machine that a cause names."""
+    kind = "machine" if owner.kind == MACHINE else "claim"
+    return {"kind": kind, "namespace": owner.namespace, "name": owner.name}
+
+
+def claim_ref(key: tuple[str, str]) -> dict[str, str]:
+    """The same of an owner in the solver."""
+    return owner_ref(owner_of(key))
+
+
+def member_ref(key: tuple[str, str]) -> dict[str, str]:
+    """The same where the kind is another: ``title`` is there of a machine."""
+    ref = claim_ref(key)
+    kind = ref.pop("kind")
+    return ref if kind == "claim" else {**ref, "title": kind}
+
+
+def of_owner(edit: Mapping[str, Any]) -> dict[str, Any]:
+    """An edit with the claim or machine whose spec it is; ``claim``: the owner in the solver."""
+    namespace, _, name = edit.get("claim", "").partition("/")
+    if is_object((namespace, name)):
+        return dict(edit)
+    ref = claim_ref((namespace, name))
+    own = {field: value for field, value in edit.items() if field not in ("claim", "request")}
+    place = f"{ref['namespace']}/{ref['name']}"
+    return {**own, "machine": place} if ref["kind"] == "machine" else {**edit, "claim": place}
 
 
 @dataclass(frozen=True, slots=True)

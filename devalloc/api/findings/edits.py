@@ -271,17 +271,13 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
         pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
         return "add", f"node {node} to the node selector of the ResourceSlices of pool {pool}"
     if bound := edit.get("boundBy"):
-        names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in bound]
-        return (
-            "delete",
-            f"claim {style.listed(names)}, which {'holds' if len(names) == 1 else 'hold'} the group on node {node}"
-            if len(names) == 1
-            else f"claims {style.listed(names)}, which hold the group on node {node}",
-        )
+        held = release_of([{**each, "kind": each.get("title", "claim")} for each in bound], style)
+        verb, _, what = held.partition(" ")
+        return verb, f"{what}, which {'holds' if len(bound) == 1 else 'hold'} the group on node {node}"
     if "path" in edit:
         return "remove", style.path(edit["path"])
-    names = [f"{style.name(each['namespace'])}/{style.name(each['name'])}" for each in edit.get("pinned", ())]
-    of = f" of {'claim' if len(names) == 1 else 'claims'} {style.listed(names)}" if names else ""
+    pinned = [{**each, "kind": each.get("title", "claim")} for each in edit.get("pinned", ())]
+    of = f" of {style.owners(pinned)}" if pinned else ""
     value = f"={node}" if style.width == WHOLE else ""
     return "remove", f"the annotation devalloc.io/node{value}{of}"
 
@@ -357,7 +353,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "matchAttribute": _match_attribute,
     "member": lambda edit, style: (
         "take",
-        f"claim {style.name(edit['namespace'])}/{style.name(edit['name'])} out of the group",
+        f"{style.owner({**edit, 'kind': edit.get('title', 'claim')})} out of the group",
     ),
     "node": _node,
     "nodeRule": lambda edit, style: ("remove", f"the annotation {edit['annotation']}"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from devalloc.api.findings import AT_LENGTH, Finding, claim_ref, message_of
+from devalloc.api.findings import AT_LENGTH, Finding, message_of, owner_ref
+from devalloc.api.owner_names import Owner, owner_of
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.controller.overview.model import Alarm, Dialect, shorten
 from devalloc.controller.overview.pools import (
@@ -35,15 +36,12 @@ def pool_alarms(counted: FleetCounts) -> Iterator[Alarm]:
         for holding in counted.holdings:
             if holding.is_admin:
                 continue
-            machine = counted.machines.get(holding.claim)
-            owner = ("DeviceClaim", *holding.claim) if machine is None else ("VirtualMachine", *machine)
             amounts: dict[str, int] = {}
             for part in holding.entry.allocations:
                 amounts[part.name] = amounts.get(part.name, 0) + part.allocation.nano
             is_whole = not amounts or min(amounts.values()) < 0
-            yield DeviceHold(
-                owner, (holding.entry.device_pool_name, holding.entry.device_name), None if is_whole else amounts
-            )
+            name = holding.entry.device_pool_name, holding.entry.device_name
+            yield DeviceHold(owner_of(holding.claim), name, None if is_whole else amounts)
 
     def capacity(name: _Name) -> dict[str, int]:
         device = devices.get((name[0], name[1]))
@@ -112,5 +110,4 @@ def _title(device: _Name) -> str:
 
 
 def _holder(owner: tuple[str, ...]) -> Mapping[str, Any]:
-    kind, namespace, name = owner
-    return claim_ref((namespace, name), "machine" if kind == "VirtualMachine" else "claim", title=kind)
+    return {**owner_ref(Owner(*owner)), "title": owner[0]}

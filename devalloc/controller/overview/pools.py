@@ -13,12 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from devalloc.api import views
 from devalloc.api.cordon import ALL_DEVICES, CORDONED, cordon_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.owner_names import MACHINE, owner_of
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.overview import claims
@@ -368,7 +369,7 @@ def device_holders(counted: FleetCounts, users: Mapping[ClaimKey, str]) -> dict[
     by_device: dict[DeviceName, list[DeviceHolder]] = defaultdict(list)
     for holding in counted.holdings:
         entry = holding.entry
-        by_device[entry.device_pool_name, entry.device_name].append(_holder(holding, counted, users))
+        by_device[entry.device_pool_name, entry.device_name].append(_holder(holding, users))
     return by_device
 
 
@@ -440,10 +441,8 @@ def _supplies(one: CountedPool) -> tuple[CardSupply, ...]:
     )
 
 
-def _holder(holding: HeldDevice, counted: FleetCounts, users: Mapping[ClaimKey, str]) -> DeviceHolder:
+def _holder(holding: HeldDevice, users: Mapping[ClaimKey, str]) -> DeviceHolder:
     amounts = ", ".join(views.amount_text(part.name, part.allocation) for part in holding.entry.allocations)
-    machine = counted.machines.get(holding.claim)
-    if machine is not None:
-        return DeviceHolder("VirtualMachine", *machine, amounts)
-    namespace, name = holding.claim
-    return DeviceHolder("DeviceClaim", namespace, name, amounts, users.get(holding.claim, ""), holding.is_admin)
+    of, namespace, name = owner_of(holding.claim)
+    kind: Literal["DeviceClaim", "VirtualMachine"] = "VirtualMachine" if of == MACHINE else "DeviceClaim"
+    return DeviceHolder(kind, namespace, name, amounts, users.get(holding.claim, ""), holding.is_admin)

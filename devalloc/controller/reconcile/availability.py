@@ -15,7 +15,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, DEVICE_RECORDS, UNAVAILABLE
 from devalloc.api.moved_claims import moved_claims_among
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.api.views import ClaimKey, ClaimView, MachineKey, device_claims_in, recover_status
+from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents
@@ -124,14 +124,12 @@ class FleetCounts:
 
     pools: Sequence[CountedPool]
     holdings: Sequence[HeldDevice]
-    """Also of the claims that stand for machines."""
-    machines: Mapping[ClaimKey, MachineKey]
-    """For each claim that is not an object: the machine that it stands for."""
+    """Also of machines (``owner_names``)."""
 
 
 def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     """Count a fleet from all of its objects. What a claim holds is taken from ``memo`` if the claim has not changed."""
-    held, machines = _held_with_machines(documents, memo)
+    held = _held_with_machines(documents, memo)
     used, shared = device_uses(held), _shared_names(documents)
     counted = [
         CountedPool(
@@ -143,7 +141,7 @@ def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
         for doc in documents
         if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
     ]
-    return FleetCounts(counted, held, machines)
+    return FleetCounts(counted, held)
 
 
 _OF_ALL = frozenset({"DeviceClass", vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND})
@@ -217,7 +215,7 @@ class PoolCounter:
             for name in self._pools:
                 self._count(name)
             return
-        held, _ = _held_with_machines(documents, self._memo)
+        held = _held_with_machines(documents, self._memo)
         used = device_uses(held)
         for name, pools in self._pools.items():
             use = used.get(name, {})
@@ -280,15 +278,12 @@ def _shared_names(documents: Sequence[Object]) -> frozenset[str]:
     return frozenset(name for name, number in names.items() if number > 1)
 
 
-def _held_with_machines(
-    documents: Sequence[Object], memo: Memo
-) -> tuple[Sequence[HeldDevice], Mapping[ClaimKey, MachineKey]]:
-    """What claims hold, also claims that stand for machines, and the machine for which each of these stands. Returns no
-    pools: the solver's input changes them for machines that are to move."""
+def _held_with_machines(documents: Sequence[Object], memo: Memo) -> Sequence[HeldDevice]:
+    """What claims and machines hold."""
     placed = vm_scheduling.scheduling_input(effective_documents(documents, memo), memo)
     classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
     by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
-    return list(held_devices(placed.documents, by_name, memo)), placed.names
+    return list(held_devices(placed.documents, by_name, memo))
 
 
 def _pool_numbers(doc: Object, use: PoolUse, *, knows_missing: bool) -> tuple[int, int] | None:

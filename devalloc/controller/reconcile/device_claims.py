@@ -220,7 +220,6 @@ class DeviceClaimAllocator:
             partial(self._answer, self._ends()),
             self._settings.admin_namespaces,
             kept_out,
-            uncounted=solver_input.uncounted,
         )
         answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
         as_solved = {(one["namespace"], one["name"]): one for one in answer["claims"]}

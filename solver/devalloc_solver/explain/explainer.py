@@ -123,6 +123,8 @@ class Explainer(ABC):
     """what is being explained"""
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
+    in_the_way: tuple[Key, ...] = field(init=False, default=())
+    """those claims, in the last answer"""
     is_proven: bool = field(init=False, default=False)
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     is_brief: bool = field(init=False, default=False)
@@ -169,6 +171,7 @@ class Explainer(ABC):
 
     def answer(self, unit: PlacementUnit, demand: Demand, finding: Explanation) -> ClaimAnswer:
         """Answer a claim of a unit with what is found."""
+        self.in_the_way = finding.claims
         funnels = [self.funnels.make(request) for request in demand.requests]
         return ClaimAnswer(
             *demand.key,
@@ -649,8 +652,8 @@ class Explainer(ABC):
 
     def as_data(self, finding: Explanation, key: Key) -> dict[str, Any]:
         """What an answer to a claim says of a finding, as JSON, and the sentence for who may see all of it."""
-        alternatives = [dict(edit.entry) for edit in finding.alternatives]
-        blockers = self.blockers(finding)
+        alternatives = [findings.of_owner(edit.entry) for edit in finding.alternatives]
+        blockers = [*map(findings.of_owner, self.blockers(finding))]
         data = findings.Finding(finding.causes, blockers, alternatives, finding.caveats, "/".join(key))
         return {"reason": finding.reason, "verdict": finding.verdict, **findings.as_json(data)}
 
@@ -677,17 +680,16 @@ class Explainer(ABC):
 
     def blockers(self, finding: Explanation) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""
-        claims = (_claim_entry(self.holding_of[key]) for key in finding.claims)
-        # A node of two members is one edit for each.
-        edits = [dict(edit.entry) for edit in finding.edits if not edit.why]
-        return [*(each for number, each in enumerate(edits) if each not in edits[:number]), *claims]
+        # A node of two members is one edit for each, and a machine may hold by several parts.
+        entries = [dict(edit.entry) for edit in finding.edits if not edit.why]
+        entries += [_claim_entry(self.holding_of[key]) for key in finding.claims]
+        return [each for number, each in enumerate(entries) if each not in entries[:number]]
 
 
 def _claim_entry(holding: Holding) -> dict[str, Any]:
-    """A claim in the way, as JSON."""
-    namespace, name = holding.owner
+    """A claim or machine in the way, as JSON."""
     leaves = {"leaving": True} if holding.leave is not None and holding.leave.mode is LeaveMode.LEAVING else {}
-    return {"kind": "claim", "namespace": namespace, "name": name, "priority": holding.priority, **leaves}
+    return {**claim_ref(holding.owner), "priority": holding.priority, **leaves}
 
 
 def _leave_no_request(edits: Sequence[Relaxation], unit: PlacementUnit) -> bool:

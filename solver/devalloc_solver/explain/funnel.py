@@ -17,6 +17,7 @@ from devalloc.api.findings import (
     agree_verb,
     count_devices,
     fact,
+    member_ref,
     rule,
     rule_words,
 )
@@ -65,7 +66,7 @@ class Funnel:
         users: dict[str, Any] = {}
         if with_users:
             holders = self.list_holders()
-            used_by = [{"namespace": k[0], "name": k[1], "count": n} for k, n in holders[:MAX_USERS]]
+            used_by = [{**member_ref(key), "count": number} for key, number in holders[:MAX_USERS]]
             users = {"users": len(holders), "usedBy": used_by}
         return {
             "request": name,

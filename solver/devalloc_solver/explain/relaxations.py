@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, ClassVar
 
-from devalloc.api.findings import Fact
+from devalloc.api.findings import Fact, member_ref
 from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -332,8 +332,7 @@ class UnitRelaxations(ABC):
         return [self._member(demand) for demand in self.unit.demands if demand.key != but]
 
     def _member(self, demand: Demand) -> Relaxation:
-        name = self.claim_name(demand)
-        entry = {"kind": "member", "namespace": name[0], "name": name[1]}
+        entry = {"kind": "member", **member_ref(self.claim_name(demand))}
         return Relaxation(entry, lambda question: question.without_member(demand.key))
 
     def pins(self) -> list[Relaxation]:
@@ -342,8 +341,7 @@ class UnitRelaxations(ABC):
         members = bound_by or [demand.key for demand in self.group.demands if demand.key in self.group.pinned_by]
         entry: dict[str, Any] = {"kind": "node", "node": pin}
         if members:
-            listed = [{"namespace": namespace, "name": name} for namespace, name in members]
-            entry["boundBy" if bound_by else "pinned"] = listed
+            entry["boundBy" if bound_by else "pinned"] = [*map(member_ref, members)]
         released = frozenset(bound_by)
         return [Relaxation(entry, lambda question: question.without(released).pinned(None))] if pin else []
 

@@ -204,7 +204,7 @@ class FleetExplainer(ABC, Generic[QueryT, JudgeT]):
             selection: selects such nodes; None where all that could do are among the ranks.
         """
         near = None if selection is None else selection.add_to(ranks, FEW_NODES)
-        answer, crowded = self._look(query, ranks, parts, demand)
+        answer, crowded, claims = self._look(query, ranks, parts, demand)
         if answer is None or crowded is None or crowded.pin is not None:
             return answer
         if crowded.demands[0] is not demand:  # other nodes may be those where the fewest are in the way of that
@@ -213,35 +213,34 @@ class FleetExplainer(ABC, Generic[QueryT, JudgeT]):
             selection = NodeSelection(self.stats, crowded.demands[0], fits_nowhere=False)
             size, near = len(ranks), selection.add_to(ranks, FEW_NODES)
             if len(ranks) > size:
-                answer, _ = self._look(query, ranks, parts, demand)
-        if selection is None or near is None or answer is None or self._is_proven(answer, near):
+                answer, _, claims = self._look(query, ranks, parts, demand)
+        if selection is None or near is None or answer is None or self._is_proven(claims, near):
             return answer
         size, _ = len(ranks), selection.add_to(ranks, MANY_NODES)
         return answer if len(ranks) == size else self._look(query, ranks, parts, demand)[0]
 
     def _look(
         self, query: QueryT, ranks: Collection[int], parts: FleetParts, demand: Demand
-    ) -> tuple[ClaimAnswer | None, PlacementUnit | None]:
-        """(the answer as these nodes tell it; what claims are in the way of, None without claims)
+    ) -> tuple[ClaimAnswer | None, PlacementUnit | None, Sequence[Key]]:
+        """(the answer as these nodes tell it; what claims are in the way of, None without claims; these claims)
 
-        That is the demand, or what must become of it, in terms of kinds, where other nodes may have it.
+        The second is the demand, or what must become of it, in terms of kinds, where other nodes may have it.
         """
         network = [] if self.index.network is None else [self.index.network]
         subset = self._subset((*network, *(self.index.by_rank[rank] for rank in sorted(ranks))))
         unit = query.explained_unit(subset.judge)
         explainer = None if unit is None else self._explainer(query, subset, parts, demand)
         if unit is None or explainer is None:
-            return None, None
-        (answer,), crowded = explainer.explain(unit), explainer.crowded
+            return None, None, ()
+        (answer,), crowded, claims = explainer.explain(unit), explainer.crowded, explainer.in_the_way
         if crowded is None:
-            return answer, None
+            return answer, None, claims
         (edited,), (before,) = crowded.demands, unit.demands
         is_same = edited is before or (parts is not self.stats and _candidates(edited) <= _candidates(before))
-        return answer, replace(crowded, demands=(demand if is_same else _by_kind(edited, subset.kinds),))
+        return answer, replace(crowded, demands=(demand if is_same else _by_kind(edited, subset.kinds),)), claims
 
-    def _is_proven(self, answer: ClaimAnswer, near: NearestNodes) -> bool:
+    def _is_proven(self, claims: Collection[Key], near: NearestNodes) -> bool:
         """Whether the claims to be released are those that all nodes would tell."""
-        claims = [(entry["namespace"], entry["name"]) for entry in answer.blockers if entry["kind"] == "claim"]
         nodes = {node for key in claims for node, *_ in self.index.held[key] if node is not None}
         are_near = all(self.index.records[node].rank in near.ranks for node in nodes)
         return are_near and len(claims) <= near.min_blockers_elsewhere

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
-from devalloc.api.findings import Finding, message_of, text_fact
+from devalloc.api.findings import HOLDERS, Finding, claim_ref, message_of, text_fact
 from devalloc.api.json_content import is_valid_unicode
+from devalloc.api.owner_names import is_object, owner_of
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, claim_key_or_none, device_claims_in
 from devalloc_solver.pipeline import quota
@@ -151,15 +152,14 @@ def solve_admitted(
     admin_namespaces: AdminNamespaces = "all",
     kept_out: Mapping[ClaimKey, Refusal] | None = None,
     unread: Sequence[Any] = (),
-    uncounted: Container[ClaimKey] = frozenset(),
 ) -> Answer:
     """The solver's answers to admitted claims, and for the others an answer with a reason of admission.
 
     ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
     ``kept_out``: claims that are not to be asked for, with reason and message; nor is who is in a group with them.
     ``unread``: the rest of ``sort_documents``, which ``solve`` adds. Devices of claims among it count as in use, and
-    the solver refuses a claim of the same name as one of them. ``uncounted``: claims that no quota counts: they ask for
-    what a claim gets instead of what it has, or hold it.
+    the solver refuses a claim of the same name as one of them. Quotas count claims that users made: not what is of a
+    machine, and not what a claim gets instead of what it has.
     """
     relevant = [doc for doc in documents if not is_admission_object(doc)]
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
@@ -169,9 +169,8 @@ def solve_admitted(
     if not bounds and not denied:
         return _with_problems(solve(relevant), problems)
     classes = quota.classes_among(relevant)
-    counted = [doc for doc in relevant if doc.get("kind") != "DeviceClaim" or ClaimView(doc).key not in uncounted]
-    units = [unit for unit in _units(counted, bounds, classes, unread) if not unit.keys & denied.keys()]
-    held = quota.count_allocated([*counted, *unread], bounds, classes)
+    units = [unit for unit in _units(relevant, bounds, classes, unread) if not unit.keys & denied.keys()]
+    held = quota.count_allocated([*relevant, *unread], bounds, classes)
     room = {bound: most - held[bound] for bound, most in bounds.items()}
     failed: dict[ClaimKey, Answer] = {}
     hopeless: set[ClaimKey] = set()
@@ -212,7 +211,8 @@ def solve_admitted(
     ]
     holders = {ClaimView(claim).key for claim in device_claims_in(relevant) if ClaimView(claim).entries}
     holders |= {key for key, one in _by_claim(answer).items() if one["allocated"]}
-    lost_answers = [one if _named_claims(one) <= holders else _lost_answer(key) for key, one in failed.items()]
+    owners = {(ref["kind"], ref["namespace"], ref["name"]) for ref in map(claim_ref, holders)}
+    lost_answers = [one if _named_owners(one) <= owners else _lost_answer(key) for key, one in failed.items()]
     claims = sorted([*answer["claims"], *lost_answers, *others], key=lambda one: (one["namespace"], one["name"]))
     return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
 
@@ -231,11 +231,11 @@ def _by_claim(answer: Answer) -> dict[ClaimKey, Answer]:
     return {(one["namespace"], one["name"]): one for one in answer["claims"]}
 
 
-def _named_claims(answer: Answer) -> set[ClaimKey]:
-    """The claims that an answer names as holders of what its claim lacks."""
-    users = [user for funnel in answer.get("funnel", ()) for user in funnel.get("usedBy", ())]
-    blockers = [one for one in answer.get("blockers", ()) if one["kind"] == "claim"]
-    return {(one["namespace"], one["name"]) for one in (*users, *blockers)}
+def _named_owners(answer: Answer) -> set[tuple[str, str, str]]:
+    """Who has what a claim lacks, by its answer."""
+    users = [{"kind": "claim", **user} for funnel in answer.get("funnel", ()) for user in funnel.get("usedBy", ())]
+    blockers = [one for one in answer.get("blockers", ()) if one["kind"] in HOLDERS]
+    return {(one.get("title", one["kind"]), one["namespace"], one["name"]) for one in (*users, *blockers)}
 
 
 def _lost_answer(key: ClaimKey) -> Answer:
@@ -310,9 +310,10 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
 def _member_messages(unit: _Unit, why: Mapping[ClaimKey, Refusal]) -> dict[ClaimKey, Refusal]:
     """The message of each member if some have a reason of their own."""
     guilty = min(why)
+    owner = owner_of(guilty)
     others = (
         Reason.GROUP_UNSATISFIABLE,
-        f"{'/'.join(guilty)} of its group gets nothing: {why[guilty][1]}",
+        f"{owner.namespace}/{owner.name} of its group gets nothing: {why[guilty][1]}",
     )
     return {key: why.get(key, others) for key in unit.keys}
 
@@ -359,7 +360,7 @@ def _units(
         wants: dict[Bound, dict[ClaimKey, int | str]] = {}
         for bound in own_bounds:
             for claim in read:
-                if number := quota.max_devices(claim, bound[2], classes):
+                if is_object(claim.key) and (number := quota.max_devices(claim, bound[2], classes)):
                     wants.setdefault(bound, {})[claim.key] = number
         if wants:
             ordered.append((min(map(_claim_order, read)), _Unit(members, wants)))

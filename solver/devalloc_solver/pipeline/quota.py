@@ -20,6 +20,7 @@ from devalloc.api.fields import label_name
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.kinds import API_KINDS
 from devalloc.api.meta import DEVMGMT
+from devalloc.api.owner_names import is_object
 from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.views import ClaimView, claim_key_or_none, recover_status
@@ -258,8 +259,8 @@ def _max_of_detail(detail: DeviceClaimDetail) -> int | None:
 def counts_towards(detail: DeviceClaimDetail, name: str, classes: Classes) -> bool:
     """Whether what the detail gets counts for a class."""
     device_class = classes.get(name)
-    if detail.driver is not None or (device_class is not None and device_class.spec.admin_access):
-        return False  # a machine's request is of no class
+    if device_class is not None and device_class.spec.admin_access:
+        return False
     if detail.device_class:
         return detail.device_class == name
     if detail.device_type:
@@ -276,7 +277,7 @@ def count_allocated(documents: Iterable[Any], bounds: Iterable[Bound], classes: 
     usage: Counter[Bound] = Counter()
     for doc in documents:
         key = claim_key_or_none(doc)
-        own_bounds = None if key is None else by_namespace.get(key[0])
+        own_bounds = by_namespace.get(key[0]) if key is not None and is_object(key) else None
         if own_bounds is None or not ClaimView(doc).entries:
             continue
         claim = decode(doc).object

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of, text_fact
 from devalloc.api.meta import NODE
+from devalloc.api.owner_names import owner_of
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance, Bound, OutOfTime, evaluate_in_turns
 from devalloc_solver.problem.allocations import Key
@@ -154,7 +155,7 @@ def _group_unit(
     rules: UnitRules[Any, MemberT],
 ) -> PlacementUnit | Fact:
     """The unit of a group, or why none of its members can be placed."""
-    namespace, name = group
+    _, name = group
     failing = [one for one in rejected if not one.holds_devices and one.reason is not Reason.DELETING]
     if failing:
         first = min(failing, key=lambda one: one.key)
@@ -164,15 +165,16 @@ def _group_unit(
     bound += [(claim.key, rules.node_of(claim)) for claim in allocated]
     # An invalid member that holds devices is not solved, and fixes the node all the same.
     bound += [(one.key, one.node) for one in rejected if one.holds_devices]
-    pins: dict[str, set[str]] = defaultdict(set)
+    pins: dict[str, set[Key]] = defaultdict(set)
     for key, node in bound:
         if node:
-            pins[node].add(key[1])
+            pins[node].add(key)
     if len(pins) > 1:
-        nodes = [{"node": node, **first_of("members", sorted(names))} for node, names in sorted(pins.items())]
+        names = {node: sorted({owner_of(key).name for key in keys}) for node, keys in sorted(pins.items())}
+        nodes = [{"node": node, **first_of("members", own)} for node, own in names.items()]
         return fact(Cause.MEMBERS_APART, group=name, **first_of("nodes", nodes), see=NODE)
-    pin, names = next(iter(pins.items()), (None, set()))
+    pin, members_there = next(iter(pins.items()), (None, set()))
     agreeing = rules.agreeing(members, allocated)
     if not isinstance(agreeing, list):
         return {**agreeing, "group": name}
-    return PlacementUnit(tuple(agreeing), name, pin, frozenset((namespace, one) for one in names))
+    return PlacementUnit(tuple(agreeing), name, pin, frozenset(members_there))

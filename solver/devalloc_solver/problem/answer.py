@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.findings import Fact
+from devalloc.api.owner_names import owner_of
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.problem.allocations import Key, LostDevice
@@ -112,9 +113,10 @@ def loss_message(device: LostDevice) -> str:
 
 def loss_problems(lost: Mapping[Key, Iterable[LostDevice]], kind: str, path: str) -> Iterator[Problem]:
     """Warn of each device that a claim has and that no longer exists."""
-    for (namespace, name), devices in lost.items():
+    for key, devices in lost.items():
+        of, namespace, name = owner_of(key, kind)
         for device in devices:
-            yield Problem(loss_message(device), path, kind=kind, namespace=namespace, name=name, severity="warning")
+            yield Problem(loss_message(device), path, kind=of, namespace=namespace, name=name, severity="warning")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of
+from devalloc.api.owner_names import owner_of
 from devalloc.api.problems import Problem
 from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.snapshot import Snapshot
@@ -115,7 +116,9 @@ def overuse_cause(
 ) -> Fact:
     """What is held, and by whom."""
     titles = [*dict.fromkeys(map(device, overuse.devices))]  # a device and its ghost have one
-    held = first_of("devices", titles, more="moreDevices") | first_of("holders", [*map(holder, overuse.claims)])
+    refs = [*map(holder, overuse.claims)]
+    holders = [ref for number, ref in enumerate(refs) if ref not in refs[:number]]  # as have parts of a machine
+    held = first_of("devices", titles, more="moreDevices") | first_of("holders", holders)
     if overuse.resource is None:
         return fact(Cause.SEVERAL_OWNERS, **held)
     return fact(Cause.OVER_DRAWN if overuse.is_of_pool else Cause.OVER_COMMITTED, **held, resource=overuse.resource)
@@ -126,9 +129,9 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
     for overuse in overuses:
         cause = overuse_cause(overuse, device, lambda claim: claim_ref((claim[-2], claim[-1])))
         message = message_of(Finding([cause]), AT_LENGTH)
-        for *_, namespace, name in overuse.claims:
+        for of, namespace, name in dict.fromkeys(owner_of((claim[-2], claim[-1]), kind) for claim in overuse.claims):
             yield Problem(
-                message, path="status", kind=kind, namespace=namespace, name=name, severity="warning", cause=cause
+                message, path="status", kind=of, namespace=namespace, name=name, severity="warning", cause=cause
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -26,7 +27,9 @@ from devalloc.api.findings import (
     visible,
 )
 from devalloc.api.meta import CORDONED, CORDONED_NODE
+from devalloc.controller.reconcile.vm_scheduling import scheduling_input
 from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
+from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from tests.support import dra_builders as dra
 from tests.support.examples import examples
@@ -40,7 +43,7 @@ FULL = fact(Cause.TOO_FEW, wanted=2, most="1", free=True)
 
 
 def holder(key: tuple[str, str], kind: str = "claim", **more: Any) -> Ref:
-    return {**claim_ref(key, kind), "priority": 0, **more}
+    return {**claim_ref(key), "kind": kind, "priority": 0, **more}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,10 @@ OTHER_KEYS = st.tuples(st.text("QX", min_size=4, max_size=12), st.text("QX-.", m
 """Names of no letter that any other word has, which no cut hides: each part of one of them is known."""
 OWN_KEYS = st.tuples(st.just("team-a"), st.text("bcd", min_size=1, max_size=80))
 REFS = st.builds(
-    claim_ref, OTHER_KEYS | OWN_KEYS, st.sampled_from(["claim", "machine"]), st.none() | st.just("DeviceClaim")
+    lambda key, kind, title: {**claim_ref(key), "kind": kind, **title},
+    OTHER_KEYS | OWN_KEYS,
+    st.sampled_from(["claim", "machine"]),
+    st.sampled_from([{}, {"title": "DeviceClaim"}]),
 )
 MANY = st.lists(REFS, min_size=1, max_size=12)
 DEVICES = st.lists(st.text("efg/", min_size=1, max_size=40), min_size=1, max_size=4)
@@ -213,6 +219,29 @@ def world(random: Random) -> list[dict[str, Any]]:
     return apply_all_cordons(documents)
 
 
+def crowded(random: Random) -> list[dict[str, Any]]:
+    """The same once it is placed, with as many claims and machines that come too late."""
+    documents = world(random)
+    answer = solve_with_machines(documents)
+    given = {("DeviceClaim", one["namespace"], one["name"]): one for one in answer["claims"] if one["allocated"]}
+    for one in answer.get("machines", ()):
+        given |= {("VirtualMachine", one["namespace"], one["name"]): one} if one["allocated"] else {}
+    late: list[dict[str, Any]] = []
+    for one in documents:
+        metadata = one["metadata"]
+        if one["kind"] in ("DeviceClaim", "VirtualMachine"):
+            copy = deepcopy(one)
+            copy["metadata"]["name"] = f"{metadata['name']}-late"
+            if one["kind"] == "VirtualMachine":
+                copy["spec"]["claims"] = [f"{name}-late" for name in one["spec"]["claims"]]
+            late.append(copy)
+        if (held := given.get((one["kind"], metadata.get("namespace"), metadata["name"]))) is not None:
+            metadata["annotations"] = {**metadata.get("annotations", {}), **held.get("annotations", {})}
+            node = {"nodeName": held["node"], "phase": "Pending"} if one["kind"] == "VirtualMachine" else {}
+            one["status"] = {"allocations": held["allocations"], **node}
+    return [*documents, *late]
+
+
 def cluster(random: Random) -> list[dict[str, Any]]:
     """The same with ResourceClaims, some of the other tenant's allocated already, and devices with taints."""
     taints = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
@@ -226,6 +255,45 @@ def cluster(random: Random) -> list[dict[str, Any]]:
             one = dra.claim(wanted, name=f"{name}{number}", namespace=namespace, marks=marks)
             documents.append(dra.held(one, names.pop()) if namespace == FOREIGN and names and number == 0 else one)
     return documents
+
+
+def named(content: Any) -> Iterator[tuple[str, str, str]]:
+    """What data of an answer names: kind, namespace and name."""
+    if isinstance(content, dict):
+        if "namespace" in content and "name" in content:
+            kind = content.get("title") or content.get("kind", "claim")
+            yield "machine" if kind == "machine" else "claim", content["namespace"], content["name"]
+        for field in {"claim", "machine"} & content.keys():
+            yield field, *content[field].split("/", 1)
+    for each in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from named(each)
+
+
+def test_the_solver_names_only_claims_and_machines_that_there_are() -> None:
+    """Whatever it says of machines, also before the controller puts that into words of machines."""
+    met: Counter[str] = Counter()
+    for seed in range(examples(60)):
+        documents = crowded(Random(f"owners {seed}"))
+        names = {"DeviceClaim": "claim", "VirtualMachine": "machine"}
+        there = {
+            (names[one["kind"]], one["metadata"]["namespace"], one["metadata"]["name"])
+            for one in documents
+            if one["kind"] in names
+        }
+        placing = scheduling_input(documents)
+        waiting = [one for one in placing.documents if one["kind"] == "DeviceClaim" and "status" not in one]
+        answer = solve_manifests(placing.documents)
+        fleet = Fleet.from_manifests([one for one in placing.documents if one not in waiting])
+        for each in (*answer["claims"], *map(fleet.allocate, waiting)):
+            data = [each.get(part) for part in ("causes", "blockers", "alternatives", "funnel")]
+            assert {*named(data)} <= there, each
+            met.update(kind for kind, *_ in named(data))
+            if "VirtualMachine/" in each["name"]:
+                met["of a machine"] += 1
+            elif each["message"]:
+                assert "VirtualMachine/" not in json.dumps([data, each["message"]]), each
+        assert "VirtualMachine/" not in json.dumps(answer["problems"])
+    assert min(met[kind] for kind in ("claim", "machine", "of a machine")) >= 20, met
 
 
 def refusals(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

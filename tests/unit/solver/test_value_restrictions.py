@@ -100,13 +100,6 @@ def test_a_driver_without_devices_is_missing_as_that_of_a_class() -> None:
     assert answer(gpus("n1", "a"), of_driver("host"))["message"] == by_class["message"]
 
 
-def test_no_quota_counts_what_is_asked_for_by_driver() -> None:
-    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "0"}
-    none = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
-    assert answer(GPU, none, HOSTS, of_driver("host"))["allocated"]
-    assert answer(GPU, none, gpus("n1", "a"), claim("c", request()))["reason"] == "QuotaExceeded"
-
-
 def test_the_check_refuses_a_device_of_another_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CandidateFinder, "_class_of_driver", lambda *arguments: None)
     with pytest.raises(AnswerRefused, match="is of driver gpu, and not of host"):

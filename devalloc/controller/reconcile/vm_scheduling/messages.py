@@ -12,7 +12,7 @@ from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
-from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of, with_refs
+from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
@@ -30,8 +30,7 @@ _CODES = {
 }
 """What the solver's reasons mean for a machine."""
 _REPLACED_REASONS = {*_CODES, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION, Reason.NODE_UNAVAILABLE}
-"""Reasons that are about what there is of devices, and not about what was asked for: the expressions in a claim that
-stands for a machine are not its user's."""
+"""Reasons that are about what there is of devices, and not about what was asked for: no user wrote the requests."""
 _RESOURCE_NAMES = {
     host_pool_names.CPU: ("CPU", "", Format.DECIMAL_SI),
     host_pool_names.MEMORY: ("memory", "", Format.BINARY_SI),
@@ -66,7 +65,7 @@ class _Target:
 
     machine: Mapping[str, Any]
     parts: tuple[ClaimKey, ...]
-    """The claims that stand for it in the solver's input."""
+    """What asks for it in the solver's input."""
     amounts: Mapping[str, Quantity]
     excluded: frozenset[str] = frozenset()
     """Nodes on which it must not be."""
@@ -90,8 +89,8 @@ class MachineMessages:
         """For machines that want the same, which are many at a time."""
 
     def why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
-        """Code, finding, and what else there is to tell. ``answer``: what the solver says of the claim that stands for
-        the machine."""
+        """Code, finding, and what else there is to tell. ``answer``: what the solver says of the machine, or a
+        part of it."""
         code, finding, details = self._why(key, answer)
         request = self._placing.wishes.get(key) or self._placing.moves.get(key)
         ties = [fact(Cause.TIE, text=request.tie)] if request is not None and request.tie else []
@@ -114,7 +113,7 @@ class MachineMessages:
         rooms = self._short(target, code) if target is not None and is_of_room else None
         blockers = [*map(dict, solved.blockers)]
         if target is None or rooms is None:
-            causes: list[Fact] = [*map(self._renamed, solved.causes)]
+            causes: list[Fact] = [_with_group(each, self._placing) for each in solved.causes]
             if is_own:
                 causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
@@ -255,13 +254,13 @@ class MachineMessages:
 
     def _in_words_of_machine(self, key: MachineKey, code: str, blocker: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A machine has no requests, but amounts: each of those that no node has."""
-        own = "claim" not in blocker or self._placing.names.get(tuple(blocker["claim"].split("/", 1))) == key
+        own = blocker.get("machine", "/".join(key)) == "/".join(key) and "claim" not in blocker
         wish = self._placing.wishes.get(key)
         if blocker["kind"] == "node" and wish is not None and "nodeName" in MachineView(wish.machine).spec:
             return [{"kind": "node", "node": blocker["node"], "path": "spec.nodeName"}]
         if not own or blocker["kind"] not in ("amount", "request"):
             return [self._blocker(blocker)]
-        more = {name: value for name, value in blocker.items() if name != "claim"}
+        more = {name: value for name, value in blocker.items() if name != "machine"}
         target = self._target(key)
         if target is None:
             return [self._blocker(blocker)]
@@ -297,12 +296,9 @@ class MachineMessages:
     def _blocker(self, blocker: Mapping[str, Any]) -> dict[str, Any]:
         """A machine is called by its own name."""
         is_policy = blocker["kind"] == "limit" or meta.GROUP_MATCH in blocker.get("path", "")
-        if is_policy and "claim" not in blocker:  # how the solver sees the policy
+        if is_policy and "claim" not in blocker and "machine" not in blocker:  # how the solver sees the policy
             return {"kind": "matchAttribute", "attribute": "numa", "path": _POLICY}
-        return _of_its_machine(self._renamed(blocker), self._placing)
-
-    def _renamed(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        return with_machines(content, self._placing)
+        return _of_its_machine(blocker)
 
 
 _FIELDS = {
@@ -432,8 +428,8 @@ def _row(resource: str, total: int, free: int | None, wanted: int, is_whole: boo
 
 
 def of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
-    """The answer to a claim, with machines and their fields for what stands for them in the solver's input: the policy
-    of a machine that is to be on one NUMA node is an annotation there. Its ``message`` is left out."""
+    """The answer to a claim, with the fields of machines for those of the solver's input: the policy of a machine that
+    is to be on one NUMA node is an annotation there. Its ``message`` is left out."""
     key = (answer["namespace"], answer["name"])
     if not answer["message"]:
         return answer
@@ -450,40 +446,26 @@ def of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, An
         {**one, "see": f"{_POLICY} of machine {name}"}
         if is_policy and (one["code"], one.get("attribute")) == (Cause.HELD_DIFFER, "numa")
         else one
-        for one in (with_machines(one, placing) for one in finding.causes)
+        for one in (_with_group(one, placing) for one in finding.causes)
     ]
     blockers = [
         {**one, **policy}
         if is_policy and (one.get("path"), one.get("attribute")) == (_MATCH_PATH, "numa")
-        else _of_its_machine(with_machines(one, placing), placing)
+        else _of_its_machine(one)
         for one in finding.blockers
     ]
-    alternatives = [with_machines(one, placing) for one in finding.alternatives]
-    more = {"causes": causes, "blockers": blockers, "alternatives": alternatives}
+    more = {"causes": causes, "blockers": blockers}
     return {**answer, **{name: value for name, value in more.items() if value or name in answer}}
 
 
-def _of_its_machine(blocker: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
-    """A blocker of a claim. If it is of what stands for a machine, it names the machine and its field."""
-    namespace, _, name = str(blocker.get("claim", "")).partition("/")
-    machine = placing.names.get((namespace, name))
-    if machine is None:
-        return blocker
-    rest = {field: value for field, value in blocker.items() if field not in ("claim", "request")}
-    return {**rest, "path": _FIELDS.get(str(blocker.get("resource")), "spec"), "machine": "/".join(machine)}
+def _of_its_machine(blocker: Mapping[str, Any]) -> dict[str, Any]:
+    """A blocker of a claim; one that is of a machine's spec, with the field of that."""
+    if "machine" not in blocker:
+        return dict(blocker)
+    return {**blocker, "path": _FIELDS.get(str(blocker.get("resource")), "spec")}
 
 
-def with_machines(content: Mapping[str, Any], placing: SchedulingInput) -> dict[str, Any]:
-    """A cause or blocker with machines called what they are called, and not by the claims that stand for them in the
-    solver's input."""
-
-    def renamed(ref: Mapping[str, Any]) -> Mapping[str, Any]:
-        place = ref["namespace"], ref["name"]
-        if (claim := placing.followers.get(place)) is not None:
-            return {**ref, "namespace": claim[0], "name": claim[1]}
-        machine = placing.names.get(place)
-        return ref if machine is None else {**ref, "kind": "machine", "namespace": machine[0], "name": machine[1]}
-
-    shown: dict[str, Any] = with_refs(content, renamed)
-    machine = placing.machine_groups.get(str(shown.get("group"))) if "group" in shown else None
-    return shown if machine is None else {**shown, "machine": machine}
+def _with_group(cause: Mapping[str, Any], placing: SchedulingInput) -> Fact:
+    """A cause with the ``machine`` that is a group with its claims."""
+    machine = placing.machine_groups.get(str(cause.get("group")))
+    return cause if machine is None else {**cause, "machine": machine}

@@ -41,8 +41,7 @@ def target_claim(claim: Object, name: tuple[str, str], notes: Mapping[str, str],
     answered = _answered_requests(claim)
     spec = {**ClaimView(claim).spec, "claims": [request for request, _ in answered]}
     kinds = tuple(kind for index, (_, held) in enumerate(answered) for kind in _same_kind(index, held, attributes))
-    request: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec}
-    return {**request, FIELD: kinds} if kinds else request
+    return {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec, FIELD: kinds}
 
 
 def half_written_claims(

@@ -44,7 +44,7 @@ class MachineGrowth:
     machine: Object
     spec: VirtualMachineSpec
     part: ClaimKey
-    """The claim that stands for what it lacks in the solver's input."""
+    """What asks for what it lacks in the solver's input."""
     entries: Sequence[Any]
     """What it counts for now."""
     by_numa: AmountsByNuma

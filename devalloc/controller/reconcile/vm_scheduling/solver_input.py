@@ -28,6 +28,7 @@ from devalloc.api.machine_location import (
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
 from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.owner_names import CLAIM, MACHINE, owner_name
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -60,8 +61,6 @@ _OUT_OF_REACH = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BA
 """That a machine must not be on nodes that do not receive it, or do not reach its disks."""
 _NUMA = "numa"
 """The attribute of a host's devices with the number of their NUMA node; of a request the number that they must have."""
-MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
-"""End of the names of claims that stand for machines."""
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
 _OF_HOSTS = DriverRestriction(host_pool_names.DRIVER)
@@ -73,7 +72,7 @@ class MachineRequest:
 
     machine: Object
     parts: tuple[ClaimKey, ...]
-    """The claims that stand for it there."""
+    """What asks for it there (``owner_names``)."""
     group: Group | None
     """The group that it is in with its claims; None for a machine without any."""
     tie: str = ""
@@ -91,7 +90,7 @@ class MigrationRequest:
     migration: Object
     machine: Object
     parts: tuple[ClaimKey, ...]
-    """The claims that stand for the machine on its target."""
+    """What asks for the machine on its target."""
     source: str
     amounts: Mapping[str, Quantity]
     """What the target is to reserve."""
@@ -140,10 +139,6 @@ class SchedulingInput:
     migrations: MigrationStates = field(default_factory=MigrationStates)
     arriving: Mapping[ClaimKey, MovedDevices] = field(default_factory=dict)
     """Claims for which devices wait on the node to which their machine has moved: only that is written on them."""
-    uncounted: frozenset[ClaimKey] = frozenset()
-    """Claims of the input that no quota counts: for devices that a claim gets instead of those that it has."""
-    names: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
-    """Which machine a claim of the input stands for."""
     pools: Mapping[str, Object] = field(default_factory=dict)
     """The pools of what nodes have for machines, by name."""
     objects: Mapping[MachineKey, Object] = field(default_factory=dict)
@@ -154,12 +149,6 @@ class SchedulingInput:
         """The names of machines by the labels of the groups that they are with their claims."""
         names = {name for _, name in (*self.wishes, *self.moves)}
         return {_group_label(name, what): name for name in names for what in (_OF_MACHINE, _MOVE_OF_MACHINE)}
-
-    @property
-    def followers(self) -> Mapping[ClaimKey, ClaimKey]:
-        """Which claim of a machine that moves a claim of the input stands for, on the target."""
-        pairs = (pair for move in self.moves.values() for pair in move.claims.items())
-        return {target: claim for claim, target in pairs}
 
 
 def scheduling_input(
@@ -221,9 +210,7 @@ class _InputBuilder:
         self.claims |= self.half_written
         self.attributes = PoolAttributes(documents)
         self.extra: list[Object] = []
-        """claims that stand for machines"""
-        self.names: dict[ClaimKey, MachineKey] = {}
-        self.uncounted: set[ClaimKey] = set()
+        """what machines ask for and hold, and their claims on other nodes"""
         self.growing: dict[MachineKey, resize.MachineGrowth] = {}
         self.fitted: dict[MachineKey, list[Any]] = {}
         self.blocked: dict[Group, tuple[str, str]] = {}
@@ -287,8 +274,6 @@ class _InputBuilder:
             },
             migrations=self.migrations,
             arriving=self.arriving,
-            uncounted=frozenset(self.uncounted),
-            names=self.names,
             pools=self.pools,
             objects={MachineView(doc).key: doc for doc in self.machine_docs},
         )
@@ -440,10 +425,9 @@ class _InputBuilder:
         else:
             parts = [self._add(key, "move", doc, details, notes, excluded=excluded)]
         targets: dict[ClaimKey, ClaimKey] = {}
-        for number, claim in enumerate(local):
-            name = self._free_name(key, f"claim-{number}")
-            request = moving_claims.target_claim(claim, name, {**notes, **agree}, self.attributes)
-            self._add_uncounted(key, request)
+        for claim in local:
+            name = key[0], owner_name(CLAIM, ClaimView(claim).key[1], "move")
+            self.extra.append(moving_claims.target_claim(claim, name, {**notes, **agree}, self.attributes))
             targets[ClaimView(claim).key] = name
         return tuple(parts), targets
 
@@ -523,8 +507,8 @@ class _InputBuilder:
         *,
         excluded: frozenset[str] = frozenset(),
     ) -> ClaimKey:
-        """A claim that stands for a machine, or for a part of one."""
-        _, name = self._free_name(key, part)
+        """What a machine asks for or holds, or a part of it."""
+        name = owner_name(MACHINE, key[1], part)
         metadata: Object = {"namespace": key[0], "name": name, "annotations": dict(notes)}
         if (created := doc["metadata"].get("creationTimestamp")) is not None:
             metadata["creationTimestamp"] = created
@@ -538,13 +522,6 @@ class _InputBuilder:
         if entries:
             claim["status"] = {"allocations": [*entries]}
         self.extra.append(claim)
-        self.names[key[0], name] = key
-        return key[0], name
-
-    def _free_name(self, key: MachineKey, part: str) -> ClaimKey:
-        name = key[1][:180].rstrip(".-") + (f".{part}" if part else "") + MACHINE_SUFFIX
-        while (key[0], name) in self.claims or (key[0], name) in self.names:
-            name = f"x{name}"
         return key[0], name
 
     def _hold_moved(self, doc: Object) -> None:
@@ -553,14 +530,8 @@ class _InputBuilder:
         for number, devices in enumerate([*booked_devices(doc), *moved_devices(doc)]):
             held = moved_claim(devices, self.claims.get(devices.claim))
             if held is not None:
-                name = self._free_name(key, f"moved-{number}")
-                self._add_uncounted(key, {**held, "metadata": {**held["metadata"], "name": name[1]}})
-
-    def _add_uncounted(self, key: MachineKey, claim: Object) -> None:
-        """What stands for a claim of a machine, beside the claim itself."""
-        self.extra.append(claim)
-        self.names[ClaimView(claim).key] = key
-        self.uncounted.add(ClaimView(claim).key)
+                name = owner_name(MACHINE, key[1], f"moved-{number}")
+                self.extra.append({**held, "metadata": {**held["metadata"], "name": name}, FIELD: ()})
 
 
 def _has_entries_in(pool: str, entries: Sequence[Any]) -> bool:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from devalloc.api.findings import AT_LENGTH, Finding, as_json, finding_of, message_of, text_fact
+from devalloc.api.findings import Finding, as_json, finding_of, message_of, text_fact
 from devalloc.api.machine_reservation import reserved_entries
+from devalloc.api.owner_names import is_object
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.vm_scheduling.messages import (
     MachineMessages,
     of_machine,
-    with_machines,
 )
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import migration_outcomes
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
@@ -50,9 +50,7 @@ def solve_with_machines(
         written, left = [*map(apart.written, requested), *apart.rest], seconds_left(ends)
         return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=left, cel_check=cel_check))
 
-    answer = admission.solve_admitted(
-        placing.documents, solve, admin_namespaces, unread=apart.rest, uncounted=placing.uncounted
-    )
+    answer = admission.solve_admitted(placing.documents, solve, admin_namespaces, unread=apart.rest)
     if not placing.objects and not placing.migrations.objects:
         return answer
     return _with_machine_names(answer, placing)
@@ -60,7 +58,7 @@ def solve_with_machines(
 
 def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
     claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-    own = [_with_owner(one, placing) for key, one in claims.items() if key not in placing.names]
+    own = [_with_owner(one, placing) for key, one in claims.items() if is_object(key)]
     own += withheld_answers(placing)
     own.sort(key=lambda one: (one["namespace"], one["name"]))
     machine_answers, messages = [], MachineMessages(placing, answer["claims"])
@@ -83,8 +81,7 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
     migrations += [_entry(key, False, None, (), *_stated(*why)) for key, why in placing.migrations.failed.items()]
     if placing.migrations.objects:
         answer = {**answer, "migrations": sorted(migrations, key=lambda one: (one["namespace"], one["name"]))}
-    problems = [_with_machines_named(one, placing) for one in answer["problems"]]
-    return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
+    return {**answer, "claims": own, "machines": machine_answers}
 
 
 def _growth_answer(
@@ -109,13 +106,6 @@ def _machine_answer(key: tuple[str, str], parts: Sequence[SolverAnswer], message
 
 def _stated(reason: str, text: str) -> tuple[str, Finding]:
     return reason, Finding([text_fact(text)])
-
-
-def _with_machines_named(problem: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
-    if "cause" not in problem:
-        return problem
-    cause = with_machines(problem["cause"], placing)
-    return {**problem, "cause": cause, "message": message_of(Finding([cause]), AT_LENGTH)}
 
 
 def _entry(
