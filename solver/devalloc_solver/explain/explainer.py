@@ -12,8 +12,10 @@ the sentence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, product
 from typing import Any
 
 from devalloc.api import findings
@@ -24,7 +26,7 @@ from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, FunnelSource, main_step
-from devalloc_solver.explain.joint_counts import amounts_together, competition, excess
+from devalloc_solver.explain.joint_counts import amounts_together, best_on_node, competition, excess
 from devalloc_solver.explain.leaving import Leaving, LeavingSearch
 from devalloc_solver.explain.relaxations import (
     Relaxation,
@@ -39,7 +41,7 @@ from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Holding, Key, LeaveMode
 from devalloc_solver.problem.answer import ClaimAnswer
-from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -230,9 +232,9 @@ class Explainer(ABC):
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         """What the best node lacks; None if counting does not show it. ``is_empty``: if nothing is in use."""
 
-    @abstractmethod
-    def disagreement(self, unit: PlacementUnit) -> Fact | None:
-        """On which attributes the devices do not agree."""
+    def having(self, request: Request, name: str) -> tuple[int, int] | None:
+        """Count the devices for a request that have an attribute, and all for it; None if nobody is told."""
+        return None
 
     def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:
         """Devices that a request does not get because it does not say that it means such ones."""
@@ -612,7 +614,7 @@ class Explainer(ABC):
         if short := short or self.joint_shortage(unit):
             return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
-            return (*filter(None, [self.disagreement(unit)]),)
+            return (self.disagreement(unit),)
         if reason is not Reason.POOL_RESOURCES_EXHAUSTED:
             return (fact(Cause.APART),)
         are_mixed = [edit.kind == "compatibilityGroup" for edit in edits]
@@ -626,6 +628,43 @@ class Explainer(ABC):
                 if all(shortages):
                     return shortages[0]
         return None
+
+    def disagreement(self, unit: PlacementUnit) -> Fact:
+        """On which attributes devices do not agree, or differ: the first for which counting shows it, or all."""
+        for demand in unit.demands:
+            alone = [detail[0] for detail in demand.details if len(detail) == 1 and counts_devices(detail[0])]
+            for relation, request in product(demand.relations, alone):
+                if request.label in relation.labels and (few := self._too_few_agree(unit, relation, request)):
+                    return few
+        if names := dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations):
+            return fact(Cause.CONSTRAINTS, attributes=(*names,))
+        named = ((*d.match, *d.shared, *(n for s in d.requests for n in s.match)) for d in unit.demands)
+        return fact(Cause.DIFFER, attributes=sorted({*chain.from_iterable(named)}))
+
+    def _too_few_agree(self, unit: PlacementUnit, relation: Constraint, request: Request) -> Fact | None:
+        """How many devices agree, or differ, in an attribute; None if counting does not show that they are too few."""
+        accepted = request.candidates.accepted
+        values = {i: own for i in accepted if (own := self.snapshot.devices[i].values(relation.attribute))}
+
+        def count(some: Sequence[int]) -> int:
+            by_value = Counter(value for index in some for value in values[index])
+            return len(by_value) if relation.distinct else max(by_value.values(), default=0)
+
+        best = best_on_node(self.snapshot, values, unit.pin, count) or 0
+        if best >= request.min_count:
+            return None
+        there, total = self.having(request, relation.attribute) or (0, 0)
+        return fact(
+            Cause.TOO_FEW_AGREE,
+            attribute=relation.attribute,
+            distinct=relation.distinct,
+            wanted=request.min_count,
+            most=str(best),
+            node=unit.pin,
+            **self.request_ref(request),
+            without=total - there or None,
+            total=total or None,
+        )
 
     def joint_shortage(self, unit: PlacementUnit) -> Fact | None:
         """What requests lack together in an empty fleet; None if counting does not show it."""
@@ -684,6 +723,11 @@ class Explainer(ABC):
         entries = [dict(edit.entry) for edit in finding.edits if not edit.why]
         entries += [_claim_entry(self.holding_of[key]) for key in finding.claims]
         return [each for number, each in enumerate(entries) if each not in entries[:number]]
+
+
+def counts_devices(request: Request) -> bool:
+    """Whether it takes so many devices."""
+    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)
 
 
 def _claim_entry(holding: Holding) -> dict[str, Any]:

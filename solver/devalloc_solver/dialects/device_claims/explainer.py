@@ -97,10 +97,6 @@ class DeviceClaimExplainer(Explainer):
         held = () if is_empty else self.in_use
         return shortage(self.finder.counting, demand, request, held, pin=unit.pin)
 
-    def disagreement(self, unit: PlacementUnit) -> Fact | None:
-        named = ((*d.match, *d.shared, *(n for s in d.requests for n in s.match)) for d in unit.demands)
-        return fact(Cause.DIFFER, attributes=sorted({name for group in named for name in group}))
-
     def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:
         for request in (request for demand in unit.demands for request in demand.requests):
             step = next((each for each in request.candidates.funnel if each.rule.code is RuleCode.PART), None)

@@ -366,7 +366,7 @@ class CallExplainer(ResourceClaimExplainer):
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
         return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
 
-    def disagreement(self, unit: PlacementUnit) -> Fact | None:
+    def disagreement(self, unit: PlacementUnit) -> Fact:
         if not any(allocation.items for allocation in self.in_use):
             return ResourceClaimExplainer.disagreement(self, unit)
         names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)

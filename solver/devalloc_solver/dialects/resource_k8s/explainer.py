@@ -6,7 +6,6 @@ its numbers are still true.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -20,14 +19,14 @@ from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDev
 from devalloc_solver.dialects.resource_k8s.published_devices import is_counter, published_device
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation
+from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation, counts_devices
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.leaving import Leaving
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
@@ -152,51 +151,14 @@ class ResourceClaimExplainer(Explainer):
     def request_ref(self, request: Request) -> Mapping[str, str]:
         return {"request": request.spec.subrequest.name}
 
-    def disagreement(self, unit: PlacementUnit) -> Fact | None:
-        for demand in unit.demands:
-            for relation in demand.relations:
-                alone = (detail[0] for detail in demand.details if len(detail) == 1)
-                for request in (request for request in alone if request.label in relation.labels):
-                    if counts_devices(request) and (differ := self._disagreement(unit, relation, request)):
-                        return differ
-        names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
-        return fact(Cause.CONSTRAINTS, attributes=(*names,))
-
-    def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> Fact | None:
-        """How many devices agree, or differ, in an attribute; None if counting does not show that they are too few."""
-        accepted = request.candidates.accepted
-        values = {i: own for i in accepted if (own := self.snapshot.devices[i].values(relation.attribute))}
-
-        def count(some: Sequence[int]) -> int:
-            by_value = Counter(value for index in some for value in values[index])
-            return len(by_value) if relation.distinct else max(by_value.values(), default=0)
-
-        best = self.funnels.best(values, unit.pin, count)
-        if best >= request.min_count:
-            return None
-        there, total = self.funnels.having(request, relation.attribute)
-        return fact(
-            Cause.TOO_FEW_AGREE,
-            attribute=relation.attribute,
-            distinct=relation.distinct,
-            wanted=request.min_count,
-            most=str(best),
-            node=unit.pin,
-            **self.request_ref(request),
-            without=total - there or None,
-            total=total,
-        )
+    def having(self, request: Request, name: str) -> tuple[int, int]:
+        return self.funnels.having(request, name)
 
     def exhausted(self, unit: PlacementUnit) -> Fact:
         return NOT_TOGETHER  # whatever a part of the cluster has
 
     def make_typos(self) -> ResourceTypoFinder:
         return ResourceTypoFinder([*map(published_device, self.snapshot.devices)])
-
-
-def counts_devices(request: Request) -> bool:
-    """Whether it takes so many devices."""
-    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)
 
 
 def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any]) -> dict[str, Any]:
