@@ -147,7 +147,7 @@ def _together(cause: Fact, style: Style) -> str:
 
 
 def _of_request(cause: Fact, style: Style) -> str:
-    return f" for request {style.name(cause['request'])}" if "request" in cause else ""
+    return f" for {_request(cause, style)}" if "request" in cause else ""
 
 
 def _too_few(cause: Fact, style: Style) -> Words:

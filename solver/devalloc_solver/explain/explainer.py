@@ -233,7 +233,7 @@ class Explainer(ABC):
         """What the best node lacks; None if counting does not show it. ``is_empty``: if nothing is in use."""
 
     def having(self, request: Request, name: str) -> tuple[int, int] | None:
-        """Count the devices for a request that have an attribute, and all for it; None if nobody is told."""
+        """Count the devices for a request that have an attribute, and all for it; None where no count is shown."""
         return None
 
     def left_out(self, unit: PlacementUnit) -> Sequence[Fact]:

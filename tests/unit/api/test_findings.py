@@ -253,3 +253,10 @@ def test_objects_of_several_words_have_their_own_verb() -> None:
 
 def test_the_same_cause_is_said_once() -> None:
     assert message_of(Finding([SHORT, SHORT], [COUNT])) == message_of(Finding([SHORT], [COUNT]))
+
+
+def test_a_request_without_a_name_of_its_own_is_named_by_its_path() -> None:
+    cause = fact(Cause.TOO_FEW_AGREE, attribute="root", wanted=2, most="1", request="0", path="spec.claims[0]")
+    assert message_of(Finding([cause])) == (
+        "no node has 2 devices with the same `root` for spec.claims[0] (at most 1); ask for fewer"
+    )
