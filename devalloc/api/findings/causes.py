@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
 from devalloc.api.findings.rules import RuleCode, rule_words
-from devalloc.api.findings.style import WHOLE, Style, count_devices, count_of, count_parts, joined
+from devalloc.api.findings.style import (
+    WHOLE,
+    Style,
+    agree_verb,
+    count_devices,
+    count_parts,
+    do_of,
+    joined,
+    plural_of,
+)
 from devalloc.printable import printable
 
 
@@ -25,11 +34,20 @@ class Words:
     obvious: str = ""
     """what to do, which the text says almost"""
     is_complete: bool = False
-    """whether the text says what to do, too"""
+    """whether the text says all that is to be done, too"""
+    advises: bool = False
+    """whether it says something of that"""
+    shorter: Sequence[str] = ()
+    """the text with less of it, the longest first"""
 
     def after(self, text: str) -> Words:
         """The same after another text."""
-        return replace(self, text=f"{text}{self.text}")
+        return replace(self, text=f"{text}{self.text}", shorter=(self.text, *self.shorter))
+
+    def versions(self) -> Iterator[Words]:
+        """The same, and with shorter texts."""
+        yield self
+        yield from (replace(self, text=text) for text in self.shorter)
 
     def then(self, step: str) -> str:
         """What to do about it, and after that."""
@@ -65,7 +83,8 @@ def _invalid_pool(cause: Fact, style: Style) -> Words:
     """``why`` a pool counts nothing; the ``drivers`` that have no other."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
-    return Words(f"no valid pool{of} exists: {style.text(cause['why'])}", "correct it")
+    why = style.text(cause["why"])
+    return Words(f"no valid pool{of} exists: {why}", "correct it", shorter=[why])
 
 
 def _no_match(cause: Fact, style: Style) -> Words:
@@ -82,22 +101,43 @@ def _request(cause: Fact, style: Style) -> str:
 
 
 def _step(cause: Fact, style: Style) -> Words:
-    """The ``rule`` that leaves out most devices, with its ``args``: ``count`` of ``total``, and why it leaves out the
-    first one (``example``)."""
-    example = f" ({style.text(cause['example'])})" if "example" in cause else ""
-    what = style.text(rule_words(cause["rule"], cause.get("args"), cause["count"]))
-    return Words(f"{count_of(cause['count'], cause['total'])} {what}{example}", obvious=RuleCode(cause["rule"]).advice)
+    """The ``rule`` that leaves out most devices, or that is to change, with its ``args``: ``count`` of ``total``, and
+    why it leaves out the first one (``example``); the ``others``, and how many devices ``more`` rules leave out."""
+    others, more = cause.get("others", ()), cause.get("more", 0)
+    first = do_of(cause["count"], cause["total"], _rejects(cause, style))
+    brief = do_of(cause["count"], cause["total"], _rejects(cause, style, is_brief=True))
+    rest = [f"{each['count']} {_rejects(each, style)}" for each in others]
+    rest += [f"{more} {agree_verb('are left out by other rules', more)}"] if more else []
+    left = more + sum(each["count"] for each in others)
+    apart = f", {left} {agree_verb('are left out by other rules', left)}" if left else ""
+    texts = [", ".join([first, *rest]), f"{first}{apart}"]
+    if (rule := RuleCode(cause["rule"])).alone:
+        texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
+    text, *shorter = dict.fromkeys((*texts, *([first] if "example" in cause else []), f"{brief}{apart}", brief))
+    return Words(text, obvious=rule.advice, shorter=shorter)
+
+
+def _rejects(step: Fact, style: Style, *, is_brief: bool = False) -> str:
+    example = f" ({style.text(step['example'])})" if "example" in step and not is_brief else ""
+    return f"{style.text(rule_words(step['rule'], step.get('args'), step['count'], is_brief=is_brief))}{example}"
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
     name = style.code(cause["name"])
-    what = {"amount": f"shares of {name}", "capacity": f"capacity {name}"}.get(
+    what = {"amount": f"{name} to share", "capacity": f"capacity {name}"}.get(
         cause.get("what", ""), f"attribute {name}"
     )
     text = f"{_few(cause['count'], cause['total'])} {what}"
-    advice = "ask for an amount that devices have" if cause.get("what") else "use one that devices have"
+    advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(name)
     return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice)
+
+
+_SELECT_OTHERS = {
+    "amount": "remove {} from requests to get whole devices",
+    "capacity": "ask for a capacity that devices have",
+}
+"""What to do about a name of a kind that no device has."""
 
 
 def _few(count: int, total: int) -> str:
@@ -140,9 +180,10 @@ def _lacks(cause: Fact, style: Style) -> str:
 
 
 def _together(cause: Fact, style: Style) -> str:
-    """Such as " with the same `numa` and `root`"."""
+    """Such as " with equal `numa` and `root`"."""
     names = cause.get("attributes", ())
-    has = "a value of" if cause.get("devices", cause.get("wanted")) == 1 else "the same"
+    has_none = cause["most"] == "0"
+    has = "a value of" if has_none or cause.get("devices", cause.get("wanted")) == 1 else "equal"
     return f" with {has} {' and '.join(style.code(name) for name in names)}" if names else ""
 
 
@@ -153,50 +194,83 @@ def _of_request(cause: Fact, style: Style) -> str:
 def _too_few(cause: Fact, style: Style) -> Words:
     """``wanted`` devices, and the ``most`` of them on a node, or on ``node``; ``free`` ones, of the same
     ``attributes``, for a ``request``."""
-    wanted = count_devices(cause["wanted"], "free " if cause.get("free") else "")
-    of = f"{_together(cause, style)}{_of_request(cause, style)}"
-    return Words(f"{_lacks(cause, style)} {wanted}{of} (at most {cause['most']})", hint=_fewer(cause))
+    free, together, of = "free " if cause.get("free") else "", _together(cause, style), _of_request(cause, style)
+    if cause["most"] == "0":
+        what = f"{free}device{together}{of}" if together or of else f"{free}matching device"
+        return _none(cause, style, what, cause["wanted"], _fewer(cause))
+    head = f"{_lacks(cause, style)} {count_devices(cause['wanted'], free)}{together}"
+    most = f" (at most {cause['most']})"
+    return Words(f"{head}{of}{most}", hint=_fewer(cause), shorter=[*([f"{head}{most}"] if of else []), head])
 
 
-def _fewer(cause: Fact, less: str = "ask for fewer") -> str:
-    """What to do about too few devices, if there are some, or too little (``less``)."""
-    return "" if cause["most"] == "0" else "wait until some are released" if cause.get("free") else less
+def _none(cause: Fact, style: Style, what: str, wanted: int, advice: str) -> Words:
+    """That no node has what is ``wanted``, and be it one."""
+    head = f"node {style.name(cause['node'])} has no" if "node" in cause else "no node has a"
+    text = f"{head} {what}"
+    return Words(f"{text} ({wanted} wanted)" if wanted > 1 else text, hint=advice, shorter=[text] if wanted > 1 else [])
+
+
+def _fewer(cause: Fact, less: str = "ask for fewer devices") -> str:
+    """What to do about too few devices, or too little (``less``), if there are some."""
+    if cause.get("free"):
+        return "wait until some are released"
+    if cause["most"] != "0":
+        return less
+    return "match another attribute" if cause.get("attributes") else "name another node" if "node" in cause else ""
 
 
 def _too_little(cause: Fact, style: Style) -> Words:
     """The same for an amount of a ``resource``, on at most so many ``devices``."""
-    on = f" on {count_devices(cause['devices'])}" if "devices" in cause else ""
-    what = f"{cause['wanted']} of {'free ' if cause.get('free') else ''}{style.name(cause['resource'])}"
-    on = on or " on its devices"
-    advice = _fewer(cause, "ask for less")
-    return Words(f"{_lacks(cause, style)} {what}{on}{_together(cause, style)} (at most {cause['most']})", hint=advice)
+    resource = f"{'free ' if cause.get('free') else ''}{style.name(cause['resource'])}"
+    advice, together = _fewer(cause, f"ask for less {style.name(cause['resource'])}"), _together(cause, style)
+    what, most = f"{cause['wanted']} of {resource}", f" (at most {cause['most']})"
+    of_node = f" of node {style.name(cause['node'])}" if "node" in cause else ""
+    device = f"no device{of_node}{together} has"
+    if cause["most"] == "0":
+        text = f"{device} {resource}"
+        return Words(f"{text} ({cause['wanted']} wanted)", hint=advice, shorter=[text])
+    if cause.get("devices") == 1:
+        return Words(f"{device} {what}{most}", hint=advice, shorter=[f"{device} {what}"])
+    on = f" on {count_devices(cause['devices'])}" if "devices" in cause else " on its devices"
+    text = f"{_lacks(cause, style)} {what}{{}}{together}{{}}"
+    return Words(text.format(on, most), hint=advice, shorter=[text.format("", most), text.format("", "")])
 
 
 def _too_few_agree(cause: Fact, style: Style) -> Words:
     """``wanted`` devices with one value of an ``attribute``, or all ``distinct`` in it, the ``most`` on a node, and how
     many of ``total`` are ``without`` it."""
-    name = style.code(cause["attribute"])
-    what = f"all different in {name}" if cause.get("distinct") else f"with the same {name}"
+    name, of = style.code(cause["attribute"]), _of_request(cause, style)
+    if cause["most"] == "0":
+        return _none(cause, style, f"device with a value of {name}{of}", cause["wanted"], "match another attribute")
+    what = f"all different in {name}" if cause.get("distinct") else f"with equal {name}"
     what = f"with a value of {name}" if cause["wanted"] == 1 else what
     without = f"; {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
-    wanted = f"{count_devices(cause['wanted'])} {what}{_of_request(cause, style)}"
-    return Words(f"{_lacks(cause, style)} {wanted} (at most {cause['most']}{without})", hint=_fewer(cause))
+    text, most = (
+        f"{_lacks(cause, style)} {count_devices(cause['wanted'])} {what}",
+        f"(at most {cause['most']}{without})",
+    )
+    return Words(f"{text}{of} {most}", hint=_fewer(cause), shorter=[f"{text} {most}", text])
 
 
-def _competition(cause: Fact, style: Style) -> str:
+def _competition(cause: Fact, style: Style) -> Words:
     """``count`` requests, their names if they are few (``requests``), want ``wanted`` devices, and ``most`` match."""
-    names, paths = cause.get("requests"), cause.get("paths")
-    who = style.listed([*map(style.path, paths)]) if paths else ""
-    who = who or (f"requests {style.listed(names)}" if names else f"{cause['count']} requests")
-    where = f"node {style.name(cause['node'])} has" if "node" in cause else "no node has more than"
-    return f"{who} want {cause['wanted']} devices together, and {where} {cause['most']}"
+    names, paths, several = cause.get("requests"), cause.get("paths"), f"{cause['count']} requests"
+    who = style.listed([*map(style.path, paths)]) if paths else f"requests {style.listed(names)}" if names else several
+    texts = [
+        _lack_together(cause, count_devices(cause["wanted"]), each, style) for each in dict.fromkeys((who, several))
+    ]
+    return Words(texts[0], hint="ask for fewer devices", shorter=texts[1:])
 
 
-def _amounts(cause: Fact, style: Style) -> str:
+def _amounts(cause: Fact, style: Style) -> Words:
     """The same for amounts of a ``resource``."""
-    where = f"node {style.name(cause['node'])} has" if "node" in cause else "no node has more than"
     what = f"{cause['wanted']} of {style.name(cause['resource'])}"
-    return f"{cause['count']} requests want {what} together, and {where} {cause['most']}"
+    text = _lack_together(cause, what, f"{cause['count']} requests", style)
+    return Words(text, hint=f"ask for less {style.name(cause['resource'])}", shorter=[text.rpartition(" (")[0]])
+
+
+def _lack_together(cause: Fact, what: str, who: str, style: Style) -> str:
+    return f"{_lacks(cause, style)} {what} for {who} together (at most {cause['most']})"
 
 
 def _node_unknown(cause: Fact, style: Style) -> Words:
@@ -206,12 +280,26 @@ def _node_unknown(cause: Fact, style: Style) -> Words:
 
 
 def _members(cause: Fact, style: Style) -> Words:
-    """The ``members`` of a ``group`` that cannot be satisfied."""
+    """The ``members`` of a ``group`` that cannot be satisfied; in a sentence maybe what the first one lacks
+    (``cause``)."""
+    first, *others = cause["members"]
+    more = len(others) + cause.get("more", 0)
+    if "cause" in cause:
+        why, who = words_of(cause["cause"], style), style.owner(first)
+        also = f" (like {more} more)" if more else ""
+        of = f"{who} of {_group(cause, style)}"
+        shorter = [f"{of}: {why.text}", *(f"{of}: {text}" for text in why.shorter), f"{who}: {why.text}"]
+        shorter += [*(f"{who}: {text}" for text in why.shorter), why.text, *why.shorter]
+        return replace(why, text=f"{of} does not fit{also}: {why.text}", shorter=shorter)
     who = style.owners(cause["members"], more=cause.get("more", 0))
-    is_one = len(cause["members"]) == 1 and not cause.get("more")
-    fits, its = ("does not fit", "its message") if is_one else ("do not fit", "their messages")
+    fits, its = ("do not fit", "their messages") if more else ("does not fit", "its message")
     rest = f", so {'the machine waits' if 'machine' in cause else 'none of it does'}" if style.width == WHOLE else ""
-    return Words(f"{who} of {_group(cause, style)} {fits}{rest}", obvious=f"see {its}")
+    text = f"{who} of {_group(cause, style)} {fits}"
+    return Words(
+        f"{text}{rest}",
+        obvious=f"see {its}",
+        shorter=[text, f"{who} {fits}", f"{style.owners(cause['members'], 1, more)} {fits}"],
+    )
 
 
 def _group(cause: Fact, style: Style) -> str:
@@ -228,24 +316,26 @@ def _all_of(cause: Fact, style: Style) -> str:
 def _unpublished(cause: Fact, style: Style) -> Words:
     """A ``device`` of a ``pool`` that a ``holder`` has, and that is published no longer, or with ``less``; how many
     ``more`` there are."""
-    how = "now has less than that" if cause.get("less") else "is published no longer"
     more = f" (and {cause['more']} more such)" if cause.get("more") else ""
-    device = f"{style.name(cause['pool'])}/{style.name(cause['device'])}"
-    text = f"{style.owner(cause['holder'])} holds {device}, which {how}{more}"
-    return Words(text, obvious="ask its owner or an admin to delete it")
+    device, holder = f"{style.name(cause['pool'])}/{style.name(cause['device'])}", style.owner(cause["holder"])
+    text = f"{holder} holds device {device}, which no longer exists{more}"
+    if cause.get("less"):
+        text = f"{holder} holds more of device {device} than there still is{more}"
+    shorter = [text.removesuffix(more)] if more else []
+    return Words(text, obvious="ask its owner or an admin to delete it", shorter=shorter)
 
 
 _EXCLUSIVE = {
-    "groups": "no pool mixes the compatibility groups of the devices",
-    "limits": "the devices need more of their pool than it has",
-    "any": "the devices cannot be used together: their pool has too little for all of them",
+    "groups": "the devices are of compatibility groups that exclude each other",
+    "limits": "the devices draw more than their pool has",
+    "any": "the devices cannot be used together, as their pool has too little for all of them",
 }
-_MORE_TIME = "give it more time (--deadline)"
+_MORE_TIME = "run `devalloc explain --deadline 60s`"
 _CUT_SHORT = {
-    "reason": "the search ended before it found the reason",
-    "place": "it fits, but the search ended before it found where",
-    "edits": "the search ended before it found what would have to change",
-    "holders": "the search ended before it found the claims that block it",
+    "reason": "time ran out before the reason was found",
+    "place": "it fits, but time ran out before a place was found",
+    "edits": "time ran out before what to change was found",
+    "holders": "time ran out before the claims that block it were found",
 }
 
 
@@ -254,8 +344,12 @@ def _member_fails(cause: Fact, style: Style) -> Words:
     why = words_of(cause["cause"], style)
     member = style.owner(cause["member"])
     reason = f"{cause['reason']}: " if style.is_whole else ""
-    text = f"{member} of {_group(cause, style)} fails: {reason}{why.text}"
-    return Words(text, why.remedy, why.guess)
+    of = f"{member} of {_group(cause, style)}"
+    return replace(
+        why,
+        text=f"{of} fails: {reason}{why.text}",
+        shorter=[f"{of} fails: {text}" for text in why.shorter] + [f"{of}: {text}" for text in why.shorter],
+    )
 
 
 def _members_apart(cause: Fact, style: Style) -> Words:
@@ -281,29 +375,38 @@ def _held_differ(cause: Fact, style: Style) -> Words:
 
 def _several_owners(cause: Fact, style: Style) -> Words:
     """The ``devices``, and the ``holders``."""
-    text = f"device {style.name(cause['devices'][0])} has several owners: {_holders(cause, style)}"
-    return Words(text, "delete all but one of them")
+    device, holders = style.name(cause["devices"][0]), _holders(cause, style)
+    brief = f"device {device} has {_count_holders(cause)} owners"
+    return Words(f"device {device} has several owners: {holders}", "delete all but one of them", shorter=[brief])
 
 
 def _over_committed(cause: Fact, style: Style) -> Words:
     """The same, and the ``resource`` of which they hold too much."""
-    hold = "holds" if len(cause["holders"]) == 1 else "hold"
-    what = f"{_holders(cause, style)} {hold} more of its {style.name(cause['resource'])} than it has"
-    return Words(f"device {style.name(cause['devices'][0])} is over-committed: {what}", "delete some of them")
+    whose = f"{style.name(cause['resource'])} of device {style.name(cause['devices'][0])} than it has"
+    return _hold_too_much(cause, style, f"more {whose}")
 
 
 def _over_drawn(cause: Fact, style: Style) -> Words:
     """The same of devices that draw on their pool."""
-    hold = "holds" if len(cause["holders"]) == 1 else "hold"
-    which = style.listed(cause["devices"], most=MAX_LISTED, more=cause.get("moreDevices", 0))
-    is_one = len(cause["devices"]) == 1 and not cause.get("moreDevices")
-    draw, them = ("device {} draws", "it") if is_one else ("devices {} draw", "them")
-    what = f"{draw.format(which)} more {style.name(cause['resource'])} than {'its' if is_one else 'their'} pool has"
-    return Words(f"{what}: {_holders(cause, style)} {hold} {them}", "delete some of them")
+    more, most = cause.get("moreDevices", 0), MAX_LISTED if style.is_whole else 1
+    devices = "device" if len(cause["devices"]) + more == 1 else "devices"
+    pool = f"the pool of {devices} {style.listed(cause['devices'], most=most, more=more)}"
+    return _hold_too_much(cause, style, f"more {style.name(cause['resource'])} than {pool} has")
+
+
+def _hold_too_much(cause: Fact, style: Style, what: str) -> Words:
+    count = _count_holders(cause)
+    hold, remedy = ("holds", "delete it") if count == 1 else ("hold", "delete some of them")
+    brief = f"{count} {plural_of(cause['holders'])} hold {what}"
+    return Words(f"{_holders(cause, style)} {hold} {what}", remedy, shorter=[brief] if count > 1 else [])
 
 
 def _holders(cause: Fact, style: Style) -> str:
     return style.owners(cause["holders"], most=MAX_LISTED, more=cause.get("more", 0))
+
+
+def _count_holders(cause: Fact) -> int:
+    return len(cause["holders"]) + int(cause.get("more", 0))
 
 
 def _room(cause: Fact, style: Style) -> Words:
@@ -318,7 +421,11 @@ def _room(cause: Fact, style: Style) -> Words:
     head = "no node has room" if cause.get("large") else "no node is large enough"
     fields = " and ".join(cause.get("fields", ()))
     obvious = f"lower {fields}" if fields else f"change {cause['policy']}" if "policy" in cause else ""
-    return Words(f"{head}: {'; '.join(lines)}{more}", obvious=obvious)
+    lacks = " and ".join(str(each["resource"]) for each in nodes[0].get("lacks", ()))
+    if not obvious and "why" not in nodes[0]:
+        obvious = f"ask for less {lacks}" if lacks else "name another node"
+    text = f"{head}: {'; '.join(lines)}"
+    return Words(f"{text}{more}", obvious=obvious, shorter=[text if more else lines[0]])
 
 
 def _room_of_node(room: Mapping[str, Any], style: Style) -> str:
@@ -326,7 +433,7 @@ def _room_of_node(room: Mapping[str, Any], style: Style) -> str:
     if "why" in room:
         return f"node {node} takes nothing new: {style.text(room['why'])}"
     if "numa" not in room:
-        return f"node {node} has {lacks}" if lacks else f"node {node} offers no room for machines"
+        return f"node {node} has {lacks}" if lacks else f"node {node} offers machines no CPU or memory"
     numa = room["numa"]
     return f"NUMA node {numa} of node {node} has {lacks}" if lacks else f"node {node} has no NUMA node {numa}"
 
@@ -344,10 +451,13 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_DEVICES: lambda cause, style: Words("no devices are published", hint="let a driver publish some"),
     Cause.NO_DRIVER: _no_driver,
     Cause.INVALID_POOL: _invalid_pool,
-    Cause.UNREACHED: _text,
+    Cause.UNREACHED: lambda cause, style: Words(_text(cause, style), advises=True),
     Cause.NO_MATCH: _no_match,
     Cause.STEP: _step,
-    Cause.PARTS: lambda cause, style: f"{count_parts(cause['count'])} only to claims with {cause['say']}",
+    Cause.PARTS: lambda cause, style: Words(
+        f"{count_parts(cause['count'])} only to claims with {cause['say']}",
+        hint=f"add {cause['say']} to the constraints to get a part",
+    ),
     Cause.UNKNOWN_NAME: _unknown_name,
     Cause.UNKNOWN_VALUE: _unknown_value,
     Cause.WRONG_TYPE: _wrong_type,
@@ -355,8 +465,9 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         f"no class has deviceType {_quoted(cause['type'], style)}", guess=_quoted(cause["near"], style)
     ),
     Cause.ADMIN_TYPE: lambda cause, style: Words(
-        f"class {style.name(cause['device_class'])} of type {style.name(cause['type'])} gives admin access",
-        "name the class",
+        f"deviceType {style.name(cause['type'])} leaves out class {style.name(cause['device_class'])},"
+        " as it gives admin access",
+        f"write deviceClass: {style.name(cause['device_class'])}",
     ),
     Cause.MISPLACED: _misplaced,
     Cause.TOO_FEW: _too_few,
@@ -368,7 +479,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.COMPETITION: _competition,
     Cause.AMOUNTS: _amounts,
     Cause.DIFFER: lambda cause, style: (
-        f"no node has enough devices that agree in {' and '.join(map(style.code, cause['attributes']))}"
+        f"no node has enough devices with equal {' and '.join(map(style.code, cause['attributes']))}"
     ),
     Cause.TOO_FEW_AGREE: _too_few_agree,
     Cause.CONSTRAINTS: lambda cause, style: (
@@ -376,7 +487,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         + (f" on {' and '.join(map(style.code, cause['attributes']))}" if "attributes" in cause else "")
     ),
     Cause.EXCLUSIVE: lambda cause, style: _EXCLUSIVE[cause.get("of", "any")],
-    Cause.PARTS_TAKEN: lambda cause, style: "each free device needs a part of its card that devices in use have taken",
+    Cause.PARTS_TAKEN: lambda cause, style: "each free device needs a part of its card that is in use",
     Cause.APART: lambda cause, style: (
         "no single node has all of it free"
         if cause.get("free")
@@ -390,16 +501,20 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         f"claims of priority {cause['by']} come before this one of {cause['priority']}"
     ),
     Cause.UNPUBLISHED: _unpublished,
-    Cause.EXPRESSION_FAILED: _text,
-    Cause.CUT_SHORT: lambda cause, style: Words(_CUT_SHORT[cause["of"]], _MORE_TIME if cause["of"] == "reason" else ""),
+    Cause.EXPRESSION_FAILED: lambda cause, style: Words(_text(cause, style), advises=True),
+    Cause.CUT_SHORT: lambda cause, style: Words(
+        _CUT_SHORT[cause["of"]], _MORE_TIME if cause["of"] == "reason" else "", hint=_MORE_TIME
+    ),
     Cause.TEXT: lambda cause, style: Words(_text(cause, style), is_complete=True),
     Cause.ROOM: _room,
     Cause.TIE: _text,
     Cause.NO_NODE: lambda cause, style: (
-        f"it may not be on node {style.name(cause['node'])}" if "node" in cause else "it may be on no other node"
+        Words(f"it may not be on node {style.name(cause['node'])}", obvious="name another node")
+        if "node" in cause
+        else Words("it may be on no other node", obvious="add a node that it may be on")
     ),
     Cause.NODE_UNSUITED: lambda cause, style: Words(
-        "it fits only on nodes that do not suit its pod", obvious="see its node selector, affinity and tolerations"
+        "it fits only on nodes that do not suit its pod", obvious="relax its node selector, affinity or tolerations"
     ),
     Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that it may not be on",
     Cause.OTHER_VALUE: lambda cause, style: f"only devices with another {joined(cause['attributes'])} would do",

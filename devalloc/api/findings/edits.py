@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: with it, Python does not know at runtime which keys of blockers are required.
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
 from devalloc.api.findings.data import Finding
@@ -109,7 +109,7 @@ class Blocker(TypedDict):
 _NAMED = 2
 """Changes, and holders, that a remedy names; of more it gives the number."""
 _NO_REASON = 24
-"""The width of names at which a remedy does not say why a device is unavailable."""
+"""The width of names at which a remedy does not say why a device is unavailable, or which node an annotation names."""
 _LONGEST_EXPRESSION = 40
 """Characters of an expression that a remedy quotes."""
 _Step = tuple[str, str]
@@ -125,6 +125,35 @@ def remedy_of(finding: Finding, style: Style) -> str:
     text = f"{words}, and {release}" if words and release else words or release
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
     return " or ".join([text, *others]) if text else joined(others)
+
+
+def merged(changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Changes, with one for those that are one to who makes them: to ask for fewer or smaller devices, whatever their
+    pool lacks, and to take attributes out of one list."""
+    by_place: dict[object, Mapping[str, Any]] = {}
+    for number, each in enumerate(changes):
+        if each["kind"] in _OF_LIMITS:
+            by_place.setdefault(_OF_LIMITS, each)
+        elif (one := _ONE_OF.get(each["kind"])) and one.same in each and "didYouMean" not in each:
+            place = tuple(each.get(name) for name in ("kind", one.same, "claim", "machine"))
+            before = by_place.get(place, {}).get(one.listed, [])
+            by_place[place] = {**each, one.listed: [*before, each[one.by]]}
+        else:
+            by_place[number] = each
+    return [*by_place.values()]
+
+
+class _Merge(NamedTuple):
+    """Edits that are one if they have the ``same``; what they differ ``by`` is ``listed``."""
+
+    same: str
+    by: str
+    listed: str
+
+
+_ONE_OF = {"matchAttribute": _Merge("path", "attribute", "attributes"), "amount": _Merge("most", "path", "paths")}
+_OF_LIMITS = frozenset(("poolResource", "counter"))
+"""Kinds of edits by which fewer or smaller devices are asked for."""
 
 
 def or_wait(finding: Finding) -> str:
@@ -199,10 +228,11 @@ def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
 def _step(edit: Mapping[str, Any], style: Style) -> _Step:
     """The verb and its object, which says whose spec it is."""
     verb, what = EDITS.get(edit["kind"], _other_edit)(edit, style)
+    to = f" to {_amount_of(edit)}" if edit["kind"] == "amount" else ""
     if "machine" in edit:
-        return verb, f"{what} of machine {style.name(edit['machine'])}"
+        return verb, f"{what} of machine {style.name(edit['machine'])}{to}"
     of = edit.get("claim")
-    return verb, f"{what} of claim {style.name(of)}" if of and of != style.subject else what
+    return verb, f"{what} of claim {style.name(of)}{to}" if of and of != style.subject else f"{what}{to}"
 
 
 def _other_edit(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -221,7 +251,7 @@ def _relax(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
     expressions = edit.get("expressions") or ([edit["expression"]] if "expression" in edit else [])
-    if len(expressions) == 1 and len(expressions[0]) <= min(style.width, _LONGEST_EXPRESSION):
+    if style.says_why and len(expressions) == 1 and len(expressions[0]) <= min(style.width, _LONGEST_EXPRESSION):
         return "relax", f"{printable(expressions[0])} in {style.path(edit['path'])}"
     return "relax", style.path(edit["path"])
 
@@ -231,22 +261,27 @@ def _match_attribute(edit: Mapping[str, Any], style: Style) -> _Step:
         return correction
     if "attribute" not in edit:
         return "remove", style.path(edit["path"])
-    return "remove", f"{style.code(edit['attribute'])} from {style.path(edit['path'])}"
+    names = " and ".join(map(style.code, edit.get("attributes", [edit["attribute"]])))
+    return "remove", f"{names} from {style.path(edit['path'])}"
 
 
 def _constraint(edit: Mapping[str, Any], style: Style) -> _Step:
     for kind in ("matchAttribute", "distinctAttribute"):
         if kind in edit:
-            return "remove", f"{style.path(edit['path'])} ({kind} {style.name(edit[kind])})"
+            named = f" ({kind} {style.name(edit[kind])})" if style.says_why else ""
+            return "remove", f"{style.path(edit['path'])}{named}"
     return _relax(edit, style)
 
 
 def _amount(edit: Mapping[str, Any], style: Style) -> _Step:
-    resource, most = edit.get("resource"), str(edit["most"])
-    if "requested" in edit:
-        _, most = readable_texts(Quantity.parse(str(edit["requested"])), Quantity.parse(most))
-    what = f"{most} {'device' if most == '1' else 'devices'}" if resource in (None, "count") else most
-    return "ask for", f"at most {what} in {style.path(edit['path'])}"
+    return "lower", " and ".join(map(style.path, edit.get("paths", [edit["path"]])))
+
+
+def _amount_of(edit: Mapping[str, Any]) -> str:
+    """What an amount is to be lowered to."""
+    if "requested" not in edit:
+        return str(edit["most"])
+    return readable_texts(Quantity.parse(str(edit["requested"])), Quantity.parse(str(edit["most"])))[1]
 
 
 def _class(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -269,7 +304,7 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     node = style.name(edit["node"])
     if "pool" in edit:
         pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
-        return "add", f"node {node} to the node selector of the ResourceSlices of pool {pool}"
+        return "let", f"pool {pool} reach node {node}"
     if bound := edit.get("boundBy"):
         held = release_of([{**each, "kind": each.get("title", "claim")} for each in bound], style)
         verb, _, what = held.partition(" ")
@@ -278,23 +313,24 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
         return "remove", style.path(edit["path"])
     pinned = [{**each, "kind": each.get("title", "claim")} for each in edit.get("pinned", ())]
     of = f" of {style.owners(pinned)}" if pinned else ""
-    value = f"={node}" if style.width == WHOLE else ""
+    value = f"={node}" if style.width > _NO_REASON else ""
     return "remove", f"the annotation devalloc.io/node{value}{of}"
 
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
         return "ask", "for fewer or smaller devices"
-    lacks = f"pool {style.name(edit['pool'])} lacks {edit['missing']}"
-    return "ask", f"for fewer devices or less {style.name(edit['resource'])} ({lacks})"
+    lacks = f" (pool {style.name(edit['pool'])} lacks {edit['missing']} of {style.name(edit['resource'])})"
+    return "ask", f"for fewer or smaller devices{lacks if style.says_why else ''}"
 
 
 def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
     if "missing" not in edit:
         return "ask", "for fewer or smaller devices"
-    which = f"{style.name(edit['counterSet'])}/{style.name(edit['counter'])}"
-    pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
-    return "ask", f"for fewer or smaller devices (pool {pool} lacks {edit['missing']} of counter {which})"
+    which = style.name(f"{edit['counterSet']}/{edit['counter']}")
+    pool = style.name(f"{edit['driver']}/{edit['pool']}")
+    lacks = f" (pool {pool} lacks {edit['missing']} of counter {which})"
+    return "ask", f"for fewer or smaller devices{lacks if style.says_why else ''}"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -302,6 +338,7 @@ def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
         says_why = style.says_why and edit.get("why") and style.width > _NO_REASON
         why = f" ({style.text(edit['why'])})" if says_why else ""
         device = f"device {style.name(edit['pool'])}/{style.name(edit['device'])}"
+        device = "it" if style.is_named else device
         if is_cordon_reason(str(edit.get("why"))):
             return "uncordon", f"{device}{why}"
         return "free or repair", f"{device}{why}"
@@ -322,7 +359,7 @@ def _taint(edit: Mapping[str, Any], style: Style) -> _Step:
         return "tolerate", "the taints"
     taint = f"{edit['key']}{'=' + edit['value'] if edit.get('value') else ''}:{edit.get('effect', '')}"
     where = "/".join(style.name(edit[part]) for part in ("driver", "pool", "device") if part in edit)
-    return "tolerate", f"taint {style.name(taint)} of device {where}"
+    return "tolerate", f"taint {style.name(taint)}{f' of device {where}' if style.says_why else ''}"
 
 
 def _pool(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -335,8 +372,8 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "capacity": lambda edit, style: ("remove", style.path(edit["path"])),
     "class": _class,
     "compatibilityGroup": lambda edit, style: (
-        "choose",
-        f"devices of one compatibility group of pool {style.name(edit['pool'])}",
+        "select",
+        f"devices of one group of pool {style.name(edit['pool'])}",
     ),
     "config": lambda edit, style: (
         "create",
@@ -345,8 +382,8 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "constraint": _constraint,
     "counter": _counter,
     "device": lambda edit, style: (
-        "free",
-        f"device {style.name(edit['driver'])}/{style.name(edit['pool'])}/{style.name(edit['device'])}",
+        "delete",
+        f"the claim that holds device {'/'.join(style.name(edit[part]) for part in ('driver', 'pool', 'device'))}",
     ),
     "feature": lambda edit, style: ("enable", f"feature gate {style.name(edit['feature'])}"),
     "limit": lambda edit, style: ("remove", style.path(edit["path"])),

@@ -9,30 +9,30 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
-from devalloc.api.findings.data import ADMIN, CAVEATS, Cause, Fact, Finding, Reader, visible
+from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, Cause, Fact, Finding, Reader, visible
 from devalloc.api.findings.edits import (
     and_more,
     changes_in_explain,
     edit_words,
+    merged,
     or_wait,
     release_of,
     remedy_of,
     withheld_of,
 )
+from devalloc.api.findings.relevance import relevant
 from devalloc.api.findings.style import WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
 """To how many characters each name is shortened until a sentence fits."""
 _WEAK = (Cause.NO_MATCH, Cause.CUT_SHORT, Cause.STEP)
 """Causes that say little if there are others, the least telling first."""
+_WEAK_CODES = frozenset(each.value for each in _WEAK)
 _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE, Cause.MISPLACED, Cause.UNKNOWN_TYPE))
 """Causes that are most likely why there are the others: something was mistyped."""
 
 
-_OF_ANY_NAME = frozenset(("class", "request", "member"))
-"""Kinds of edits that do not name what is wrong."""
-_NO_NAMES = frozenset(("kind", "code", "rule", "path"))
-"""Keys whose texts are devalloc's own."""
+_SHOWS_ALL = "`devalloc explain` shows all that is in the way"
 MAX_CACHED = 4096
 """Characters of a finding whose sentence is cached."""
 
@@ -65,9 +65,10 @@ def _fitted(content: str, subject: str, width: int | None) -> str:
 def _fitting(finding: Finding, width: int | None) -> str:
     if width is None:
         return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
-    finding = replace(finding, causes=_relevant(finding))
-    for sentences in (_sentences, _single_edits, _single_releases, _pointers, _short_sentences):
-        for names in _WIDTHS[:-1] if sentences in (_sentences, _single_edits) else _WIDTHS:
+    finding = relevant(finding)
+    finding = replace(finding, blockers=merged(finding.blockers))
+    for sentences, widths in _SENTENCES:
+        for names in widths:
             for text in sentences(finding, Style(names, finding.subject)):
                 if len(text) <= width:
                     return text
@@ -86,32 +87,42 @@ def _sentences(finding: Finding, style: Style) -> Iterator[str]:
     """The sentence, and the same with less of it."""
     uncertain = [CAVEATS[each] for each in finding.caveats if CAVEATS[each]]
     if withheld := _withheld(finding, style):
-        texts = [withheld, remedy_of(finding, replace(style, says_why=False))]
+        texts = [withheld, remedy_of(finding, replace(style, says_why=False, is_named=len(finding.edits) == 1))]
         yield joined([*texts, *uncertain])
         if not _is_open(finding):
             yield joined(texts)
-    changes, wait = remedy_of(finding, style), or_wait(finding)
-    corrects = any("didYouMean" in each for each in finding.blockers)
-    leaves_nothing = "nothingLeft" in finding.caveats
     yield from _advised(finding, style)
-    for causes in _fewer(finding.causes):
-        words = [words_of(each, style) for each in causes]
+    if withheld and not finding.causes:
+        return
+    yield from _with_changes(finding, style, uncertain)
+
+
+def _with_changes(finding: Finding, style: Style, uncertain: Sequence[str]) -> Iterator[str]:
+    """Causes, and all that is to be changed."""
+    wait, corrects = or_wait(finding), any("didYouMean" in each for each in finding.blockers)
+    remedies = dict.fromkeys(remedy_of(finding, replace(style, says_why=says_why)) for says_why in (True, False))
+    leaves_nothing = "nothingLeft" in finding.caveats
+    for words in _versions(finding.causes, style):
         own = next((each for each in words if each.remedy or each.guess), None)
         is_complete = leaves_nothing or any(each.is_complete for each in words[:1])
-        remedy = "" if is_complete else changes
-        if own and not corrects:
-            remedy = own.then(release_of(finding.holders, style) if own.guess else "")
-        text = joined([*(each.text for each in words), remedy])
-        if wait and remedy == changes:
-            yield joined([f"{text}{wait}", *uncertain])
-        if remedy and uncertain:
-            yield joined([text, *uncertain])
-        if not remedy and (hint := _hint(words, leaves_nothing=leaves_nothing)):
-            yield joined([text, hint])
-        if not (remedy and _is_open(finding)):
-            yield text
+        for changes in remedies:
+            remedy = "" if is_complete else changes
+            if own and not corrects:
+                remedy = own.then(release_of(finding.holders, style) if own.guess else "")
+            text = joined([*(each.text for each in words), remedy])
+            if wait and remedy == changes:
+                yield joined([f"{text}{wait}", *uncertain])
+            if remedy and uncertain:
+                yield joined([text, *uncertain])
+            if not remedy and (hint := _hint(words, leaves_nothing=leaves_nothing)):
+                yield joined([text, hint])
+            says_all = remedy or style.is_whole or any(each.is_complete or each.advises for each in words)
+            if text and not says_all:
+                yield joined([text, _SHOWS_ALL])
+            if says_all and not (remedy and _is_open(finding)):
+                yield text
     if corrects and finding.causes:  # the change names what is written, too
-        yield joined([words_of(finding.causes[0], style).text, changes])
+        yield from (joined([words_of(finding.causes[0], style).text, changes]) for changes in remedies)
 
 
 def _is_open(finding: Finding) -> bool:
@@ -134,6 +145,22 @@ def _advised(finding: Finding, style: Style) -> Iterator[str]:
             return
 
 
+def _versions(causes: Sequence[Fact], style: Style) -> Iterator[list[Words]]:
+    """The causes in words: all of them, without those that say little, then with shorter texts, and fewer of them."""
+    lists = [*_fewer(causes)]
+    whole = sum({each["code"] for each in causes if each not in some} <= _WEAK_CODES for some in lists)
+    yield from ([words_of(each, style) for each in some] for some in lists[:whole])
+    if style.width == WHOLE:
+        return
+    for some in lists[max(0, whole - 1) :]:
+        words = [words_of(each, style) for each in some]
+        yield words
+        if len(words) == 1:
+            yield from ([each] for each in words[0].versions())
+        elif any(each.shorter for each in words):
+            yield [[*each.versions()][-1] for each in words]
+
+
 def _hint(words: Sequence[Words], *, leaves_nothing: bool) -> str:
     """General advice on the most special of the causes that have any."""
     hints = [each.obvious or ("" if leaves_nothing else each.hint) for each in words]
@@ -142,52 +169,8 @@ def _hint(words: Sequence[Words], *, leaves_nothing: bool) -> str:
 
 def _withheld(finding: Finding, style: Style) -> str:
     """What would do and is unavailable, where no cause says more than that."""
-    return withheld_of(finding, style) if all(each["code"] in _WEAK for each in finding.causes) else ""
-
-
-def _relevant(finding: Finding) -> list[Fact]:
-    """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
-    name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
-    causes = _with_the_rule([each for n, each in enumerate(finding.causes) if each not in finding.causes[:n]])
-    unknown = [each for each in causes if each["code"] == Cause.UNKNOWN_NAME and "near" not in each]
-    if not unknown:
-        return causes
-    others = [each for each in causes if each not in unknown]
-    edits = finding.edits
-    # An edit of a whole class or request does not say which names it is about.
-    named = {*_names_of(edits), *(_names_of(others) if all(each["kind"] in _OF_ANY_NAME for each in edits) else ())}
-    has_none = [each for each in unknown if not each["count"] and not named.isdisjoint(_forms_of(each["name"]))]
-    lacking = {each["name"] for each in has_none}
-    remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
-    says_enough = has_none or any(each["code"] != Cause.NO_MATCH for each in remaining)
-    return [*remaining, *has_none] if says_enough else causes
-
-
-def _forms_of(name: str) -> tuple[str, str]:
-    """How an expression may read a name: whole, or without its domain."""
-    return name, name.rpartition("/")[2]
-
-
-def _names_of(content: Any) -> Iterator[str]:
-    """The names in data: its texts, and the words of expressions."""
-    if isinstance(content, str):
-        yield content
-        yield from "".join(each if each.isalnum() or each in "_-" else " " for each in content).split()
-    elif isinstance(content, Mapping):
-        yield from (name for key, value in content.items() if key not in _NO_NAMES for name in _names_of(value))
-    elif isinstance(content, list):
-        yield from (name for each in content for name in _names_of(each))
-
-
-def _with_the_rule(causes: Sequence[Fact]) -> list[Fact]:
-    """That no device matches, and the rule that leaves out most of them, as one cause, where the rule does not say
-    it."""
-    none = next((each for each in causes if each["code"] == Cause.NO_MATCH), None)
-    step = next((each for each in causes if each["code"] == Cause.STEP and each["count"] < each["total"]), None)
-    if none is None or step is None:
-        return [*causes]
-    rule = {name: step[name] for name in ("rule", "args", "count", "total", "example") if name in step}
-    return [{**none, **rule} if each is none else each for each in causes if each is not step]
+    is_weak = all(each["code"] in (*_WEAK, Cause.MEMBERS) and "cause" not in each for each in finding.causes)
+    return withheld_of(finding, style) if is_weak else ""
 
 
 def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
@@ -204,35 +187,55 @@ def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 
 def _single_edits(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and one of the changes."""
-    says_why = not _withheld(finding, style)
-    return _single_steps(
-        finding, style, [edit_words(each, replace(style, says_why=says_why)) for each in finding.edits]
-    )
+    return _with_one_of(finding, style, finding.blockers)
+
+
+def _first_edits(finding: Finding, style: Style) -> Iterator[str]:
+    """The same with the change that belongs to it."""
+    return _with_one_of(finding, style, finding.blockers[:1])
 
 
 def _single_releases(finding: Finding, style: Style) -> Iterator[str]:
     """The same with one of those that hold something."""
-    return _single_steps(finding, style, [release_of([each], style) for each in finding.holders])
+    return _with_one_of(finding, style, finding.holders)
 
 
-def _single_steps(finding: Finding, style: Style, steps: Sequence[str]) -> Iterator[str]:
-    words, count = _first_words(finding, style), len(finding.blockers)
-    if _advises(finding, words):
-        cause = _withheld(finding, style) or words.text
+def _with_one_of(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for cause, step in _steps(finding, style, changes):
         if _is_open(finding):
-            yield from (joined([cause, step, CAVEATS["notEnough"]]) for step in steps)
-            return
-        yield from (joined([cause, and_more(step, count)]) for step in steps)
-        if count > 1:
-            rest = f"(and {count - 1} more {'change' if count == 2 else 'changes'})"
-            yield from (joined([cause, f"{step} {rest}"]) for step in steps)
+            yield joined([cause, step, CAVEATS["notEnough"]])
+        else:
+            yield joined([cause, and_more(step, len(finding.blockers))])
+
+
+def _counted_edits(finding: Finding, style: Style) -> Iterator[str]:
+    """The first cause, and one of the changes, without where to find the others."""
+    count = len(finding.blockers) - 1
+    if count and not _is_open(finding):
+        rest = f"(and {count} more {'change' if count == 1 else 'changes'})"
+        yield from (joined([cause, f"{step} {rest}"]) for cause, step in _steps(finding, style, finding.blockers))
+
+
+def _steps(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The first cause, at length and shorter, with one of the changes each."""
+    words = _first_words(finding, style)
+    if not _advises(finding, words):
+        return
+    withheld = _withheld(finding, style)
+    texts = [withheld] if withheld else [each.text for each in words.versions()]
+    styles = [*([] if withheld else [style]), replace(style, says_why=False, is_named=bool(withheld))]
+    for each in changes:
+        for own in styles:
+            step = release_of([each], own) if each["kind"] in HOLDERS else edit_words(each, own)
+            yield from ((text, step) for text in texts)
 
 
 def _pointers(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and where the remedy is to be found."""
     words = _first_words(finding, style)
     if _advises(finding, words):
-        yield joined([words.text, changes_in_explain(len(finding.blockers))])
+        where = changes_in_explain(len(finding.blockers))
+        yield from (joined([each.text, where]) for each in words.versions())
 
 
 def _advises(finding: Finding, words: Words) -> bool:
@@ -248,3 +251,15 @@ def _short_sentences(finding: Finding, style: Style) -> Iterator[str]:
 def _first_words(finding: Finding, style: Style) -> Words:
     *_, causes = _fewer(finding.causes)
     return next((words_of(each, style) for each in causes), Words(""))
+
+
+_SENTENCES = (
+    (_sentences, _WIDTHS[:-1]),
+    (_first_edits, _WIDTHS[:4]),
+    (_single_edits, _WIDTHS[:-1]),
+    (_single_releases, _WIDTHS[:-1]),
+    (_counted_edits, _WIDTHS[:-1]),
+    (_pointers, _WIDTHS),
+    (_short_sentences, _WIDTHS),
+)
+"""What a sentence says, with names of which widths: the first one that fits is it."""

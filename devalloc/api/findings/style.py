@@ -24,13 +24,16 @@ class Style:
     """whose finding it is"""
     is_whole: bool = False
     """whether all changes are named, however many there are"""
+    is_named: bool = False
+    """whether the cause names the device that is unavailable"""
     says_why: bool = True
-    """whether a remedy says why a node or device is unavailable"""
+    """whether a remedy says why: the reason of what is unavailable, what a pool lacks, and what a field says"""
 
     def path(self, path: str) -> str:
         """A field; of a short one, without what every claim has."""
         if self.width < WHOLE:
-            path = path.removeprefix("spec.").removeprefix("devices.").replace(".exactly", "")
+            inner = path.removeprefix("spec.")
+            path = inner.removeprefix("devices.").replace(".exactly", "") if "." in inner or "[" in inner else path
         text, width = printable(path), max(self.width, _PATH)
         return text if len(text) <= width else replace(self, width=width).name(_without_middle(text, width))
 
@@ -126,6 +129,14 @@ def count_of(count: int, total: int) -> str:
     if count == total == 2:
         return "both devices"
     return f"all {total} devices" if count == total else f"{count} of {count_devices(total)}"
+
+
+def do_of(count: int, total: int, what: str) -> str:
+    """What so many of all devices do, such as "2 of 3 devices fail" or "none of 3 devices is"."""
+    for lacks, none in (("are not ", "is "), ("have no ", "has ")):
+        if count == total > 1 and what.startswith(lacks):
+            return f"none of {total} devices {none}{what.removeprefix(lacks)}"
+    return f"{count_of(count, total)} {what}"
 
 
 def count_devices(count: int, free: str = "") -> str:

@@ -603,7 +603,9 @@ class Explainer(ABC):
             edited = (request for edit in edits for request in unmatched if self.is_about(edit, request))
             about = next(edited, unmatched[0])
             none = fact(Cause.NO_MATCH, **(self.request_ref(about) if several else {}))
-            step = main_step(self.funnels.make(about))
+            step = main_step(
+                self.funnels.make(about), edits={edit.kind for edit in edits if self.is_about(edit, about)}
+            )
             return (none,) if step is None else (none, step)
         short = None if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:

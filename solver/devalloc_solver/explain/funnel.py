@@ -31,6 +31,8 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step, and claims that are named as users of devices."""
+_OTHER_RULES = 2
+"""Rules besides the first one that a cause names."""
 NO_DEVICES = "there are no devices"
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
@@ -231,13 +233,22 @@ def _example(step: Mapping[str, Any]) -> str:
     return f" ({step['example']})" if "example" in step and RuleCode(step["code"]).tells_example else ""
 
 
-def main_step(funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode)) -> Fact | None:
-    """The rule that leaves out most devices, of those that count; None if none does."""
+def main_step(
+    funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode), edits: Collection[str] = ()
+) -> Fact | None:
+    """The rule that leaves out most devices, of those that count, and the next ones; None if none does. One that is
+    lifted by ``edits``, which are of these kinds, comes first."""
     steps = [step for step in funnel.steps if step[1] and step[0].code in counts]
     if not steps:
         return None
-    by, count, _, example = max(steps, key=lambda step: step[1])
-    shown = example if by.code.tells_example else None
-    return fact(
-        Cause.STEP, rule=by.code.value, args=dict(by.args) or None, count=count, total=funnel.total, example=shown
-    )
+    steps.sort(key=lambda step: ({*edits}.isdisjoint(step[0].code.lifted_by), -step[1]))
+    first, *others = map(_step_content, steps)
+    named, rest = others[:_OTHER_RULES], others[_OTHER_RULES:]
+    more = sum(each["count"] for each in rest) or None
+    return fact(Cause.STEP, **first, total=funnel.total, others=(*named,), more=more)
+
+
+def _step_content(step: Step) -> Fact:
+    by, count, _, example = step
+    content = {"rule": by.code.value, "args": dict(by.args), "count": count, "example": example}
+    return {name: value for name, value in content.items() if value and (name != "example" or by.code.tells_example)}

@@ -225,7 +225,7 @@ def test_a_claim_names_the_policy_of_its_machine_and_no_annotation_that_no_one_w
         assert "machine" not in match
         return
     assert "remove `numa` from spec.numaPolicy of machine default/web" in shown
-    assert "ask for at most 2 in spec.cpu of machine default/web" in shown
+    assert "lower spec.cpu of machine default/web to 2" in shown
     assert "machine default/web: spec.cpu: 4, at most 2 fits\n" in shown
     assert "machine default/web: numa in spec.numaPolicy\n" in shown
     assert "virtualmachine.devalloc.io" not in shown

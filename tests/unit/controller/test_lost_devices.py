@@ -69,7 +69,7 @@ def test_the_controller_gives_nothing_that_overlaps(store: SQLiteStore, document
     assert held(store, "holder") == ["card/whole"]
     assert held(store, "waiter") == []
     message = claim_named(documents, "waiter")["metadata"]["annotations"]["devalloc.io/message"]
-    assert "default/holder holds card/whole, which is published no longer" in message
+    assert "default/holder holds device card/whole, which no longer exists" in message
     republish(store, "whole", "h1", "h2")
     DeviceClaimAllocator(store).round()
     assert (held(store, "holder"), held(store, "waiter")) == (["card/whole"], [])

@@ -71,7 +71,7 @@ def test_a_tenant_releases_its_own_and_waits_for_others(blockers: Sequence[Ref],
     [
         (
             fact(Cause.UNPUBLISHED, holder=claim_ref(SECRET), pool="pool-1", device="0000-17-00-0"),
-            "a claim of another namespace holds pool-1/0000-17-00-0, which is published no longer",
+            "a claim of another namespace holds device pool-1/0000-17-00-0, which no longer exists",
         ),
         (
             fact(Cause.SEVERAL_OWNERS, devices=["pool-1/d0"], holders=[claim_ref(OWN), claim_ref(SECRET)]),
@@ -79,7 +79,7 @@ def test_a_tenant_releases_its_own_and_waits_for_others(blockers: Sequence[Ref],
         ),
         (
             fact(Cause.OVER_COMMITTED, devices=["p/d"], resource="memory", holders=[*map(claim_ref, (SECRET, PLAN))]),
-            "device p/d is over-committed: 2 claims of other namespaces hold more of its memory than it has",
+            "2 claims of other namespaces hold more memory of device p/d than it has",
         ),
     ],
 )

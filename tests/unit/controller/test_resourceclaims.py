@@ -763,7 +763,7 @@ def test_the_answer_records_what_devices_drew_and_it_stays_in_use() -> None:
     publish(2, h1=2, h2=2)
     until(lambda: is_seen("h1"))  # else the reason, which is reported once, may be about the devices of before
     want("waits")
-    until(lambda: is_noted("a/held holds devalloc.io/n.devalloc/whole, which is published no longer"))
+    until(lambda: is_noted("a/held holds device devalloc.io/n.devalloc/whole, which no longer exists"))
     assert "allocation" not in stored("waits").get("status", {})
 
 

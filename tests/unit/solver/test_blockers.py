@@ -171,8 +171,7 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
     assert refusal["reason"] == "NotEnoughDevices"
     assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
     assert refusal["message"] == (
-        "no node has 9 devices (at most 4); "
-        "ask for at most 4 devices in claims[0].requests.count, and delete claim default/held"
+        "no node has 9 devices (at most 4); lower spec.claims[0].requests.count to 4, and delete claim default/held"
     )
 
 
@@ -285,7 +284,7 @@ def test_a_deadline_that_is_over_still_tells_what_counting_tells_and_says_that_i
     refusal = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=0.0)["claims"]))
     assert refusal["reason"] == "NotEnoughDevices"
     assert "no node has 9 devices (at most 4)" in refusal["message"]
-    assert "the search ended before it found what would have to change" in refusal["message"]
+    assert "time ran out before what to change was found" in refusal["message"]
 
 
 def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_however_many_hold_devices() -> None:
@@ -356,8 +355,12 @@ def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
 def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
     monitor = device_class("monitor", driver="gpu", deviceType="watched", adminAccess=True)
     refusal = answer("c", monitor, gpus(1), claim("c", {"deviceType": "watched"}))["message"]
-    assert "class monitor of type watched gives admin access; name the class" in refusal
-    assert "class monitor of type watched gives admin access; name the class" in refusal
+    assert (
+        "deviceType watched leaves out class monitor, as it gives admin access; write deviceClass: monitor" in refusal
+    )
+    assert (
+        "deviceType watched leaves out class monitor, as it gives admin access; write deviceClass: monitor" in refusal
+    )
     assert "did you mean" not in refusal
 
 

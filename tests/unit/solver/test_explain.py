@@ -53,7 +53,7 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     refusal = answer("c", GPU, gpus(4), wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
     assert refusal["message"] == (
-        "no node has 3 devices with the same `numa` (at most 2); remove `numa` from spec.claims[0].matchAttributes"
+        "no node has 3 devices with equal `numa` (at most 2); remove `numa` from spec.claims[0].matchAttributes"
     )
     assert refusal["verdict"] == "impossible even on an empty fleet"
     (blocker,) = refusal["blockers"]
@@ -146,8 +146,7 @@ def test_too_little_capacity() -> None:
     refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
     assert refusal["reason"] == "InsufficientCapacity"
     assert refusal["message"] == (
-        "no node has 41Gi of memory on its devices (at most 40Gi); "
-        "ask for at most 40Gi in spec.claims[0].requests.memory"
+        "no node has 41Gi of memory on its devices (at most 40Gi); lower spec.claims[0].requests.memory to 40Gi"
     )
     assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
@@ -201,7 +200,7 @@ def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
     refusal = answer("c", GPU, card, wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
-    assert "no node has 2 devices with the same `numa` (at most 1)" in refusal["message"]
+    assert "no node has 2 devices with equal `numa`" in refusal["message"]
     assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in refusal["blockers"]] == [
         ("matchAttribute", "numa", None),
         ("poolResource", None, "1"),
@@ -326,9 +325,7 @@ def test_a_node_is_uncordoned_and_the_amount_is_the_most_that_fits_then() -> Non
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
     refusal = answer("c", *cordoned([GPU, gpus(4), wanted], "n1"))
     assert refusal["verdict"] == "impossible even on an empty fleet"
-    assert refusal["message"].endswith(
-        "; run `devalloc uncordon node/n1` and ask for at most 4 devices in claims[0].requests.count"
-    )
+    assert refusal["message"].endswith("; run `devalloc uncordon node/n1` and lower claims[0].requests.count to 4")
 
 
 def test_a_claim_pinned_to_a_cordoned_node_waits_for_that_node() -> None:

@@ -76,7 +76,7 @@ def names(answer: Object) -> list[str]:
 def test_nothing_overlaps_a_device_that_is_published_no_longer(solve: Any) -> None:
     answer = solve(card(*HALVES), HELD)
     assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
-    assert "default/held holds card/whole, which is published no longer" in answer["message"]
+    assert "default/held holds device card/whole, which no longer exists" in answer["message"]
     assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "held", "priority": 0}]
 
 
@@ -91,7 +91,7 @@ def test_what_is_recorded_counts_and_no_more(solve: Any) -> None:
 def test_a_device_that_draws_less_now_counts_as_recorded(solve: Any) -> None:
     answer = solve(card(device("whole"), *HALVES), recorded(HELD, WHOLE))
     assert not answer["allocated"]
-    assert "default/held holds card/whole, which now has less than that" in answer["message"]
+    assert "default/held holds more of device card/whole than there still is" in answer["message"]
 
 
 @WAYS
@@ -123,8 +123,8 @@ def test_a_card_that_lost_a_counter_gives_nothing_beside_what_drew_on_it(
     published = card(*NOW_WITHOUT[0 if is_there else 1 :], counters=counters)
     answer = solve(published, held, claim("waiter", request("any")))
     assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
-    how = "now has less than that" if is_there else "is published no longer"
-    assert f"default/held holds card/whole, which {how}" in answer["message"]
+    how = "more of device card/whole than there still is" if is_there else "device card/whole, which no longer exists"
+    assert f"default/held holds {how}" in answer["message"]
     assert solve(published, claim("other", request("any")), claim("waiter", request("any")))["allocated"]
 
 
@@ -385,7 +385,7 @@ def dra_recorded(*devices: Object) -> Object:
 def test_nothing_overlaps_a_device_that_no_slice_has(solve: Any) -> None:
     answer = solve(slices(*DRA_HALVES), HELD_OF_SLICES)
     assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
-    assert "default/held holds gpu.io/p/whole, which is published no longer" in answer["message"]
+    assert "default/held holds device gpu.io/p/whole, which no longer exists" in answer["message"]
 
 
 @DRA_WAYS
@@ -506,4 +506,4 @@ def test_the_explanation_of_a_call_names_the_claim() -> None:
     explained = dra.explain(
         "n1", [HELD_OF_SLICES, resource_claim("waiter", 2)], [dra_builders.ANY], slices(*DRA_HALVES)
     )
-    assert "default/held holds gpu.io/p/whole, which is published no longer" in str(explained["message"])
+    assert "default/held holds device gpu.io/p/whole, which no longer exists" in str(explained["message"])

@@ -31,7 +31,7 @@ def fleet(*details: Manifest, devices: list[Manifest] = GPUS) -> list[Manifest]:
 
 
 def test_more_requests_than_devices_are_counted() -> None:
-    assert "16 requests want 16 devices together, and no node has more than 15; remove spec.claims[" in (
+    assert "no node has 16 devices for 16 requests together (at most 15); remove spec.claims[" in (
         message(*fleet(*[wants("gpu", 1)] * 16))
     )
 
@@ -39,13 +39,13 @@ def test_more_requests_than_devices_are_counted() -> None:
 def test_requests_that_differ_are_counted_together() -> None:
     details = [wants("gpu", 1, constraints=f"device.number != {100 + number}") for number in range(18)]
 
-    assert "18 requests want 18 devices together, and no node has more than 15" in message(*fleet(*details))
+    assert "no node has 18 devices for 18 requests together (at most 15)" in message(*fleet(*details))
 
 
 def test_the_requests_that_compete_are_named() -> None:
     few = wants("gpu", 2, constraints="device.number < 3")
 
-    assert "spec.claims[0] and spec.claims[2] want 4 devices together, and no node has more than 3" in (
+    assert "no node has 4 devices for spec.claims[0] and spec.claims[2] together (at most 3)" in (
         message(*fleet(few, wants("gpu", 5), few))
     )
 
@@ -56,7 +56,7 @@ def test_the_smallest_alternative_counts() -> None:
         slice_("s", devices("a", "b", "c")),
     )
 
-    assert "requests f and g want 4 devices together, and no node has more than 3" in answer["message"]
+    assert "no node has 4 devices for requests f and g together (at most 3)" in answer["message"]
 
 
 def test_a_node_that_suffices_alone_is_no_cause() -> None:
@@ -108,7 +108,7 @@ def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
     answer = resource_answer(resource_claim(*requests), slice_("s", content))
 
     assert answer["reason"] == "InsufficientCapacity"
-    assert "16 requests want 600 of m together, and no node has more than 592" in answer["message"]
+    assert "no node has 600 of m for 16 requests together (at most 592)" in answer["message"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_so_are_the_amounts_of_a_device_claim(details: list[Manifest]) -> None:
 
     text = message(*fleet(*details, devices=cards))
 
-    assert f"{len(details)} requests want 600 of m together, and no node has more than 592; remove spec.claims[" in text
+    assert f"no node has 600 of m for {len(details)} requests together (at most 592); remove spec.claims[" in text
 
 
 def test_a_whole_device_may_come_in_place_of_a_portion() -> None:
@@ -158,10 +158,12 @@ def test_a_sum_beyond_64_bits_is_an_answer_and_no_error() -> None:
     of = resource_claim(*(request(f"r{number}", amounts={"m": most}) for number in range(3)))
     answer = resource_answer(of, slice_("s", there))
     assert answer["allocated"] is False
-    assert f"3 requests want more than {most} of m together" in answer["message"]
+    assert f"no node has more than {most} of m for 3 requests together" in answer["message"]
     pools = [pool("p", node="n1", devices=[device("d", resources={"m": most})])]
     claims = claim("c", *(wants("gpu", requests={"m": most}) for _ in range(3)))
-    assert "3 requests want more than 9223372036854775807 of m together" in message(device_class("gpu"), *pools, claims)
+    assert "no node has more than 9223372036854775807 of m for 3 requests together" in message(
+        device_class("gpu"), *pools, claims
+    )
 
 
 @pytest.mark.parametrize("pairs", [12, 16])
@@ -237,11 +239,12 @@ def test_the_request_is_named_without_which_the_others_can_be_packed(order: int)
         assert blocker["request"] in ("r45", str(amounts.index(45)))
 
 
-@pytest.mark.parametrize(("pin", "where"), [(None, "no node has more than"), ("n9", "node n9 has")])
+@pytest.mark.parametrize(("pin", "where"), [(None, "no node has"), ("n9", "node n9 does not have")])
 def test_devices_of_the_network_are_counted_where_no_node_has_pools(pin: str | None, where: str) -> None:
     network = [device_class("gpu"), pool("p", node=None, devices=GPUS[:2])]
     wanted = claim("c", wants("gpu", 2), wants("gpu", 2), node=pin)
 
-    assert f"spec.claims[0] and spec.claims[1] want 4 devices together, and {where} 2; remove spec.claims" in message(
-        *network, wanted
+    assert (
+        f"{where} 4 devices for spec.claims[0] and spec.claims[1] together (at most 2); remove spec.claims"
+        in message(*network, wanted)
     )

@@ -69,7 +69,7 @@ def test_a_pool_of_which_more_is_held_than_it_has_needs_all_of_that_back() -> No
     answer = solve_manifests([GPU, card, *held, want(constraints="device.k == 'd1'")])
     assert blockers({content["name"]: content for content in answer["claims"]}["c"]) == ["h1", "h2"]
     assert [problem["name"] for problem in answer["problems"]] == ["h1", "h2"]
-    assert all("draw more m than their pool has" in problem["message"] for problem in answer["problems"])
+    assert all("hold more m than the pool of devices" in problem["message"] for problem in answer["problems"])
 
 
 def test_groups_that_were_mixed_before_block_no_claim_elsewhere() -> None:

@@ -60,9 +60,12 @@ ALARMS = {
     ),
     "shares": (
         [shared_pool(), holder("a", "p/d0", memory="3Gi"), holder("b", "p/d0", memory="2Gi")],
-        "device p/d0 is over-committed",
+        "hold more memory of device p/d0 than it has",
     ),
-    "resources of a pool": ([partitioned_pool(), holder("a", "p/d0"), holder("b", "p/d1")], "draw more slices"),
+    "resources of a pool": (
+        [partitioned_pool(), holder("a", "p/d0"), holder("b", "p/d1")],
+        "hold more slices than the pool of devices",
+    ),
     "two owners, by ResourceClaims": (
         [slice_of("p", "n", [device("d0")]), resource_claim("a", "p/d0"), resource_claim("b", "p/d0")],
         "device devalloc.io/p/d0 has several owners",
@@ -79,10 +82,10 @@ ALARMS = {
         [slice_of("p", "n", [device("d1")]), resource_claim("a", "p/d0"), resource_claim("b", "p/d0")],
         "device devalloc.io/p/d0 has several owners",
     ),
-    "shares, by ResourceClaims": ([shared_slice(), share("a", "3Gi"), share("b", "2Gi")], "is over-committed"),
+    "shares, by ResourceClaims": ([shared_slice(), share("a", "3Gi"), share("b", "2Gi")], "hold more memory of device"),
     "counters, by ResourceClaims": (
         [*partitions(), resource_claim("a", "p/d0"), resource_claim("b", "p/d1")],
-        "draw more set-0/slices",
+        "hold more set-0/slices than the pool of devices",
     ),
 }
 QUIET = {
@@ -109,7 +112,7 @@ QUIET = {
 
 def alarms(problems: list[Object]) -> dict[str, str]:
     """By the claim that they are of."""
-    words = ("several owners", "over-committed", "draw more")
+    words = ("several owners", "hold more")
     return {each["name"]: each["message"] for each in problems if any(word in each["message"] for word in words)}
 
 
@@ -168,6 +171,4 @@ def test_a_device_that_counts_for_more_than_it_is_published_with_is_named_once()
     )
 
     (problem,) = solve_manifests([gpu_class(), gpus, held])["problems"]
-    assert problem["message"].startswith(
-        "device gpus/gpu-0 draws more slices than its pool has: claim default/held holds"
-    )
+    assert problem["message"].startswith("claim default/held holds more slices than the pool of device gpus/gpu-0 has")

@@ -196,7 +196,10 @@ class _MigrationSorter:
             why = f"there is no machine {'/'.join(machine_key)}"
             self.waiting[view.key] = Reason.MACHINE_NOT_FOUND.value, why
         elif other := MachineView(machine).migration_state.get("migrationName") or self.first.get(machine_key):
-            self.waiting[view.key] = Reason.ALREADY_MIGRATING.value, f"migration {other} moves the machine first"
+            self.waiting[view.key] = (
+                Reason.ALREADY_MIGRATING.value,
+                f"migration {other} moves the machine first; wait for it to end",
+            )
         elif (never := self._why_never(view, machine)) is not None:
             self.failed[view.key] = never
         else:
@@ -375,7 +378,10 @@ def _why_not_yet(machine: Object, claims: Mapping[ClaimKey, Object]) -> tuple[st
     if view.must_leave(view.holder or view.node):
         return Reason.MACHINE_NOT_RUNNING.value, "the machine is being powered down and leaves its node"
     if (node := view.handed_over_to) is not None:
-        return Reason.ALREADY_MIGRATING.value, f"node {node} takes the machine over from node {view.holder}"
+        return (
+            Reason.ALREADY_MIGRATING.value,
+            f"node {node} is taking the machine over from node {view.holder}; wait for it to end",
+        )
     if (phase := view.status.get("phase", "Pending")) != "Running":
         return Reason.MACHINE_NOT_RUNNING.value, f"the machine is {phase}; the migration begins once it runs"
     if view.holder is None or view.is_unsettled:

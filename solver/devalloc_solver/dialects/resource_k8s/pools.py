@@ -409,9 +409,10 @@ class UnreachedDevices:
             return ""
         devices = f"{self.devices} {'device' if self.devices == 1 else 'devices'}"
         slices = f"{self.slices} {'slice' if self.slices == 1 else 'slices'}"
-        verb = "reaches" if self.devices == 1 else "reach"
-        what = f"{devices} of {slices} {verb} no Node that is given"
-        return f"{what}: correct the node selectors" if self.has_nodes else f"{what}; pass the Nodes, too"
+        select = "selects" if self.devices == 1 else "select"
+        if self.has_nodes:
+            return f"{devices} of {slices} {select} none of the Nodes; correct the node selectors"
+        return f"{devices} of {slices} {select} Nodes, and none is in the input; add the Node objects"
 
 
 def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode], names: Iterable[str] = ()) -> ClusterView:

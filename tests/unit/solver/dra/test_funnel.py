@@ -70,7 +70,9 @@ def test_the_funnel_adds_up_and_reads_as_a_sentence() -> None:
     rows = funnel(request("r", 3, IS_BIG), slice_("s", content), allocated=HELD)
 
     assert rows["devices"] == rows["matching"] + sum(step["count"] for step in rows["steps"])
-    assert describe_funnel(rows) == "2 of 4 devices fail a selector of the request, 1 is in use"
+    assert describe_funnel(rows) == (
+        "2 of 4 devices fail a selector of the request (device.attributes['gpu.io'].size == 'big'), 1 is in use"
+    )
 
 
 def test_ignored_slices_and_unusable_pools_are_listed() -> None:

@@ -88,7 +88,7 @@ def test_devices_that_select_nodes_by_labels_need_the_nodes(ask: Ask) -> None:
     answer = ask(documents(slice_("s", devices("d1"), nodeSelector=ZONE)), claim(request()))
 
     assert answer["reason"] == "NoMatchingDevices"
-    assert answer["message"] == ("1 device of 1 slice reaches no Node that is given; pass the Nodes, too")
+    assert answer["message"] == ("1 device of 1 slice selects Nodes, and none is in the input; add the Node objects")
     assert answer["unreachedDevices"] == 1
 
 
@@ -102,7 +102,9 @@ def test_the_reason_names_them_beside_devices_of_other_nodes(ask: Ask) -> None:
     answer = ask(given, claim(request("r", 1, 'device.attributes["gpu.io"].model == "net"')))
 
     assert answer["reason"] == "NoMatchingDevices"
-    assert answer["message"].startswith("2 devices of 1 slice reach no Node that is given; pass the Nodes, too; ")
+    assert answer["message"].startswith(
+        "2 devices of 1 slice select Nodes, and none is in the input; add the Node objects; "
+    )
 
 
 @WAYS
@@ -110,7 +112,7 @@ def test_with_nodes_none_of_which_suits_the_selectors_are_the_cause(ask: Ask) ->
     given = documents(slice_("s", devices("d1"), nodeSelector=ZONE), nodes={"n1": {"zone": "b"}})
 
     assert (
-        "1 device of 1 slice reaches no Node that is given: correct the node selectors"
+        "1 device of 1 slice selects none of the Nodes; correct the node selectors"
         in (ask(given, claim(request()))["message"])
     )
 
@@ -121,7 +123,7 @@ def test_the_missing_nodes_are_a_warning() -> None:
     (problem,) = solve_manifests(documents(selecting))["problems"]
     assert (problem["severity"], problem["message"]) == (
         "warning",
-        "2 devices of 1 slice reach no Node that is given; pass the Nodes, too",
+        "2 devices of 1 slice select Nodes, and none is in the input; add the Node objects",
     )
     assert solve_manifests(documents(selecting, nodes={"n1": {"zone": "b"}}))["problems"] == []
 

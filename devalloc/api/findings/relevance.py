@@ -1,0 +1,105 @@
+"""Which causes a sentence tells, and which changes it names first: a remedy belongs to the cause before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devalloc.api.findings.data import HOLDERS, Cause, Fact, Finding
+from devalloc.api.findings.rules import RuleCode
+
+_OF_ANY_NAME = frozenset(("class", "request", "member"))
+"""Kinds of edits that do not name what is wrong."""
+_NO_NAMES = frozenset(("kind", "code", "rule", "path", "claim"))
+"""Keys whose texts are devalloc's own, or say whose it is."""
+_COMMON_WORDS = frozenset(("device", "attributes", "capacity", "in", "has", "count"))
+"""Words of expressions that name nothing."""
+_EDITED = {
+    Cause.NODE_BARRED: frozenset(("node", "nodeRule")),
+    Cause.BOUND: frozenset(("node", "nodeRule")),
+    Cause.EXCLUSIVE: frozenset(("poolResource", "counter", "compatibilityGroup")),
+    Cause.GROUP: frozenset(("member",)),
+    Cause.COMPETITION: frozenset(("amount",)),
+}
+"""The kinds of changes that a cause is about, whatever it names."""
+_IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
+"""Causes that are that others hold something."""
+
+
+def relevant(finding: Finding) -> Finding:
+    """What a sentence tells of a finding."""
+    causes = _of_member(_relevant_causes(finding))
+    changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
+    return replace(finding, causes=causes, blockers=changes)
+
+
+def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
+    """Whether the most telling cause is what a change is about."""
+    first = next((each for each in causes if each["code"] != Cause.NO_MATCH or "rule" in each), None)
+    if first is None:
+        return True
+    cause = first.get("cause", first)
+    if change["kind"] in HOLDERS:
+        return bool(cause.get("free")) or cause["code"] in _IN_USE
+    lifted_by = RuleCode(cause["rule"]).lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
+    if change["kind"] in lifted_by:
+        return True
+    return not ({*_names_of(change)} - _COMMON_WORDS).isdisjoint(_names_of(cause))
+
+
+def _of_member(causes: Sequence[Fact]) -> Sequence[Fact]:
+    """What the first member of a group lacks, as a part of that it does not fit."""
+    if len(causes) < 2 or causes[0]["code"] != Cause.MEMBERS:
+        return causes
+    lacks = next((each for each in causes[1:] if each["code"] != Cause.NO_MATCH or "rule" in each), causes[1])
+    return [
+        {**causes[0], "cause": lacks},
+        *(each for each in causes[1:] if each is not lacks and each["code"] != Cause.NO_MATCH),
+    ]
+
+
+def _relevant_causes(finding: Finding) -> list[Fact]:
+    """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
+    name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
+    causes = _with_the_rule([each for n, each in enumerate(finding.causes) if each not in finding.causes[:n]])
+    unknown = [each for each in causes if each["code"] == Cause.UNKNOWN_NAME and "near" not in each]
+    if not unknown:
+        return causes
+    others = [each for each in causes if each not in unknown]
+    edits = finding.edits
+    # An edit of a whole class or request does not say which names it is about.
+    named = {*_names_of(edits), *(_names_of(others) if all(each["kind"] in _OF_ANY_NAME for each in edits) else ())}
+    has_none = [each for each in unknown if not each["count"] and not named.isdisjoint(_forms_of(each["name"]))]
+    lacking = {each["name"] for each in has_none}
+    remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
+    if "nothingLeft" in finding.caveats and not has_none:  # they are why all is left out
+        has_none = [each for each in unknown if not each["count"]]
+    says_enough = has_none or any(each["code"] != Cause.NO_MATCH for each in remaining)
+    return [*remaining, *has_none] if says_enough else causes
+
+
+def _forms_of(name: str) -> tuple[str, str]:
+    """How an expression may read a name: whole, or without its domain."""
+    return name, name.rpartition("/")[2]
+
+
+def _names_of(content: Any) -> Iterator[str]:
+    """The names in data: its texts, and the words of expressions."""
+    if isinstance(content, str):
+        yield content
+        yield from "".join(each if each.isalnum() or each in "_-" else " " for each in content).split()
+    elif isinstance(content, Mapping):
+        yield from (name for key, value in content.items() if key not in _NO_NAMES for name in _names_of(value))
+    elif isinstance(content, list):
+        yield from (name for each in content for name in _names_of(each))
+
+
+def _with_the_rule(causes: Sequence[Fact]) -> list[Fact]:
+    """That no device matches, and the rule that leaves out most of them, as one cause, where the rule does not say
+    it."""
+    none = next((each for each in causes if each["code"] == Cause.NO_MATCH), None)
+    step = next((each for each in causes if each["code"] == Cause.STEP and each["count"] < each["total"]), None)
+    if none is None or step is None:
+        return [*causes]
+    return [{**step, **none} if each is none else each for each in causes if each is not step]
