@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.conditions import ALLOCATED, find_condition
 from devalloc.api.node_rules import restrictions_of
+from devalloc.api.owner_names import owner_of
 from devalloc.api.reasons import STILL_SEARCHING, Reason, find_reason, is_final_refusal, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
@@ -348,7 +349,7 @@ class RoundSolver:
         if self._kind.has_state:
             if answer["problems"] is None:
                 answer["problems"] = problems
-            named = {(self._kind.name, *key_of_claim(claim)) for claim in claims}
+            named = {owner_of(key_of_claim(claim), self._kind.name) for claim in claims}
             # What the problems are of may be gone next time.
             self._problems = answer["problems"] if named.isdisjoint(self._subjects) else None
             given += self._answers.values()
@@ -471,7 +472,7 @@ class RoundSolver:
         if changed is None:
             return False
         for name, document in changed.items():
-            if name[1] != self._kind.name or name[1:] in self._subjects:
+            if name[1] != self._kind.name or owner_of(name[2:], name[1]) in self._subjects:
                 return False
             self._answers.pop(key := name[2:], None)
             if document is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,13 +29,15 @@ from devalloc.api.findings import (
     visible,
 )
 from devalloc.api.meta import CORDONED, CORDONED_NODE
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.vm_scheduling import scheduling_input
 from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from tests.support import dra_builders as dra
 from tests.support.examples import examples
-from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
 
 Ref = Mapping[str, Any]
@@ -294,6 +298,23 @@ def test_the_solver_names_only_claims_and_machines_that_there_are() -> None:
                 assert "VirtualMachine/" not in json.dumps([data, each["message"]]), each
         assert "VirtualMachine/" not in json.dumps(answer["problems"])
     assert min(met[kind] for kind in ("claim", "machine", "of a machine")) >= 20, met
+
+
+def test_all_that_the_controller_writes_and_reports_names_objects_only(tmp_path: Path) -> None:
+    """Claims and machines come to a fleet, and others once it is crowded."""
+    waited: Counter[str] = Counter()
+    for seed in range(examples(10)):
+        documents = crowded(Random(f"owners {seed}"))
+        first = [one for one in documents if not one["metadata"]["name"].endswith("-late")]
+        with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
+            allocator, reported = DeviceClaimAllocator(store), []
+            for some in (first, [one for one in documents if one not in first]):
+                fill(store, *({name: part for name, part in one.items() if name != "status"} for one in some))
+                reported += [problem for _ in range(3) for problem in allocator.round().problems]
+            objects = store.list(None).objects
+        assert "VirtualMachine/" not in json.dumps([objects, reported])
+        waited.update(one["kind"] for one in objects if "reason" in json.dumps(one))
+    assert min(waited[kind] for kind in ("DeviceClaim", "VirtualMachine")) >= 10, waited
 
 
 def refusals(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.node_rules import FIELD
+from devalloc.api.owner_names import MACHINE, owner_name
 from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
@@ -55,6 +57,17 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(AnswerRefused):
             warm(state, placement="pack", deadline=None)
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
+
+
+def test_a_problem_of_a_machine_is_gone_once_what_it_holds_is_another_device() -> None:
+    def part(name: str, device: str) -> Object:
+        one = {**gpu_claim("vm"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": device}]}, FIELD: ()}
+        return {**one, "metadata": {**one["metadata"], "name": owner_name(MACHINE, "vm", name)}}
+
+    state, warm = [gpu_pool(devices=2), gpu_class(), part("", "d0")], RoundSolver()
+    for device, count in (("d0", 1), ("d1", 0)):
+        problems = warm([*state, part("io", device)], placement="pack", deadline=None)["problems"]
+        assert [one["kind"] for one in problems] == [MACHINE] * count
 
 
 def test_claims_of_which_none_fits_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
