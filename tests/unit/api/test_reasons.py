@@ -126,7 +126,8 @@ class TestWhereACodeIsDecided:
             ("class C:\n def f(self) -> Iterator[RelaxationTier]: yield self.reason, []", ["C.f"]),
             ("def _f(a) -> Reason: return a.reason", []),
             ("def f(a) -> str: return a.reason", []),
-            ("def f() -> Reason: return Reason.DELETING", []),
+            ("def f(a) -> Reason: return Reason.DELETING if a else a.reason", ["f"]),
+            ("def f(a) -> Reason: return Reason.DELETING if a else g(a)", []),
         ],
     )
     def test_is_any_where_code_gives_what_others_decide(self, code: str, names: list[str]) -> None:
