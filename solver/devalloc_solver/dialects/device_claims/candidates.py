@@ -51,6 +51,11 @@ def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
     return (*names, detail.driver, detail.value_restrictions)
 
 
+def _needed(detail: DeviceClaimDetail) -> tuple[str, ...]:
+    """Attributes that a device must have, whatever their values."""
+    return tuple(dict.fromkeys(detail.match_attributes))
+
+
 @dataclass(slots=True)
 class CandidateFinder:
     """Judges devices; keeps every verdict."""
@@ -261,7 +266,7 @@ class CandidateFinder:
         """
         key = _selection(detail)
         if key not in self._candidates:
-            judged = self._judge(detail, tuple(dict.fromkeys(detail.match_attributes)))
+            judged = self._judge(detail, _needed(detail))
             parts = (i for i in judged.accepted if is_part(self.snapshot.devices[i]))
             self._candidates[key], self._with_parts[key] = judged, frozenset(map(self._driver, parts))
         judged, drivers = self._candidates[key], self._with_parts[key]
@@ -291,7 +296,7 @@ class CandidateFinder:
 
     def _is_offered_whole(self, detail: DeviceClaimDetail, driver: str, pin: str | None, wholes: WholeDevices) -> bool:
         classes, reads = self.classes_of(detail), self.attributes_read(detail)
-        match = tuple(dict.fromkeys(detail.match_attributes))
+        match = _needed(detail)
 
         def accepts(whole: Device) -> bool:
             outcome = self._class_of_driver(whole, driver, classes, detail)
@@ -335,7 +340,7 @@ class CandidateFinder:
         outcome = self._class_for(device, self.classes_of(detail), detail)
         if isinstance(outcome, Mismatch):
             return outcome
-        match = tuple(dict.fromkeys(detail.match_attributes))
+        match = _needed(detail)
         rejected = self._find_mismatch(device, detail, match, self.is_admin(detail))
         return rejected or self._part_mismatch(device, left_out)
 
