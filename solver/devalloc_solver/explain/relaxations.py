@@ -269,15 +269,12 @@ class UnitRelaxations(ABC):
 
     def claim_entry(self, demand: Demand) -> dict[str, Any]:
         """Whose spec it is, where several claims are meant."""
-        return {"claim": "/".join(self.claim_name(demand))} if self._is_shared else {}
+        is_shared = self.unit.group is not None or len(self.unit.demands) > 1
+        return {"claim": "/".join(self.claim_name(demand))} if is_shared else {}
 
     def request_entry(self, demand: Demand, request: Request) -> dict[str, Any]:
         """Which request it is, or alternative of one, where the path is not enough."""
         return self.claim_entry(demand)
-
-    @property
-    def _is_shared(self) -> bool:
-        return self.unit.group is not None or len(self.unit.demands) > 1
 
     def each_request(self) -> Iterator[tuple[Demand, Request]]:
         return ((demand, request) for demand in self.unit.demands for request in demand.requests)

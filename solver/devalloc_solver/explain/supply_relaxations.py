@@ -388,7 +388,8 @@ def release_withheld(
         return None
 
     def offered(question: FeasibilityQuestion) -> FeasibilityQuestion:
-        return _with_devices_offered(question, devices, meant(question.unit), _usable_device)
+        accepting = meant(question.unit)
+        return _with_devices_offered(question, devices, accepting, lambda d: _make_available(_define_resources(d)))
 
     def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         question = relaxed([])
@@ -421,10 +422,6 @@ def _with_devices_offered(
         )
 
     return question.with_devices(free).with_requests(offer)
-
-
-def _usable_device(device: Device) -> Device:
-    return _make_available(_define_resources(device))
 
 
 def _make_available(device: Device) -> Device:

@@ -187,7 +187,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """The same from the nodes that matter to these claims, in a fleet where nothing is wrong; None where all is to
         be looked at: it is not certain what matters, or claims that fit by themselves do not fit together."""
         keys = {read.key for read in fresh}
-        if not self._echoes.are_all or not len(fresh) == len(keys) <= MAX_CLAIMS:
+        if self._echoes.edition != self._state.edition or not len(fresh) == len(keys) <= MAX_CLAIMS:
             return None
         state = self._state
         state.index.allowance.begin(call.ends, call.started, is_quick=call.is_quick)

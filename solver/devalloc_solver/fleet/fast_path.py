@@ -146,7 +146,7 @@ class FastPath:
             if (
                 one.compatibility is not None
                 or one.shareable
-                or any(_is_list_attribute(kind, n) for n in self._names(request))
+                or any(isinstance(one.attributes.get(name), frozenset) for name in self._names(request))
             ):
                 return None
             common = _values(kind, self.demand.match, comparable=self.several or request.min_count > 1)
@@ -357,10 +357,6 @@ def _common_score(choices: Sequence[RequestOption]) -> PlacementScore:
         cost += score.pool_cost
         loss += score.partition_loss
     return PlacementScore((), pools, devices, 0, 0, cost, loss, tuple([choice.score.order for choice in choices]))
-
-
-def _is_list_attribute(kind: EqualDevices, name: str) -> bool:
-    return isinstance(kind.one.attributes.get(name), frozenset)
 
 
 def _values(kind: EqualDevices, names: Iterable[str], *, comparable: bool) -> Values | None:

@@ -81,11 +81,6 @@ class Echoes:
     _answers: dict[Key, tuple[object, bytes | dict[str, Any]]] = field(default_factory=dict)
     """claim -> what it has its devices from, and its answer, if possible in a form that is quickly copied"""
 
-    @property
-    def are_all(self) -> bool:
-        """Whether still nothing is wrong."""
-        return self.edition == self.state.edition
-
     def note(self, solution: Solution, before: Set[Key]) -> None:
         """Remember those of a solution for all of the fleet. ``before``: the claims that held devices before it."""
         self.edition = None if solution.problems else self.state.edition

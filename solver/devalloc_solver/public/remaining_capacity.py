@@ -183,7 +183,9 @@ def _count_copies(prepared: UnsolvedProblem[Any], key: tuple[str, str], ends: fl
             is_certain = refused.reason != Reason.SEARCH_LIMIT
             return Capacity(0, is_certain, {}, str(refused.reason), refused.text)
     unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
-    networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
+    devices, pools = prepared.snapshot.devices, prepared.snapshot.pools
+    candidates = (devices[i] for request in unit.demands[0].requests for i in request.candidates.accepted)
+    networked = any(pools[device.pool].node is None for device in candidates)
     if networked or not prepared.snapshot.nodes:
         count, proven = _max_copies(prepared, unit, ends)
         counted = Capacity(count, proven, {None: count} if count else {})
@@ -259,10 +261,6 @@ def _node_key(snapshot: Snapshot, usage: Usage, demand: Demand, node: str) -> ob
         held = tuple(sorted(groups.setdefault(g, len(groups)) for g in usage.groups.get(pool.index, ())))
         seen.append((tuple(members), free, held))
     return tuple(seen)
-
-
-def _candidate_pools(prepared: UnsolvedProblem[Any], demand: Demand) -> set[int]:
-    return {prepared.snapshot.devices[i].pool for request in demand.requests for i in request.candidates.accepted}
 
 
 def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:

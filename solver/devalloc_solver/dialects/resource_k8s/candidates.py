@@ -214,7 +214,8 @@ class RequestVerdict:
                 by_step.setdefault(mismatch.rule, []).append((index, mismatch.why))
             rows = by_step.items()
             steps = [FunnelStep(by, tuple(i for i, _ in devices), devices[0][1] or None) for by, devices in rows]
-            barred = self._barred()
+            # ``All`` cannot have all there.
+            barred = self.broken.union(*(self.nodes[index] for index in self.blocked))
             # A device that a barred node shares with others is to be had on these.
             offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted
             accepted = dict.fromkeys(offered, class_name)
@@ -225,10 +226,6 @@ class RequestVerdict:
     def is_tainted(self) -> bool:
         """Whether taints keep the requests from devices that they choose."""
         return any(by.code in (RuleCode.TAINT, RuleCode.LABELLED_CLAIMS) for by in self.rejected)
-
-    def _barred(self) -> frozenset[str]:
-        """Nodes where ``All`` cannot have all."""
-        return self.broken.union(*(self.nodes[index] for index in self.blocked))
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,10 +194,6 @@ def _is_given(value: object) -> bool:
     return value is not None
 
 
-def _ignore(_: object) -> None:
-    return None
-
-
 T = TypeVar("T")
 Text = Annotated[str, pydantic.Strict(), Field(min_length=0)]
 """Any text that can be encoded: pydantic looks at a text only if its length is limited."""
@@ -211,5 +207,5 @@ Amounts = dict[Text, AmountField]
 Labels = dict[Text, Annotated[str, PlainValidator(_read_label)]]
 Given = Annotated[bool, PlainValidator(_is_given)]
 """Whether the field is there, whatever it has."""
-Ignored = Annotated[None, PlainValidator(_ignore)]
+Ignored = Annotated[None, PlainValidator(lambda _: None)]
 """A field that has no part in an allocation."""

@@ -187,7 +187,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
     def _release(self, key: Key) -> None:
         full = ("ResourceClaim", *key)
         held = [one for one in self._state.objects[full] if is_allocated(one)]
-        self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
+        rest = [{key: value for key, value in one["status"].items() if key != "allocation"} for one in held]
+        self._state.replace(full, [{**one, "status": status} for one, status in zip(held, rest, strict=True)])
 
     def _metadata_of(self, name: Name) -> Mapping[str, Any]:
         metadata = next((one.get("metadata") for one in self._state.objects.get(name, ())), None)
@@ -369,10 +370,6 @@ def _deep_copy(content: Any) -> Any:
 
 def _name(document: Manifest) -> Name:
     return (short_text(document.get("kind") or ""), *key_of(document))
-
-
-def _without_allocation(document: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in document["status"].items() if key != "allocation"}
 
 
 def _group_key(document: Manifest) -> tuple[str, str] | None:

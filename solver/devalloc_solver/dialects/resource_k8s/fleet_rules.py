@@ -302,7 +302,7 @@ class ResourceClaimRules:
 
     def _are_texts(self, kind: EqualDevices, names: Iterable[str]) -> bool:
         """Whether each device of a kind has these attributes, as one short string each, and all others are readable."""
-        if _has_unreadable_attribute(kind):
+        if published_device(kind.one).device.has_fault:
             return False
         for name in names:
             value = kind.one.attributes.get(name)
@@ -362,8 +362,3 @@ def _labels(requests: Iterable[Request]) -> set[str]:
 
 def is_broken(traits: Hashable) -> bool:
     return isinstance(traits, DeviceProperties) and traits.is_broken
-
-
-def _has_unreadable_attribute(kind: EqualDevices) -> bool:
-    """Whether the devices of a kind have an attribute that cannot be read."""
-    return published_device(kind.one).device.has_fault

@@ -497,13 +497,6 @@ def _joined_pools(offers: Sequence[PublishedDevice], common: Collection[PoolId])
     return pools.values()
 
 
-def _by_pool(offers: Sequence[PublishedDevice]) -> Iterator[tuple[ResourcePool, list[PublishedDevice]]]:
-    pools: dict[int, list[PublishedDevice]] = {}
-    for offer in offers:
-        pools.setdefault(id(offer.pool), []).append(offer)
-    return ((members[0].pool, members) for members in pools.values())
-
-
 _NO_RESOURCES: Mapping[str, core.Resource] = {}
 
 
@@ -607,7 +600,8 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
     """Pools (by id of the object) with a counter of which more is in use than there is, and which counter that is."""
     worst_counters: dict[int, str] = {}
     is_any_used = bool(usage.whole or usage.shared)
-    for pool, members in _by_pool([offer for offer in offers if offer.pool.counters]):
+    for members in _joined_pools([offer for offer in offers if offer.pool.counters], ()):
+        pool = members[0].pool
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members if is_any_used else ():
             if pool.state is PoolStatus.COMPLETE and usage.is_used(offer.id):

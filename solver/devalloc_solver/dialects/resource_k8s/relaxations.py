@@ -86,8 +86,12 @@ class ResourceClaimRelaxations(UnitRelaxations):
         """Yield one after the other: capacities, members of a group, amounts, rules for nodes, selectors, and of a call
         for one node what its slices do not offer to it (NodeUnavailable)."""
         is_unmatched, is_call = short is Reason.NO_MATCHING_DEVICES, source is not None
-        # Where taints keep a request from devices that it chooses, no rule by which it chooses is the cause.
-        rule_bound = [each for each in self.each_request() if is_call or not _is_barred_by_taints(each[1])]
+        # Where taints keep a request from all devices that it chooses, no rule by which it chooses is the cause.
+        rule_bound = [
+            (demand, request)
+            for demand, request in self.each_request()
+            if is_call or request.candidates.accepted or not request.spec.verdict.is_tainted
+        ]
         capacities, counts = self.capacities(rule_bound), self.counts()
         selectors, classes = self.selectors(rule_bound), self.classes(rule_bound)
         requests = self.requests()
@@ -161,7 +165,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
     def _count(self, demand: Demand, request: Request, most: int) -> Relaxation:
         subrequest = request.spec.subrequest
         entry = {"kind": "amount", "path": f"{subrequest.path}.count", "requested": str(subrequest.count)}
-        return self.edit_request(demand, request, {**entry, "most": str(most)}, partial(_with_count, count=most))
+        return self.edit_request(demand, request, {**entry, "most": str(most)}, partial(replace, count=most))
 
     def selectors(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
         """The selectors of a request."""
@@ -170,7 +174,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
             if selectors := request.spec.subrequest.selectors:
                 path = f"{request.spec.subrequest.path}.selectors"
                 entry = {"kind": "selector", "path": path, "expressions": [*selectors]}
-                edits.append(self.edit_request(demand, request, entry, _without_selectors))
+                edits.append(self.edit_request(demand, request, entry, partial(replace, selectors=())))
         return edits
 
     def classes(self, requests: Iterable[tuple[Demand, Request]]) -> list[Relaxation]:
@@ -226,19 +230,6 @@ class ResourceClaimRelaxations(UnitRelaxations):
             return fewest_on_nodes(question, finder, without(question), _taints_of, nodes=0)
 
         return [Relaxation({"kind": "taint"}, without, narrow=narrow)]
-
-
-def _is_barred_by_taints(request: Request) -> bool:
-    """Whether a request can have no device, and taints keep it from some that it chooses."""
-    return not request.candidates.accepted and request.spec.verdict.is_tainted
-
-
-def _with_count(subrequest: SubRequest, count: int) -> SubRequest:
-    return replace(subrequest, count=count)
-
-
-def _without_selectors(subrequest: SubRequest) -> SubRequest:
-    return replace(subrequest, selectors=())
 
 
 def _without_capacity(subrequest: SubRequest, name: str) -> SubRequest:
