@@ -17,7 +17,7 @@ from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra, solve_manifests
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.placement_policy import PACK

@@ -10,7 +10,7 @@ from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark
 from benchmarks.plain_cp_sat import solve_plain
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement_policy import PACK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.pipeline.strategy import search_parts
 from devalloc_solver.problem.placement_policy import PACK

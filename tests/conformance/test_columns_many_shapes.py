@@ -10,7 +10,7 @@ import pytest
 from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
 from devalloc_solver.columns import state_network
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact import goals
 from devalloc_solver.exact.model import build_model

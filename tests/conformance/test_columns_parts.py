@@ -24,7 +24,7 @@ from devalloc_solver.columns.priority_levels import LevelSolver
 from devalloc_solver.columns.state_network import build_lattice
 from devalloc_solver.columns.state_space import StateSpace, build_state_space
 from devalloc_solver.columns.symmetry import canonical, find_symmetries
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.place import SearchDeadline, SearchTimeout
 from devalloc_solver.problem.allocations import Usage

@@ -13,7 +13,7 @@ import pytest
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.columns import allocate_batch, allocate_quickly, remaining_units
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.dialects.resource_k8s import manifests as dra_documents
 from devalloc_solver.dialects.resource_k8s import problem as dra_joint

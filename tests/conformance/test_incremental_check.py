@@ -15,7 +15,8 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import solve_manifests
 from devalloc_solver.check import IncrementalChecker, check
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from tests.support.answer_builders import answer, claim, device, device_class, held_claim, pool
 from tests.support.examples import examples
 from tests.support.manifest_mutations import mutated

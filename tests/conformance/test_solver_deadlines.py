@@ -15,7 +15,7 @@ from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.columns import remaining_units, state_space
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.columns.node_geometry import group_nodes
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline import strategy

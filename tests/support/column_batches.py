@@ -9,7 +9,7 @@ from typing import Any
 from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.answers import allocated_answer, placed_answer
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.exact.goals import optimize_goals

@@ -14,7 +14,8 @@ from devalloc.api.pool import DevicePool
 from devalloc_solver.answer_types import SolutionDict
 from devalloc_solver.deadline import Call, end_time
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
-from devalloc_solver.dialects.device_claims.manifests import read_documents, read_objects
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_objects
 from devalloc_solver.dialects.device_claims.problem import problem_order
 from devalloc_solver.dialects.device_claims.solve import solve_input
 from devalloc_solver.gc_pause import gc_paused

@@ -13,7 +13,7 @@ from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, BudgetExceeded, OutOfTi
 from devalloc_solver.check import DisputedDevices, check_cel_check
 from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, seconds_left
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.dialects.resource_k8s import templates
 from devalloc_solver.exact.goal_search import GoalSearch

@@ -9,7 +9,7 @@ import pytest
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.columns.node_geometry import NodeTemplate, group_nodes
 from devalloc_solver.columns.state_space import merge_templates
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.problem.allocations import Usage
 from tests.support.column_batches import by_columns, exact_counts

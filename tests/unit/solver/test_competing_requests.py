@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.fleet import unique_attribute_search
 from devalloc_solver.fleet.node_class_plan import place_exactly

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel.budget import SearchCutShort
 from devalloc_solver.deadline import quick_search_end
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact import model
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion

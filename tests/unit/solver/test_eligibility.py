@@ -12,7 +12,7 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
 from devalloc_solver.dialects.device_claims.candidates import _SELECTING, _selection
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.eligibility.judge import Judge
 from tests.support.manifests import Manifest, claim, device, device_class, pool

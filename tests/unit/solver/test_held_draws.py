@@ -17,7 +17,7 @@ from devalloc.api.device_records import (
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.check import check
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.manifests import with_defaults

@@ -15,7 +15,7 @@ from devalloc_solver import capacity
 from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.columns import allocate, patterns, remaining_units, state_space
 from devalloc_solver.columns.claim_kinds import group_units
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact.builder import ModelBuilder
 from devalloc_solver.explain.explainer import Explainer

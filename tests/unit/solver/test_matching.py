@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.place import DEFAULT_STEPS, StepBudget, can_match, fits
 from devalloc_solver.problem.allocations import Usage

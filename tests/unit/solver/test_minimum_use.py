@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.batches import BatchCase
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_counts, satisfied_details
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place.greedy import place_compactly
 from devalloc_solver.problem.allocations import Usage

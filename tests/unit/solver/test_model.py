@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver import solve_manifests
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.claim_groups import are_shares_countable
 from devalloc_solver.exact.goal_search import GoalSearch

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from devalloc_solver import solve_manifests
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.pipeline import natural_order, strategy
 from devalloc_solver.pipeline.natural_order import in_natural_order

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.batches import BatchCase
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.bench_hard import Question, questions
 from devalloc_solver import solve_manifests
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.place import (
     DEFAULT_STEPS,

@@ -16,7 +16,7 @@ from devalloc.api.pool import DevicePool
 from devalloc_solver import AnswerRefused, Fleet, capacity, dra, solve, solve_manifests
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims import problem as stages
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.goal_search import GoalSearch
 from devalloc_solver.pipeline import strategy

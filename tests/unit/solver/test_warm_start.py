@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.batches import BatchCase
 from devalloc_solver import solve_manifests
-from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.exact import goals, warm_start
 from devalloc_solver.exact.device_naming import name_devices

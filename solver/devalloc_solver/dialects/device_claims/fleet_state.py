@@ -365,11 +365,11 @@ class DeviceFleetState(FleetState):
     def everything(self, claims: Sequence[ManifestRecord]) -> ProblemInput:
         """The problem of the whole fleet and of some pending claims."""
         wanted = {document.name for document in claims}
-        groups = {group for document in claims for group in _groups_of(document)}
+        groups = {(document.name[1], document.group) for document in claims if document.group is not None}
         documents = self.documents.all_but_claims()
         for name, same in self.documents.by_name.items():
             if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
-                documents += [d for d in same if _is_relevant(d, groups)]
+                documents += [each for each in same if each.is_allocated or (name[1], each.group) in groups]
         documents += [self._written_on(key) for key in self.granted]
         return select_valid([*documents, *claims])
 
@@ -397,22 +397,6 @@ class DeviceFleetState(FleetState):
             written = with_status(claim.model, answer)
             cached = self._written[key] = granted, ClaimRecord.of(claim.name, written, claim.problems)
         return cached[1]
-
-
-def _is_relevant(document: ManifestRecord, groups: Set[Key]) -> bool:
-    """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
-    if not groups.isdisjoint(_groups_of(document)):
-        return True
-    if isinstance(document, ClaimRecord):
-        return document.is_allocated
-    return bool(document.manifest) and any(each.status is not None for each in select_valid([document]).refused)
-
-
-def _groups_of(document: ManifestRecord) -> Set[Key]:
-    """Namespace and name of the group that a claim names, valid or not."""
-    if isinstance(document, ClaimRecord):
-        return {(document.namespace, document.group)} if document.group is not None else frozenset()
-    return {(each.key[0], each.group) for each in select_valid([document]).refused if each.group is not None}
 
 
 def _read_pools(pools: Mapping[str, DevicePool], read: Mapping[str, Pool]) -> Snapshot:

@@ -19,9 +19,9 @@ from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.answers import repeated
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
+    invalid_claim,
     is_config,
     record_clashing_pools,
-    record_invalid,
     record_invalid_pool,
     without_duplicates,
 )
@@ -36,7 +36,7 @@ _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
 class ManifestRecord:
     """One manifest as it was read."""
 
-    __slots__ = ("_object", "_problems", "manifest", "name", "node")
+    __slots__ = ("_object", "_problems", "manifest", "name", "node", "refused")
 
     def __init__(
         self,
@@ -51,6 +51,8 @@ class ManifestRecord:
         """of a pool"""
         self.manifest = manifest
         """only of one that is invalid, for what it says all the same"""
+        self.refused: RejectedClaim | None = None
+        """what counts of a claim that is invalid"""
         self._object = content
         self._problems: tuple[Problem, ...] | None = problems
 
@@ -80,8 +82,19 @@ class ManifestRecord:
         return self
 
     @property
+    def errors(self) -> list[str]:
+        """What makes it invalid."""
+        errors = (problem for problem in self.problems if problem.severity == "error")
+        return [f"{each.path}: {each.message}" if each.path else each.message for each in errors]
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether it is a claim with devices, valid or not."""
+        return self.refused is not None and self.refused.status is not None
+
+    @property
     def group(self) -> str | None:
-        return None
+        return None if self.refused is None else self.refused.group
 
     @property
     def pinned_node(self) -> str | None:
@@ -151,6 +164,7 @@ class ClaimRecord(ManifestRecord):
         record = cls.__new__(cls)
         record.name = "DeviceClaim", metadata.get("namespace", "default"), metadata["name"]
         record.node, record.manifest, record._object, record._problems = None, None, None, None
+        record.refused = None
         record.is_allocated = record.is_deleting = False
         record._metadata, record._cached = own, cached = {**metadata}, cached
         record._shape, record.spec, record.warnings = cached.shape, cached.claim.spec, cached.messages
@@ -237,7 +251,10 @@ def read_manifest(content: object) -> ManifestRecord:
     node = spec.get("nodeName") if isinstance(spec, Mapping) and name[0] == "DevicePool" else None
     undecoded = manifest if decoded.object is None else None
     node = node if isinstance(node, str) and node else None
-    return ManifestRecord(name, node, decoded.object, undecoded, problems)
+    record = ManifestRecord(name, node, decoded.object, undecoded, problems)
+    if undecoded is not None:
+        record.refused = invalid_claim(undecoded, "; ".join(record.errors[:5]))
+    return record
 
 
 def without_status(document: ManifestRecord) -> ManifestRecord:
@@ -306,6 +323,11 @@ def is_rule(document: ManifestRecord) -> bool:
     return document.kind == "DeviceClass" or (document.object is not None and is_config(document.object))
 
 
+def read_documents(documents: Iterable[object]) -> ProblemInput:
+    """Read manifests of all kinds and sort them out."""
+    return select_valid(map(read_manifest, documents))
+
+
 def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
     """What is valid among some manifests, in an order that does not depend on theirs."""
     objects: list[ApiModel] = []
@@ -321,9 +343,10 @@ def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
             warnings.setdefault(document.key, []).extend(document.warnings)
             continue
         problems += document.problems
-        if document.manifest is not None:
-            errors = [p for p in document.problems if p.severity == "error"]
-            record_invalid(document.manifest, errors, invalid_classes, refused)
+        if document.refused is not None:
+            refused.append(document.refused)
+        elif document.manifest is not None and document.kind == "DeviceClass":
+            invalid_classes.setdefault(document.name[2], "; ".join(document.errors[:5]))
     valid = without_duplicates(objects, problems, invalid_classes, refused, warnings)
     return replace(valid, invalid_pools=invalid_pools(in_order))
 
@@ -333,8 +356,7 @@ def invalid_pools(documents: Sequence[ManifestRecord]) -> dict[str, str]:
     described: dict[str, str] = {}
     for document in documents:
         if document.manifest is not None:
-            errors = [problem for problem in document.problems if problem.severity == "error"]
-            record_invalid_pool(document.manifest, errors, described)
+            record_invalid_pool(document.manifest, "".join(document.errors[:1]), described)
     record_clashing_pools(pools_of(documents), described)
     return described
 

@@ -5,9 +5,9 @@ Nothing raises here: an invalid object is left out and reported, and everything 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api import meta
@@ -54,38 +54,13 @@ class ProblemInput:
     """driver -> a pool of it that was left out, and why"""
 
 
-def read_documents(documents: Iterable[object]) -> ProblemInput:
-    """Decode manifests of all kinds and sort them out."""
-    objects: list[ApiModel] = []
-    problems: list[Problem] = []
-    invalid_classes: dict[str, str] = {}
-    invalid_pools: dict[str, str] = {}
-    refused: list[RejectedClaim] = []
-    warnings: dict[Key, list[str]] = defaultdict(list)
-    for document in documents:
-        decoded = decode(document)
-        if decoded.object is not None:
-            objects.append(decoded.object)
-            if isinstance(decoded.object, DeviceClaim):
-                warnings[decoded.object.key] += [p.message for p in decoded.problems]
-                continue
-        problems += decoded.problems
-        errors = [p for p in decoded.problems if p.severity == "error"]
-        if decoded.object is None and isinstance(document, Mapping):
-            record_invalid(document, errors, invalid_classes, refused)
-            record_invalid_pool(document, errors, invalid_pools)
-    valid = without_duplicates(objects, problems, invalid_classes, refused, warnings)
-    record_clashing_pools(valid.pools, invalid_pools)
-    return replace(valid, invalid_pools=invalid_pools)
-
-
 def read_objects(
     pools: Iterable[DevicePool],
     classes: Iterable[DeviceClass],
     claims: Iterable[DeviceClaim],
     configs: Iterable[ApiModel | Mapping[str, Any]] = (),
 ) -> ProblemInput:
-    """The same for objects that are already typed. Raises TypeError for one of another type."""
+    """Sort out objects that are already typed. Raises TypeError for one of another type."""
     objects: list[ApiModel] = []
     for given, kind in ((pools, DevicePool), (classes, DeviceClass), (claims, DeviceClaim)):
         for one in given:
@@ -105,42 +80,30 @@ def read_objects(
     return without_duplicates(objects, [], {}, [], {})
 
 
-def record_invalid(
-    document: Mapping[Any, Any], errors: Sequence[Problem], classes: dict[str, str], refused: list[RejectedClaim]
-) -> None:
-    """Remember an invalid class or claim by name, so that claims that name it get a true answer."""
-    why = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in errors[:5])
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if not isinstance(metadata, Mapping) or not isinstance(name, str):
-        return
-    if document.get("kind") == "DeviceClass":
-        classes.setdefault(name, why)
-    elif key := claim_key_or_none(document):
-        annotations = metadata.get("annotations")
-        marks = annotations if isinstance(annotations, Mapping) else {}
-        nodes = (_node(marks.get(meta.ALLOCATED_NODE)), _node(marks.get(meta.NODE)))
-        refused.append(
-            RejectedClaim(
-                key,
-                Reason.CLAIM_INVALID,
-                (text_fact(why),),
-                group=_text(marks.get(meta.GROUP)),
-                status=recover_status(document.get("status")),
-                node=nodes[0] or nodes[1],
-            )
-        )
+def invalid_claim(document: Mapping[Any, Any], why: str) -> RejectedClaim | None:
+    """What counts of a claim that cannot be read; None of one without a name, and of other objects."""
+    key, metadata = claim_key_or_none(document), document.get("metadata")
+    if key is None or not isinstance(metadata, Mapping):
+        return None
+    annotations = metadata.get("annotations")
+    marks = annotations if isinstance(annotations, Mapping) else {}
+    return RejectedClaim(
+        key,
+        Reason.CLAIM_INVALID,
+        (text_fact(why),),
+        group=_text(marks.get(meta.GROUP)),
+        status=recover_status(document.get("status")),
+        node=_node(marks.get(meta.ALLOCATED_NODE)) or _node(marks.get(meta.NODE)),
+    )
 
 
-def record_invalid_pool(document: Mapping[Any, Any], errors: Sequence[Problem], pools: dict[str, str]) -> None:
+def record_invalid_pool(document: Mapping[Any, Any], why: str, pools: dict[str, str]) -> None:
     """Remember a pool that is left out, the first by name of each driver: reasons of claims name it."""
     spec, metadata = document.get("spec"), document.get("metadata")
-    if document.get("kind") != "DevicePool" or not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
-        return
-    driver, name = _text(spec.get("driver")), _text(metadata.get("name"))
-    if driver is not None and name is not None and errors:
-        why = f"{errors[0].path}: {errors[0].message}" if errors[0].path else errors[0].message
-        _leave_out(driver, name, why, pools)
+    if document.get("kind") == "DevicePool" and isinstance(spec, Mapping) and isinstance(metadata, Mapping):
+        driver, name = _text(spec.get("driver")), _text(metadata.get("name"))
+        if driver is not None and name is not None and why:
+            _leave_out(driver, name, why, pools)
 
 
 def record_clashing_pools(pools: Iterable[DevicePool], left_out: dict[str, str]) -> None:
