@@ -63,7 +63,7 @@ class MinimumUse:
         whole = self.satisfied(lambda alternatives: min(map(_whole_devices, alternatives)))
         shares = 0
         for resource, candidates in self._shared().items():
-            amount = self.satisfied(lambda some, name=resource: min(_share(request, name) for request in some))
+            amount = self.satisfied(partial(_min_share, resource=resource))
             shares = max(shares, _count_until(amount, (self._free(device, resource=resource) for device in candidates)))
         return max(whole + shares, self._any_device())
 
@@ -182,6 +182,10 @@ def _share(request: Request, resource: str) -> int:
 def _amount_taken(request: Request, *, resource: str, of_whole: Callable[[Request], int]) -> int:
     """What a request takes of a resource, by a share or with whole devices."""
     return _share(request, resource) or of_whole(request)
+
+
+def _min_share(alternatives: Alternatives, *, resource: str) -> int:
+    return min(_share(request, resource) for request in alternatives)
 
 
 def _count_until(needed: int, sizes: Iterable[int]) -> int:

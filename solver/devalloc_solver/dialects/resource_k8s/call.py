@@ -19,7 +19,6 @@ from devalloc_solver.dialects.resource_k8s.decode import read_claim, read_class,
 from devalloc_solver.dialects.resource_k8s.demands import (
     MOST_DEVICES,
     PendingClaim,
-    constrained_attributes,
     make_demand,
     make_unit,
 )
@@ -129,7 +128,7 @@ class NodeCall:
             _reject_too_many_devices(one.claim, chosen)
         problem_input = ClusterInput(slices=book.seen(pools), classes=named, claims=read)
         return UnsolvedProblem(
-            snapshot=devices.snapshot(constrained_attributes(read)),
+            snapshot=devices.snapshot,
             allocations=tuple(
                 Holding(holder_key(number), 0, devices.used.items(one))
                 for number, one in enumerate([usage] if holders is None else holders)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceDeviceClass
+from devalloc_solver.dialects.resource_k8s.device_properties import DeviceReader, make_snapshot
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
@@ -18,7 +19,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     duplicate_problems,
     list_published_devices,
-    make_snapshot,
     recorded_use,
 )
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
@@ -26,8 +26,6 @@ from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSl
 from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.problem.snapshot import Snapshot
 
-MAX_SNAPSHOTS = 4
-"""Snapshots that are remembered, one for each choice of attributes; when there are more, all are forgotten."""
 MAX_VERDICTS = 64
 """Requests of which it is remembered what they may take; when there are more, all are forgotten."""
 
@@ -48,11 +46,12 @@ class ClusterDevices:
     used: DevicesInUse = field(init=False)
     duplicates: tuple[Problem, ...] = field(init=False)
     """what to say of devices that are published more than once"""
-    _snapshots: dict[frozenset[str] | None, Snapshot] = field(default_factory=dict)
+    snapshot: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
         self.used = DevicesInUse(self.offers)
         self.duplicates = tuple(duplicate_problems(self.offers))
+        self.snapshot = make_snapshot(self.offers, self.seen.nodes, DeviceReader(self.gates))
 
     @classmethod
     def of(cls, book: SliceBook, seen: ClusterView, usage: DeviceUsage, gates: frozenset[str]) -> ClusterDevices:
@@ -78,16 +77,6 @@ class ClusterDevices:
         """One that judges them, in use or not; or, with ``usage``, only those that are not in use."""
         broken = frozenset(self.seen.broken)
         return RequestJudge(self.gates, self.offers, usage or DeviceUsage(), selectors, classes, broken)
-
-    def snapshot(self, attributes: Iterable[str] | None) -> Snapshot:
-        """The core's view of them, with the attributes that relations are about; None for all."""
-        key = None if attributes is None else frozenset(attributes)
-        if key not in self._snapshots:
-            if len(self._snapshots) >= MAX_SNAPSHOTS:
-                self._snapshots.clear()
-            names = None if key is None else sorted(key)
-            self._snapshots[key] = make_snapshot(self.offers, self.seen.nodes, names, self.gates)
-        return self._snapshots[key]
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from devalloc.api.findings import text_fact
@@ -109,11 +109,6 @@ def _constraint(claim: ResourceClaim, constraint: DeviceConstraint) -> Constrain
         if constraint.covers(request, subrequest)
     )
     return Constraint(constraint.attribute, constraint.distinct, frozenset(labels))
-
-
-def constrained_attributes(claims: Iterable[ResourceClaim]) -> list[str]:
-    """The attributes that the claims' constraints are about."""
-    return sorted({constraint.attribute for claim in claims for constraint in claim.constraints})
 
 
 def make_unit(demands: Sequence[Demand], node: str) -> PlacementUnit:

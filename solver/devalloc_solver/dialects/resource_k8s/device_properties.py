@@ -1,32 +1,31 @@
-"""The devices of a node, or of several, for the index: attributes by their full names, and all other properties."""
+"""Published devices as the core has them: attributes by their full names, and for an index all other properties."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
-    NOTHING_RECORDED,
-    DeviceUsage,
+    DeviceId,
+    Draws,
     PublishedDevice,
-    RecordedUse,
     constraint_value,
+    counter_in_view,
     counters_with_lost,
     draws_of,
+    find_duplicates,
     full_names,
     ghost_of,
-    list_published_devices,
-    make_snapshot,
-    overdrawn_counters,
+    joined_pools,
+    marker_resource,
     qualified_attributes,
     resources_of,
 )
 from devalloc_solver.dialects.resource_k8s.selectors import cel_device, order_attribute
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, UnusualAttribute
+from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
 from devalloc_solver.problem import snapshot as core
 
 
@@ -42,86 +41,95 @@ MetProperties = dict[Hashable, DeviceProperties]
 """DeviceProperties by their content."""
 
 
-def local_snapshot(
-    node: str,
-    pools: Iterable[ResourcePool],
-    gates: frozenset[str],
-    met: MetProperties,
-    recorded: RecordedUse = NOTHING_RECORDED,
-) -> core.Snapshot:
-    """What a node has in pools of its own, in the order of the dialect, and what claims recorded of it."""
-    seen = tuple(pools)
-    offers = list_published_devices([PoolView(pool, (ClusterNode(node),)) for pool in seen], None, gates, recorded)
-    reader = _DeviceReader(gates, met, offers, any(pool.state is not PoolStatus.COMPLETE for pool in seen))
-    by_pool: dict[int, list[PublishedDevice]] = {}
-    for offer in offers:
-        by_pool.setdefault(id(offer.pool), []).append(offer)
-    local_pools: list[core.Pool] = []
-    for pool in seen:
-        own, number = by_pool.get(id(pool), ()), len(local_pools)
-        devices = [
-            reader.device(offer, number, draws_of(offer, gates), frozenset() if offer.is_ghost else None)
-            for offer in own
-        ]
-        resources = counters_with_lost(pool, own)
-        local_pools.append(core.Pool(number, node, pool.title, pool.driver, resources, tuple(devices)))
-    return core.join_pools(local_pools, (node,))
+@dataclass(slots=True)
+class DeviceReader:
+    """Makes devices of the core of those that slices publish."""
 
+    gates: frozenset[str]
+    met: MetProperties | None = None
+    """only for an index: of devices that no claim tells apart, which share their traits"""
+    overdrawn: Mapping[int, str] = field(default_factory=dict)
+    """pools with a counter of which they draw more than there is, whatever is in use; see ``overdrawn_counters``"""
+    is_broken: bool = False
+    """whether the node of all these has a pool that is incomplete or invalid"""
+    _capacities: dict[int, Hashable] = field(default_factory=dict)
 
-def network_snapshot(
-    views: Sequence[PoolView],
-    usage: DeviceUsage,
-    gates: frozenset[str],
-    met: MetProperties,
-    recorded: RecordedUse = NOTHING_RECORDED,
-) -> core.Snapshot:
-    """The devices of pools that are not of one node, in the order of the dialect: each says which nodes reach it.
-
-    ``usage``: what is in use of them, with what claims recorded of it.
-    """
-    offers = list_published_devices(views, usage, gates, recorded)
-    reader = _DeviceReader(gates, met, offers, False)
-    pools = []
-    for pool in make_snapshot(offers, (), (), gates).pools:
-        devices = [reader.device(offers[one.index], one.pool, one.draws, one.reach) for one in pool.devices]
-        pools.append(replace(pool, devices=tuple(devices)))
-    return core.join_pools(pools, ())
-
-
-class _DeviceReader:
-    """Makes devices of the index of those that slices publish. Those that no claim tells apart share their traits."""
-
-    def __init__(
-        self, gates: frozenset[str], met: MetProperties, offers: Sequence[PublishedDevice], is_broken: bool
-    ) -> None:
-        """``is_broken``: whether the node of all these has a pool that is incomplete or invalid."""
-        self._gates, self._met, self._is_broken = gates, met, is_broken
-        self._over = overdrawn_counters(offers, DeviceUsage())
-        self._capacities: dict[int, Hashable] = {}
-
-    def device(
-        self, offer: PublishedDevice, pool: int, draws: tuple[tuple[str, int], ...], reach: frozenset[str] | None
-    ) -> core.Device:
-        of_pool = offer.pool.state.value, self._is_broken, self._over.get(id(offer.pool))
-        attributes, types = _read_attributes(offer, self._gates)
-        key = (of_pool, types, _read_properties(offer, self._capacities))
-        traits = self._met.get(key)
-        if traits is None:
-            traits = self._met[key] = DeviceProperties(self._is_broken)
+    def device(self, offer: PublishedDevice, pool: int, draws: Draws | None, *, is_local: bool) -> core.Device:
+        """``draws``: None for its own."""
+        attributes, types = _read_attributes(offer, self.gates)
         return core.Device(
             offer.index,
             pool,
             offer.device.name,
             attributes,
             resources_of(offer),
-            draws,
+            draws_of(offer, self.gates) if draws is None else draws,
             None,
             offer.is_shareable,
-            reach,
-            traits,
+            None if is_local and not offer.is_ghost else offer.nodes,
+            None if self.met is None else self._traits(offer, types, self.met),
             offer,
-            ghost_of(offer, self._gates) if offer.is_ghost else None,
+            ghost_of(offer, self.gates),
         )
+
+    def _traits(self, offer: PublishedDevice, types: Hashable, met: MetProperties) -> DeviceProperties:
+        of_pool = offer.pool.state.value, self.is_broken, self.overdrawn.get(id(offer.pool))
+        key = (of_pool, types, _read_properties(offer, self._capacities))
+        traits = met.get(key)
+        if traits is None:
+            traits = met[key] = DeviceProperties(self.is_broken)
+        return traits
+
+
+def make_snapshot(
+    offers: Sequence[PublishedDevice], nodes: Iterable[str], reader: DeviceReader, node: str | None = None
+) -> core.Snapshot:
+    """The core's view of these nodes and the devices. ``node``: the one that has all of them for its own.
+
+    Otherwise a pool of which all devices are of one node is that node's; another says device by device which nodes
+    reach it. Pools of one name that have devices of one name are one pool.
+    """
+    pools: list[core.Pool] = []
+    twins = find_duplicates(offers) if node is None else {}
+    common = {name[:2] for name in twins}
+    for members in joined_pools(offers, common):
+        pool = members[0].pool
+        where, draws = node, dict[int, Draws]()
+        if pool.id in common:
+            resources, draws = _merge_duplicates(members, twins, reader.gates)
+        else:
+            resources = counters_with_lost(pool, members)
+            there = [offer for offer in members if not offer.is_ghost] or members
+            nodes_of = {offer.nodes for offer in there}
+            names = {offer.reach.node_name for offer in there}
+            if node is None and len(names) == 1 and nodes_of == {frozenset(names)}:
+                where = names.pop()
+        devices = tuple(
+            reader.device(offer, len(pools), draws.get(offer.index), is_local=where is not None) for offer in members
+        )
+        pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
+    return core.join_pools(pools, nodes)
+
+
+def _merge_duplicates(
+    members: Sequence[PublishedDevice], twins: Mapping[DeviceId, Sequence[PublishedDevice]], gates: frozenset[str]
+) -> tuple[dict[str, core.Resource], dict[int, Draws]]:
+    """The resources of pools that are one, and what their devices draw: a device also what its twins would."""
+    numbers = {pool: number for number, pool in enumerate(dict.fromkeys(offer.pool for offer in members))}
+    resources = {
+        counter_in_view(name, number): resource
+        for pool, number in numbers.items()
+        for name, resource in counters_with_lost(pool, [one for one in members if one.pool is pool]).items()
+    }
+    draws: dict[int, Draws] = {}
+    for offer in members:
+        same = twins.get(offer.id, (offer,))
+        drawn = {counter_in_view(name, numbers[one.pool]): nano for one in same for name, nano in draws_of(one, gates)}
+        if len(same) > 1:
+            drawn[marker_resource(offer.device.name)] = 1
+            resources[marker_resource(offer.device.name)] = core.Resource(1, 1)
+        draws[offer.index] = tuple(sorted(drawn.items()))
+    return resources, draws
 
 
 def _read_attributes(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:

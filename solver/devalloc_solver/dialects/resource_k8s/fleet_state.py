@@ -14,11 +14,7 @@ from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.device_properties import (
-    MetProperties,
-    local_snapshot,
-    network_snapshot,
-)
+from devalloc_solver.dialects.resource_k8s.device_properties import DeviceReader, MetProperties, make_snapshot
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimRules
 from devalloc_solver.dialects.resource_k8s.manifests import (
@@ -29,13 +25,15 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
     record_left_out,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, PoolView, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
     DeviceId,
     DevicesInUse,
     DeviceUsage,
     add_allocation,
+    list_published_devices,
+    overdrawn_counters,
     published_device,
     recorded_use,
     records_of_claim,
@@ -140,13 +138,18 @@ class ClusterState(FleetState):
         book, usage = self.book(self._own[node]), usage_of(held)
         if node is None:
             seen = self.seen = view_cluster(book, self.nodes, self.node_names())
-            recorded = recorded_use(usage, book, [view.pool for view in seen.views])
-            snapshot = network_snapshot(seen.views, usage, self.gates, self._properties, recorded)
-            self._network_devices = DevicesInUse(map(published_device, snapshot.devices))
-            return snapshot
-        pools = book.pools(ClusterNode(node))
-        recorded = recorded_use(usage, book, pools)
-        return local_snapshot(node, pools, self.gates, self._properties, recorded)
+            views, is_broken = seen.views, False
+        else:
+            here = ClusterNode(node)
+            views = tuple(PoolView(pool, (here,)) for pool in book.pools(here))
+            is_broken = not all(view.pool.is_complete for view in views)
+        recorded = recorded_use(usage, book, [view.pool for view in views])
+        offers = list_published_devices(views, usage if node is None else None, self.gates, recorded)
+        if node is None:
+            self._network_devices = DevicesInUse(offers)
+        overdrawn = overdrawn_counters(offers, DeviceUsage())
+        reader = DeviceReader(self.gates, self._properties, overdrawn, is_broken)
+        return make_snapshot(offers, () if node is None else (node,), reader, node)
 
     def _is_only_in_use(self, device: Device) -> bool:
         offer = published_device(device)

@@ -18,7 +18,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
 from devalloc_solver.dialects.resource_k8s.candidates import RequestVerdict
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterCache, ClusterDevices
-from devalloc_solver.dialects.resource_k8s.demands import build_units, constrained_attributes, node_of
+from devalloc_solver.dialects.resource_k8s.demands import build_units, node_of
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of
@@ -121,7 +121,7 @@ def prepare(
     ignored = devices.book.ignored
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in ignored]
     return UnsolvedProblem(
-        snapshot=devices.snapshot(constrained_attributes(problem_input.claims)),
+        snapshot=devices.snapshot,
         allocations=tuple(sorted(allocations, key=lambda h: h.owner)),
         units=tuple(units),
         refused=(*problem_input.refused, *refused),

@@ -401,87 +401,6 @@ def constraint_value(attribute: DeviceAttribute | None, gates: frozenset[str]) -
     return frozenset((attribute.kind, value) for value in attribute.values)
 
 
-def make_snapshot(
-    offers: Sequence[PublishedDevice], nodes: Iterable[str], attributes: Collection[str] | None, gates: frozenset[str]
-) -> core.Snapshot:
-    """The core's view of these nodes and the devices, with the attributes that relations are about; None for all.
-
-    A pool of which all devices are of one node is that node's; another says device by device which nodes reach it.
-    Pools of one name that have devices of one name are one pool.
-    """
-    pools: list[core.Pool] = []
-    twins = find_duplicates(offers)
-    common = {name[:2] for name in twins}
-    for members in _joined_pools(offers, common):
-        pool = members[0].pool
-        where, draws = None, dict[int, Draws]()
-        if pool.id in common:
-            resources, draws = _merge_duplicates(members, twins, gates)
-        else:
-            resources = counters_with_lost(pool, members)
-            there = [offer for offer in members if not offer.is_ghost] or members
-            nodes_of = {offer.nodes for offer in there}
-            names = {offer.reach.node_name for offer in there}
-            where = names.pop() if len(names) == 1 and nodes_of == {frozenset(names)} else None
-        devices = tuple(
-            _to_snapshot_device(offer, len(pools), attributes, gates, draws.get(offer.index), local=where is not None)
-            for offer in members
-        )
-        pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
-    return core.join_pools(pools, nodes)
-
-
-def _merge_duplicates(
-    members: Sequence[PublishedDevice], twins: Mapping[DeviceId, Sequence[PublishedDevice]], gates: frozenset[str]
-) -> tuple[dict[str, core.Resource], dict[int, Draws]]:
-    """The resources of pools that are one, and what their devices draw: a device also what its twins would."""
-    numbers = {pool: number for number, pool in enumerate(dict.fromkeys(offer.pool for offer in members))}
-    resources = {
-        counter_in_view(name, number): resource
-        for pool, number in numbers.items()
-        for name, resource in counters_with_lost(pool, [one for one in members if one.pool is pool]).items()
-    }
-    draws: dict[int, Draws] = {}
-    for offer in members:
-        same = twins.get(offer.id, (offer,))
-        drawn = {counter_in_view(name, numbers[one.pool]): nano for one in same for name, nano in draws_of(one, gates)}
-        if len(same) > 1:
-            drawn[marker_resource(offer.device.name)] = 1
-            resources[marker_resource(offer.device.name)] = core.Resource(1, 1)
-        draws[offer.index] = tuple(sorted(drawn.items()))
-    return resources, draws
-
-
-def _to_snapshot_device(
-    offer: PublishedDevice,
-    pool: int,
-    attributes: Collection[str] | None,
-    gates: frozenset[str],
-    draws: Draws | None,
-    *,
-    local: bool,
-) -> core.Device:
-    by_name = (
-        qualified_attributes(offer)
-        if attributes is None
-        else {name: find_attribute(offer, name) for name in attributes}
-    )
-    values = {name: constraint_value(attribute, gates) for name, attribute in by_name.items()}
-    return core.Device(
-        index=offer.index,
-        pool=pool,
-        name=offer.device.name,
-        attributes={name: value for name, value in values.items() if value is not None},
-        resources=resources_of(offer),
-        draws=draws_of(offer, gates) if draws is None else draws,
-        undefined=None,
-        shareable=offer.is_shareable,
-        reach=None if local and not offer.is_ghost else offer.nodes,
-        source=offer,
-        ghost=ghost_of(offer, gates),
-    )
-
-
 def ghost_of(offer: PublishedDevice, gates: frozenset[str]) -> core.Ghost | None:
     """The same as the core has it; None of a device that its pool publishes."""
     if not offer.is_ghost or offer.drawn is None:
@@ -489,7 +408,7 @@ def ghost_of(offer: PublishedDevice, gates: frozenset[str]) -> core.Ghost | None
     return core.Ghost(draws_of(offer, gates), None, offer.drawn.is_certain)
 
 
-def _joined_pools(offers: Sequence[PublishedDevice], common: Collection[PoolId]) -> Iterable[list[PublishedDevice]]:
+def joined_pools(offers: Sequence[PublishedDevice], common: Collection[PoolId]) -> Iterable[list[PublishedDevice]]:
     """The devices of each pool; those of pools of these names are together."""
     pools: dict[object, list[PublishedDevice]] = {}
     for offer in offers:
@@ -600,7 +519,7 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
     """Pools (by id of the object) with a counter of which more is in use than there is, and which counter that is."""
     worst_counters: dict[int, str] = {}
     is_any_used = bool(usage.whole or usage.shared)
-    for members in _joined_pools([offer for offer in offers if offer.pool.counters], ()):
+    for members in joined_pools([offer for offer in offers if offer.pool.counters], ()):
         pool = members[0].pool
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members if is_any_used else ():
