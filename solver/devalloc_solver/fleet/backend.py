@@ -24,7 +24,7 @@ from devalloc_solver.fleet.joint import MAX_CLAIMS, Echoes, nodes_that_matter, p
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.shape_search import ShapeSearch
-from devalloc_solver.fleet.state import FleetState
+from devalloc_solver.fleet.state import FleetState, Name
 from devalloc_solver.fleet.subset import FleetSubset
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
@@ -41,8 +41,6 @@ from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 
 Manifest = Mapping[str, Any]
-Name = tuple[str, str, str]
-"""(kind, namespace, name); the namespace is "" for kinds that have none"""
 _MAX_VERSION = 20
 """Digits of a resourceVersion that is compared."""
 Answer = dict[str, Any]
@@ -280,7 +278,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
                     key = ask.read.key
                     if key in spots:
                         name = (self._claim_kind, *key)
-                        undo = partial(self._release, key) if self._is_there(name) else partial(self._remove, name)
+                        is_kept = name in self._state.objects
+                        undo = partial(self._release, key) if is_kept else partial(self._state.remove, name)
                         answers[key] = self._accept(ask.read, ask.query, spots[key])
                         if not answers[key]["allocated"]:
                             return None
@@ -317,9 +316,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """What is wrong with the objects, and with what claims hold of them."""
         return list(self.allocate_all([])["problems"])
 
-    @abstractmethod
     def kinds(self) -> Iterator[str]:
         """The kind of each object."""
+        return (name[0] for name, same in self._state.objects.items() for _ in same)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending."""
@@ -420,7 +419,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         name = self._checked_name(document)
         if name[0] == self._claim_kind:
             self._assumed.discard(name[1:])
-        if not self._remove(name):
+        if not self._state.remove(name):
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
 
     def _checked_name(self, document: Manifest) -> Name:
@@ -539,14 +538,6 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     @abstractmethod
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]: ...
-
-    @abstractmethod
-    def _is_there(self, name: Name) -> bool:
-        """Whether there is such an object."""
-
-    @abstractmethod
-    def _remove(self, name: Name) -> bool:
-        """Whether there was such an object."""
 
 
 def _most_copies(demand: Demand, stats: FleetStats) -> int | None:

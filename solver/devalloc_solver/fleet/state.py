@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any
 
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
@@ -14,6 +15,8 @@ from devalloc_solver.problem.ghosts import is_as_recorded
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
+Name = tuple[str, str, str]
+"""(kind, namespace, name); the namespace is "" for kinds that have none"""
 Node = str | None
 """None: the network"""
 NO_KEYS: Set[Key] = frozenset()
@@ -21,17 +24,21 @@ NO_POOLS: Set[object] = frozenset()
 
 
 class FleetState(ABC):
-    """The index of a fleet, and what claims hold of it.
+    """The objects of a fleet, its index, and what claims hold of it.
 
     A claim holds devices by name (``HeldDevices``), whether pools publish them or not. The index has those that are
     there, and ghosts for what is in use beyond that: a pool is read with what claims hold of it, and again when that
     makes it another one. What names mean, and how pools are read, the dialect says.
     """
 
-    def __init__(self, policy: PlacementPolicy, read: frozenset[str] = frozenset()) -> None:
-        """``read``: attributes that claims are known to read."""
+    def __init__(self, objects: Iterable[tuple[Name, Any]], policy: PlacementPolicy) -> None:
+        """Take note of objects, as the dialect has read them."""
+        self.objects: dict[Name, list[Any]] = {}
+        """several of one name are kept as such, for they make each other invalid (S2, S4a)"""
+        for name, one in objects:
+            self.objects.setdefault(name, []).append(one)
         self.policy = policy
-        self.index = NodeIndex(policy, read=read)
+        self.index = NodeIndex(policy, read=self._read_by_classes())
         self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
         self.edition = 0
         """changes so far by which something may be wrong that was not"""
@@ -43,12 +50,23 @@ class FleetState(ABC):
         """What claims hold."""
         return self.holders.by_claim
 
+    def of_kind(self, kind: str) -> Iterator[Any]:
+        return chain.from_iterable([same for name, same in self.objects.items() if name[0] == kind])
+
+    def _read_by_classes(self) -> frozenset[str]:
+        """The attributes that claims are known to read."""
+        return frozenset()
+
     # -- what the dialects differ in -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def rules(self) -> Any:
         """What classes say now. The index is up to date once this was asked for."""
+
+    @abstractmethod
+    def remove(self, name: Name) -> bool:
+        """An object is gone; False when there was none."""
 
     @abstractmethod
     def source(self, key: Key) -> object:

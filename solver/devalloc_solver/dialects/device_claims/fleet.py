@@ -36,9 +36,10 @@ from devalloc_solver.dialects.device_claims.solve import solve_input
 from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
 from devalloc_solver.eligibility.judge import ExpressionError
 from devalloc_solver.errors import AnswerRefused
-from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
+from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest
 from devalloc_solver.fleet.node_class_plan import ChosenPlace
 from devalloc_solver.fleet.placed import PlacedClaim
+from devalloc_solver.fleet.state import Name
 from devalloc_solver.fleet.subset import FleetSubset
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
@@ -77,7 +78,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         if not isinstance(claim, MAPPINGS) or claim.get("kind") != "DeviceClaim":
             raise ValueError("claim must be the manifest of a DeviceClaim")
         if "spec" not in claim:
-            stored = self._state.documents.by_name.get(name_of(claim), ())
+            stored = self._state.objects.get(name_of(claim), ())
             if len(stored) != 1:
                 raise KeyError(f"no claim {'/'.join(name_of(claim)[1:])} is in the fleet: give its whole manifest")
             return stored[0]
@@ -157,9 +158,6 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
 
     # -- several claims ------------------------------------------------------------------------------------------------
 
-    def kinds(self) -> Iterator[str]:
-        return (name[0] for name, same in self._state.documents.by_name.items() for _ in same)
-
     def _held_answer(self, key: Key) -> ClaimAnswer:
         return settled_answer(self._state, self._state.stored(key))
 
@@ -193,7 +191,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         self._state.release(key)
 
     def _metadata_of(self, name: Name) -> Mapping[str, Any]:
-        for document in self._state.documents.by_name.get(name, ()):
+        for document in self._state.objects.get(name, ()):
             if isinstance(claim := document.object, DeviceClaim):
                 return {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version}
         return {}
@@ -209,12 +207,6 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         parsed = read_manifest(document)
         self._state.replace(parsed)
         return (*parsed.problems, *_class_expression_error(parsed))
-
-    def _is_there(self, name: Name) -> bool:
-        return name in self._state.documents.by_name
-
-    def _remove(self, name: Name) -> bool:
-        return self._state.remove(name)
 
 
 def _class_expression_error(document: ManifestRecord) -> Iterator[Problem]:
@@ -250,4 +242,4 @@ def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer
 def _pools_named(claim: DeviceClaim, state: DeviceFleetState) -> Iterator[DevicePool]:
     assert claim.status is not None
     for name in dict.fromkeys(entry.device_pool_name for entry in claim.status.allocations):
-        yield from pools_of(state.documents.by_name.get(full_name("DevicePool", None, name), ()))
+        yield from pools_of(state.objects.get(full_name("DevicePool", None, name), ()))

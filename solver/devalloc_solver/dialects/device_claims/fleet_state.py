@@ -20,22 +20,20 @@ from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery,
 from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     ManifestRecord,
-    ManifestStore,
     full_name,
     invalid_pools,
     pools_of,
     select_valid,
     without_status,
 )
-from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
+from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of, is_config
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer, with_status
 from devalloc_solver.dialects.device_claims.status import admin_entries, allocated_amounts
-from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.state import FleetState, Node
+from devalloc_solver.fleet.state import FleetState, Name, Node
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Key
 from devalloc_solver.problem.ghosts import (
@@ -60,12 +58,11 @@ from devalloc_solver.problem.snapshot import (
 class DeviceFleetState(FleetState):
     """The state of a fleet in the dialect of DeviceClaims."""
 
+    objects: dict[Name, list[ManifestRecord]]
+
     def __init__(self, documents: Iterable[ManifestRecord], policy: PlacementPolicy) -> None:
         """Read everything at once."""
-        self.documents = ManifestStore()
-        for document in documents:
-            self.documents.add(document)
-        super().__init__(policy, read=_read_by_classes(self.documents))
+        super().__init__(((document.name, document) for document in documents), policy)
         self.granted: dict[Key, tuple[ClaimRecord, Mapping[str, Any]]] = {}
         """claims that were allocated here, with what their answers write on them"""
         self._written: dict[Key, tuple[object, ClaimRecord]] = {}
@@ -84,23 +81,28 @@ class DeviceFleetState(FleetState):
         self._wholes = WholeDevices()
         self._load()
 
+    def _read_by_classes(self) -> frozenset[str]:
+        classes = [document.object for document in self.of_kind("DeviceClass")]
+        texts = [each.spec.constraints for each in classes if isinstance(each, DeviceClass) and each.spec.constraints]
+        return frozenset().union(*(attributes_read(text) or () for text in texts))
+
     def _load(self) -> None:
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
-        for pool in pools_of(self.documents.of_kind("DevicePool")):
+        for pool in pools_of(self.of_kind("DevicePool")):
             by_name[pool.metadata.name].append(pool)
         for name, same in by_name.items():
             self.judge.set_pools(name, same)
             for pool in _valid_together(same):
                 self.pools[pool.spec.node_name][name] = pool
         self.load_nodes([*self.pools])
-        for full, manifests in self.documents.by_name.items():
+        for full, manifests in self.objects.items():
             if full[0] not in ("DeviceClaim", "DevicePool"):
                 self._configs |= _configs_among(manifests)
         self._rules = DeviceClaimRules(self.index.kinds, self._read_classes(), self.index.allowance, self._wholes)
         self.refusals = DeviceClaimsExplainer(self.places, self.holders)
         self._read_invalid_pools()
         self.judge.set_classes(self._rules.problem_input.classes.values())
-        for key in sorted({(name[1], name[2]) for name in self.documents.by_name if name[0] == "DeviceClaim"}):
+        for key in sorted({(name[1], name[2]) for name in self.objects if name[0] == "DeviceClaim"}):
             self._read_claim(key)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ class DeviceFleetState(FleetState):
             if pool in self.pools.get(node, ()):
                 return (node,)
             return (None,) if pool in self.pools.get(None, ()) else ()
-        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
+        same = pools_of(self.objects.get(full_name("DevicePool", None, pool), ()))
         return [p.spec.node_name for p in _valid_together(same)]
 
     def _find(self, node: Node, record: NodeRecord, entry: HeldDevice) -> Sequence[tuple[int, HeldAmounts | None]]:
@@ -165,18 +167,21 @@ class DeviceFleetState(FleetState):
     def replace(self, document: ManifestRecord) -> None:
         """An object is new, or other than it was."""
         kind, namespace, name = document.name
+        before = self.objects.get(document.name, ())
         if kind == "DeviceClaim":
             key = namespace, name
-            before, held = self.documents.by_name.get(document.name, ()), self.allocations.get(key)
+            held = self.allocations.get(key)
             with self.holders.no_gain_if_unchanged(key):
                 self._forget_claim(key)
-                self.documents.replace(document)
+                self.objects[document.name] = [document]
                 self._read_claim(key)
             if self._may_be_wrong(document, before, held):
                 self.edition += 1
             return
-        before = self.documents.by_name.get(document.name, ())
-        self.documents.replace(document)
+        # Pools of one name on several nodes come from files (S2), and each is replaced on its own.
+        elsewhere = [each for each in before if each.node != document.node]
+        remaining = elsewhere if kind == "DevicePool" and len(elsewhere) < len(before) else []
+        self.objects[document.name] = [*remaining, document]
         self._changed(document.name, before)
 
     def _may_be_wrong(
@@ -192,29 +197,20 @@ class DeviceFleetState(FleetState):
         return now != held or len(before) != 1 or specs != [document.spec]
 
     def remove(self, name: Name) -> bool:
-        """An object is gone; False when there was none."""
-        key = name[1], name[2]
-        if name[0] == "DeviceClaim":
-            existed = key in self.granted or name in self.documents.by_name
-            self._forget_claim(key)
-            self.documents.remove(name)
-            return existed
-        before = self.documents.by_name.get(name, ())
-        if not self.documents.remove(name):
+        before = self.objects.pop(name, None)
+        if before is None:
             return False
-        self._changed(name, before)
+        if name[0] == "DeviceClaim":
+            self._forget_claim((name[1], name[2]))
+        else:
+            self._changed(name, before)
         return True
 
-    def release(self, key: Key) -> bool:
-        """The claim keeps its spec and holds nothing any more; False when it held nothing."""
-        if key not in self.allocations:
-            return False
+    def release(self, key: Key) -> None:
+        """The claim keeps its spec and holds nothing any more."""
         name = full_name("DeviceClaim", *key)
-        pending = [without_status(each) for each in self.documents.by_name.get(name, ())]
         self._forget_claim(key)
-        if pending:
-            self.documents.by_name[name] = pending
-        return True
+        self.objects[name] = [without_status(each) for each in self.objects[name]]
 
     def _changed(self, name: Name, before: Sequence[ManifestRecord]) -> None:
         """An object other than a claim has changed. Costs what depends on it: machines are named by no class or claim,
@@ -223,7 +219,7 @@ class DeviceFleetState(FleetState):
             self.edition += 1
             self._pools_changed(name[2])
             return
-        now = self.documents.by_name.get(name, ())
+        now = self.objects.get(name, ())
         if name[0] == "DeviceClass" or any(document.problems for document in (*before, *now)):
             self.edition += 1
         old, new = _configs_among(before), _configs_among(now)
@@ -245,7 +241,7 @@ class DeviceFleetState(FleetState):
         return self._rules
 
     def _read_classes(self) -> ProblemInput:
-        return replace(select_valid(self.documents.of_kind("DeviceClass")), configs=self._configs)
+        return replace(select_valid(self.of_kind("DeviceClass")), configs=self._configs)
 
     def _classes_changed(self) -> None:
         """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
@@ -265,7 +261,7 @@ class DeviceFleetState(FleetState):
 
     def _pools_changed(self, name: str) -> None:
         """Pools of one name: nodes get them or lose them, and claims keep what is still there (S18)."""
-        records = self.documents.by_name.get(full_name("DevicePool", None, name), ())
+        records = self.objects.get(full_name("DevicePool", None, name), ())
         same = pools_of(records)
         nodes = {node for node, pools in self.pools.items() if name in pools}
         valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
@@ -281,7 +277,7 @@ class DeviceFleetState(FleetState):
 
     def _read_invalid_pools(self) -> None:
         """Pools that are left out: reasons name them."""
-        documents = [*self.documents.of_kind("DevicePool")]
+        documents = [*self.of_kind("DevicePool")]
         left_out = {document.name[2] for document in documents if document.manifest is not None}
         for pool in pools_of(documents):
             if self.pools.get(pool.spec.node_name, {}).get(pool.metadata.name) is not pool:
@@ -293,7 +289,7 @@ class DeviceFleetState(FleetState):
 
     def _read_claim(self, key: Key) -> None:
         """Take note of what a claim came in with (S18), valid or not (S13)."""
-        problem_input = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
+        problem_input = select_valid(self.objects.get(full_name("DeviceClaim", *key), ()))
         for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
@@ -311,7 +307,7 @@ class DeviceFleetState(FleetState):
     def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:
         """A claim has what its place gives it, from now on."""
         key = claim.key
-        self.documents.by_name[claim.name] = [claim]
+        self.objects[claim.name] = [claim]
         self.granted[key] = claim, placed.written
         self.holders.grant(key, placed.held, placed.items)
         self.judge.grant(claim, placed.answer)
@@ -319,7 +315,7 @@ class DeviceFleetState(FleetState):
     def record(self, claim: ClaimRecord, answer: dict[str, Any]) -> None:
         """The same for an answer that the stages gave."""
         self._forget_claim(claim.key)
-        self.documents.by_name[claim.name] = [claim]
+        self.objects[claim.name] = [claim]
         self.granted[claim.key] = claim, status_of_answer(answer)
         self._hold(claim.key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
@@ -351,7 +347,7 @@ class DeviceFleetState(FleetState):
 
     def pending(self) -> Iterator[ClaimRecord]:
         """The kept claims that are valid and hold nothing."""
-        for document in self.documents.of_kind("DeviceClaim"):
+        for document in self.of_kind("DeviceClaim"):
             if isinstance(document, ClaimRecord) and document.key not in self.allocations:
                 yield document
 
@@ -360,18 +356,20 @@ class DeviceFleetState(FleetState):
         key = document.name[1], document.name[2]
         if key not in self.allocations:
             return [document]
-        return [self._written_on(key)] if key in self.granted else list(self.documents.by_name[document.name])
+        return [self._written_on(key)] if key in self.granted else list(self.objects[document.name])
 
     def everything(self, claims: Sequence[ManifestRecord]) -> ProblemInput:
         """The problem of the whole fleet and of some pending claims."""
         wanted = {document.name for document in claims}
         groups = {(document.name[1], document.group) for document in claims if document.group is not None}
-        documents = self.documents.all_but_claims()
-        for name, same in self.documents.by_name.items():
-            if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
+        documents = [*map(self._written_on, self.granted), *claims]
+        for name, same in self.objects.items():
+            if name[0] != "DeviceClaim":  # of objects that no class or claim can name only those that are wrong
+                is_named = name[0] in ("DevicePool", "DeviceClass") or is_config(same[0].object)
+                documents += [each for each in same if is_named or each.problems]
+            elif name not in wanted and (name[1], name[2]) not in self.granted:
                 documents += [each for each in same if each.is_allocated or (name[1], each.group) in groups]
-        documents += [self._written_on(key) for key in self.granted]
-        return select_valid([*documents, *claims])
+        return select_valid(documents)
 
     def source(self, key: Key) -> object:
         """What a claim has its devices from: another object once it has others."""
@@ -379,14 +377,7 @@ class DeviceFleetState(FleetState):
 
     def stored(self, key: Key) -> ManifestRecord:
         """The first manifest of a claim."""
-        return self.documents.by_name["DeviceClaim", key[0], key[1]][0]
-
-    def holder(self, key: Key) -> DeviceClaim | None:
-        """The valid claim that holds devices under a name, with these; None of one that is invalid."""
-        if key in self.granted:
-            return self._written_on(key).model
-        stored = self.documents.by_name.get(full_name("DeviceClaim", *key), ())
-        return stored[0].model if len(stored) == 1 and isinstance(stored[0], ClaimRecord) else None
+        return self.objects["DeviceClaim", key[0], key[1]][0]
 
     def _written_on(self, key: Key) -> ClaimRecord:
         """A claim that was allocated here, as it is with its answer written on it."""
@@ -418,13 +409,6 @@ def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
     if len(pools) == 1:
         return list(pools)
     return without_duplicate_pools(list(pools))[0]
-
-
-def _read_by_classes(documents: ManifestStore) -> frozenset[str]:
-    """The attributes that constraints of classes read."""
-    classes = [document.object for document in documents.of_kind("DeviceClass")]
-    texts = [each.spec.constraints for each in classes if isinstance(each, DeviceClass) and each.spec.constraints]
-    return frozenset().union(*(attributes_read(text) or () for text in texts))
 
 
 def _configs_among(documents: Iterable[ManifestRecord]) -> dict[ConfigKey, dict[str, Any]]:

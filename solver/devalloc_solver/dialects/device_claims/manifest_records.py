@@ -1,10 +1,9 @@
-"""The manifests that a Fleet holds, by name, and claims as they are read: a known spec is not validated again."""
+"""Manifests as they are read, and what is valid among them: a known spec of a claim is not validated again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,13 +19,12 @@ from devalloc_solver.dialects.device_claims.answers import repeated
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
     invalid_claim,
-    is_config,
     record_clashing_pools,
     record_invalid_pool,
     without_duplicates,
 )
-from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.claim_reader import ClaimReader
+from devalloc_solver.fleet.state import Name
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 
@@ -279,48 +277,6 @@ def name_of(manifest: Mapping[str, Any]) -> Name:
 def full_name(kind: str, namespace: str | None, name: str) -> Name:
     """The name under which a manifest is kept: "default" stands for no namespace, of kinds that have one."""
     return kind, "" if kind in _CLUSTER_SCOPED else namespace or "default", name
-
-
-@dataclass(slots=True)
-class ManifestStore:
-    """All manifests; several of one name are kept as such, for they make each other invalid (S2, S4a)."""
-
-    by_name: dict[Name, list[ManifestRecord]] = field(default_factory=dict)
-
-    def add(self, document: ManifestRecord) -> None:
-        self.by_name.setdefault(document.name, []).append(document)
-
-    def replace(self, document: ManifestRecord) -> None:
-        """The manifest takes the place of those of its name, as in a store; of pools, of the one on its node, if any.
-
-        Pools of one name on several nodes come from files (S2), and each is replaced on its own.
-        """
-        old = self.by_name.get(document.name, [])
-        elsewhere = [each for each in old if each.node != document.node]
-        remaining = elsewhere if document.kind == "DevicePool" and len(elsewhere) < len(old) else []
-        self.by_name[document.name] = [*remaining, document]
-
-    def remove(self, name: Name) -> bool:
-        return self.by_name.pop(name, None) is not None
-
-    def of_kind(self, *kinds: str) -> Iterator[ManifestRecord]:
-        wanted = [same for name, same in self.by_name.items() if name[0] in kinds]
-        return chain.from_iterable(wanted)
-
-    def all_but_claims(self) -> list[ManifestRecord]:
-        """What there is beside claims; of objects that no class or claim can name only those that are wrong."""
-        return [
-            document
-            for name, same in self.by_name.items()
-            if name[0] != "DeviceClaim"
-            for document in same
-            if document.problems or name[0] == "DevicePool" or is_rule(document)
-        ]
-
-
-def is_rule(document: ManifestRecord) -> bool:
-    """Whether it is a class, valid or not, or a configuration object: what claims may take depends on these."""
-    return document.kind == "DeviceClass" or (document.object is not None and is_config(document.object))
 
 
 def read_documents(documents: Iterable[object]) -> ProblemInput:

@@ -188,7 +188,7 @@ _NO_CONFIG = (
 """Objects that no class or claim can name as a configuration: there may be many thousands of them."""
 
 
-def is_config(obj: ApiModel) -> bool:
+def is_config(obj: ApiModel | None) -> bool:
     """Whether a class or claim can name it in its ``configs``."""
     return not isinstance(obj, _NO_CONFIG)
 

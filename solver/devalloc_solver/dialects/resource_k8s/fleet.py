@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -57,10 +57,11 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
-from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
+from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.placed import PlacedClaim
+from devalloc_solver.fleet.state import Name
 from devalloc_solver.fleet.subset import FleetSubset
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import solve_problem
@@ -176,9 +177,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
         ]
         return read_documents([*documents, *requested], self._gates, state.read_slices(), state.checked)
 
-    def kinds(self) -> Iterator[str]:
-        return (name[0] for name, same in self._state.objects.items() for _ in same)
-
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def holds(self, namespace: str, name: str) -> bool:
@@ -207,15 +205,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
         read = {} if resource_slice is None else {id(document): resource_slice}
         problem_input = read_documents([document], self._gates, read, state.checked)
         return (*problem_input.problems, *usage_of_claims(problem_input)[2])
-
-    def _is_there(self, name: Name) -> bool:
-        return name in self._state.objects
-
-    def _remove(self, name: Name) -> bool:
-        is_there = self._is_there(name)
-        if is_there:
-            self._state.replace(name, [])
-        return is_there
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, MAPPINGS) or claim.get("kind") != "ResourceClaim":

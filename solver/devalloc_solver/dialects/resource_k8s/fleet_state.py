@@ -39,10 +39,10 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     records_of_claim,
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
-from devalloc_solver.fleet.backend import Manifest, Name
+from devalloc_solver.fleet.backend import Manifest
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.state import NO_KEYS, FleetState, Node
+from devalloc_solver.fleet.state import NO_KEYS, FleetState, Name, Node
 from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Leave
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement_policy import PlacementPolicy
@@ -68,13 +68,14 @@ class ClusterState(FleetState):
     A pool whose slices are all of one node is that node's own; those of all others are in the index as the network's.
     """
 
+    objects: dict[Name, list[Manifest]]
+
     def __init__(
         self, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], policy: PlacementPolicy
     ) -> None:
         """Read everything at once."""
-        super().__init__(policy)
+        super().__init__(documents, policy)
         self.gates = gates
-        self.objects: dict[Name, list[Manifest]] = {}
         self.nodes: dict[str, ClusterNode] = {}
         """the Node objects"""
         self.slices: dict[Name, ResourceSlice] = {}
@@ -109,8 +110,6 @@ class ClusterState(FleetState):
         """node -> its pools"""
         self._network_devices = DevicesInUse(())
         """says what claims have of the network"""
-        for name, document in documents:
-            self.objects.setdefault(name, []).append(document)
         self._load()
 
     def _load(self) -> None:
@@ -196,6 +195,12 @@ class ClusterState(FleetState):
         self.edition += may_be_wrong
         return is_more
 
+    def remove(self, name: Name) -> bool:
+        is_there = name in self.objects
+        if is_there:
+            self.replace(name, [])
+        return is_there
+
     def _may_be_wrong(
         self, old: list[Manifest], new: list[Manifest], before: HeldDevices | None, now: HeldDevices | None
     ) -> bool:
@@ -250,8 +255,7 @@ class ClusterState(FleetState):
         return [self.tainted[name]] if name in self.tainted else documents
 
     def _read_rules(self) -> None:
-        manifests = [one for name, same in self.objects.items() if name[0] == taint_rules.KIND for one in same]
-        self.taint_rules = tuple(read_documents(manifests, self.gates).rules)
+        self.taint_rules = tuple(read_documents(self.of_kind(taint_rules.KIND), self.gates).rules)
 
     def _rules_of_taints_changed(self) -> bool:
         """Read the slices again whose devices have other taints now; returns whether there are any."""
@@ -288,8 +292,7 @@ class ClusterState(FleetState):
         self.checker.set_node(name[2], {} if node is None else node.labels)
 
     def _read_classes(self) -> None:
-        manifests = [one for name, same in self.objects.items() if name[0] == "DeviceClass" for one in same]
-        self.classes = read_documents(manifests, self.gates)
+        self.classes = read_documents(self.of_kind("DeviceClass"), self.gates)
         self.checker.classes = self.classes.class_manifests
         self._rules = None
 
