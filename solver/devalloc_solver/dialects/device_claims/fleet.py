@@ -33,7 +33,7 @@ from devalloc_solver.dialects.device_claims.manifest_records import (
 from devalloc_solver.dialects.device_claims.placed_claims import place_claim
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, SolveCache, prepare
 from devalloc_solver.dialects.device_claims.solve import solve_input
-from devalloc_solver.dialects.device_claims.status import Holder, read_allocations
+from devalloc_solver.dialects.device_claims.status import find_lost
 from devalloc_solver.eligibility.judge import ExpressionError
 from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest
@@ -234,7 +234,7 @@ def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer
         return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
     (claim,) = problem_input.claims
     snapshot, _ = take_snapshot([*_pools_named(claim, state)])
-    _, lost, _ = read_allocations(snapshot, [Holder.of(claim, state.rules.problem_input.classes)])
+    lost, _ = find_lost(snapshot, [claim])
     own = repeated(claim.spec, problem_input.warnings.get(claim.key, ()))
     return allocated_answer(claim, snapshot, lost.get(claim.key, ())).repeating(own)
 

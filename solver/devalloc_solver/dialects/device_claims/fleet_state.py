@@ -8,10 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.device_class import DeviceClass
-from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
-from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.pool import DevicePool
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
@@ -29,13 +26,13 @@ from devalloc_solver.dialects.device_claims.manifest_records import (
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of, is_config
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer, with_status
-from devalloc_solver.dialects.device_claims.status import admin_entries, allocated_amounts
+from devalloc_solver.dialects.device_claims.status import held_by_invalid, held_devices
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import FleetState, Name, Node
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, Key
+from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
     has_draws,
@@ -293,16 +290,15 @@ class DeviceFleetState(FleetState):
         for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._hold(key, _held_devices(claim, self.rules.problem_input))
+                self._hold(key, held_devices(claim, self.rules.problem_input.classes))
         for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
-                entries = tuple(_held_device(entry, {}) for entry in refused.status.allocations)
-                old = self.allocations.get(key)
+                held, old = held_by_invalid(refused), self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
                     self._let_go(key)
-                    entries = (*old.entries, *entries)
-                self._hold(key, HeldDevices(0, refused.node, entries))
+                    held = held._replace(entries=(*old.entries, *held.entries))
+                self._hold(key, held)
 
     def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:
         """A claim has what its place gives it, from now on."""
@@ -317,7 +313,7 @@ class DeviceFleetState(FleetState):
         self._forget_claim(claim.key)
         self.objects[claim.name] = [claim]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._hold(claim.key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
+        self._hold(claim.key, held_devices(with_status(claim.model, answer), self.rules.problem_input.classes))
         self.judge.grant(claim, answer)
 
     def _hold_again(self, key: Key) -> None:
@@ -325,7 +321,7 @@ class DeviceFleetState(FleetState):
         if key in self.granted:
             claim, answer = self.granted[key]
             self._let_go(key)
-            self._hold(key, _held_devices(with_status(claim.model, answer), self.rules.problem_input))
+            self._hold(key, held_devices(with_status(claim.model, answer), self.rules.problem_input.classes))
             return
         self._let_go(key)
         self.judge.release(key)
@@ -417,17 +413,3 @@ def _configs_among(documents: Iterable[ManifestRecord]) -> dict[ConfigKey, dict[
 
 def _admin_classes(problem_input: ProblemInput) -> set[str]:
     return {name for name, each in problem_input.classes.items() if each.spec.admin_access}
-
-
-def _held_devices(claim: DeviceClaim, problem_input: ProblemInput) -> HeldDevices:
-    assert claim.status is not None
-    marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
-    records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
-    entries = tuple(_held_device(entry, records) for entry, is_admin in marks if not is_admin)
-    node, leave = claim.allocated_node or claim.pinned_node, LEAVING if claim.is_leaving else HELD_BEFORE
-    return HeldDevices(claim.priority, node, entries, leave)
-
-
-def _held_device(entry: DeviceAllocation, records: Mapping[PoolDevice, DeviceRecord]) -> HeldDevice:
-    pool, device = entry.device_pool_name, entry.device_name
-    return HeldDevice(pool, device, allocated_amounts(entry), records.get((pool, device)))

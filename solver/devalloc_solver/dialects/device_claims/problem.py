@@ -17,7 +17,13 @@ from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
-from devalloc_solver.dialects.device_claims.status import Holder, ghosts_of, read_allocations
+from devalloc_solver.dialects.device_claims.status import (
+    find_lost,
+    ghosts_of,
+    held_by_invalid,
+    held_devices,
+    read_allocations,
+)
 from devalloc_solver.errors import AnswerRefused
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.pipeline.flow import UnsolvedProblem
@@ -118,13 +124,14 @@ def prepare(
     """All stages before the search. ``standing`` is what the caller keeps from one solve to the next."""
     snapshot, problems, eligibility = (standing or SolveCache()).take(problem_input)
     allocated = [claim for claim in problem_input.claims if claim.is_allocated]
-    holders = [Holder.of(claim, problem_input.classes) for claim in allocated]
-    holders += [Holder.of_invalid(one) for one in problem_input.refused if one.status is not None]
+    invalid = [claim for claim in problem_input.refused if claim.status is not None]
+    holders = [(claim.key, held_devices(claim, problem_input.classes)) for claim in allocated]
+    holders += [(claim.key, held_by_invalid(claim)) for claim in invalid]
     if ghosts := ghosts_of(snapshot, holders):
         snapshot = snapshot_with_ghosts(snapshot, ghosts)
         eligibility = eligibility.for_others(snapshot, problem_input.classes, problem_input.invalid_classes)
     eligibility.begin(call.ends, call.started, is_quick=call.is_quick)
-    allocations, lost, unclear = read_allocations(snapshot, holders)
+    allocations, (lost, unclear) = read_allocations(snapshot, holders), find_lost(snapshot, [*allocated, *invalid])
     overused = overuse_problems(
         overuse_of_allocations(snapshot, allocations), "DeviceClaim", partial(device_title, snapshot)
     )

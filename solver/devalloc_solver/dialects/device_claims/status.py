@@ -3,100 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import HELD_BEFORE, LEAVING, AllocatedDevice, Holding, Key, LostDevice
 from devalloc_solver.problem.ghosts import HeldRecords
 from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A claim that holds devices, as its status says."""
-
-    key: Key
-    priority: int
-    node: str | None
-    entries: Sequence[tuple[DeviceAllocation, bool]]
-    """each with whether it belongs to an admin detail, and so holds nothing (S14, S18)"""
-    records: Mapping[PoolDevice, DeviceRecord] = field(default_factory=dict)
-    is_valid: bool = True
-    is_leaving: bool = False
-
-    @classmethod
-    def of(cls, claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Holder:
-        """Read an allocated claim."""
-        assert claim.status is not None
-        entries = [*zip(claim.status.allocations, admin_entries(claim, classes), strict=True)]
-        records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
-        node = claim.allocated_node or claim.pinned_node
-        return cls(claim.key, claim.priority, node, entries, records, is_leaving=claim.is_leaving)
-
-    @classmethod
-    def of_invalid(cls, claim: RejectedClaim) -> Holder:
-        """Read an invalid claim: to give away what it was given would be worse than its error (S13)."""
-        entries = () if claim.status is None else claim.status.allocations
-        return cls(claim.key, 0, claim.node, [(entry, False) for entry in entries], is_valid=False)
+def held_devices(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> HeldDevices:
+    """Read what an allocated claim holds; entries of admin details hold nothing (S14, S18)."""
+    assert claim.status is not None
+    marks = zip(claim.status.allocations, admin_entries(claim, classes), strict=True)
+    records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
+    entries = tuple(_held_device(entry, records) for entry, is_admin in marks if not is_admin)
+    return HeldDevices(claim.priority, _named_node(claim), entries, LEAVING if claim.is_leaving else HELD_BEFORE)
 
 
-def read_allocations(
-    snapshot: Snapshot, holders: Iterable[Holder]
-) -> tuple[list[Holding], dict[Key, list[LostDevice]], list[Problem]]:
-    """Read what claims hold, the devices of theirs that are gone, and what could not be resolved."""
-    allocations: list[Holding] = []
+def held_by_invalid(claim: RejectedClaim) -> HeldDevices:
+    """Read what an invalid claim holds: to give away what it was given would be worse than its error (S13)."""
+    entries = () if claim.status is None else claim.status.allocations
+    return HeldDevices(0, claim.node, tuple(_held_device(entry, {}) for entry in entries))
+
+
+def _held_device(entry: DeviceAllocation, records: Mapping[PoolDevice, DeviceRecord]) -> HeldDevice:
+    pool, device = entry.device_pool_name, entry.device_name
+    return HeldDevice(pool, device, _allocated_amounts(entry), records.get((pool, device)))
+
+
+def _named_node(claim: DeviceClaim | RejectedClaim) -> str | None:
+    return claim.node if isinstance(claim, RejectedClaim) else claim.allocated_node or claim.pinned_node
+
+
+def read_allocations(snapshot: Snapshot, holders: Iterable[tuple[Key, HeldDevices]]) -> list[Holding]:
+    """What claims hold of a snapshot."""
+    allocations, look_up = [], DevicesByName(snapshot)
+    for key, held in holders:
+        items = [_items(look_up.devices(held.node, one.pool, one.device), one.amounts) for one in held.entries]
+        allocations.append(Holding(key, held.priority, tuple(chain.from_iterable(items)), held.leave))
+    return allocations
+
+
+def find_lost(
+    snapshot: Snapshot, claims: Iterable[DeviceClaim | RejectedClaim]
+) -> tuple[dict[Key, list[LostDevice]], list[Problem]]:
+    """The devices of claims that are gone, those of admin details too, and what could not be resolved."""
     lost: dict[Key, list[LostDevice]] = {}
     problems: list[Problem] = []
     look_up = DevicesByName(snapshot)
-    for holder in holders:
-        held: list[AllocatedDevice] = []
-        for entry, admin in holder.entries:
-            devices = look_up.devices(holder.node, entry)
-            published = [device for device in devices if device.ghost is None]
-            if not published:
-                gone = {"devicePoolName": entry.device_pool_name, "deviceName": entry.device_name}
-                lost.setdefault(holder.key, []).append(gone)
-            if len(published) > 1 and holder.is_valid:
-                problems.append(_ambiguous_device(holder.key, entry, len(published)))
-            if not admin:
-                held += _held_devices(devices, allocated_amounts(entry))
-        leave = LEAVING if holder.is_leaving else HELD_BEFORE
-        allocations.append(Holding(holder.key, holder.priority, tuple(held), leave))
-    return allocations, lost, problems
+    for claim in claims:
+        for entry in () if claim.status is None else claim.status.allocations:
+            pool, name = entry.device_pool_name, entry.device_name
+            count = sum(device.ghost is None for device in look_up.devices(_named_node(claim), pool, name))
+            if not count:
+                lost.setdefault(claim.key, []).append({"devicePoolName": pool, "deviceName": name})
+            if count > 1 and isinstance(claim, DeviceClaim):
+                problems.append(_ambiguous_device(claim.key, entry, count))
+    return lost, problems
 
 
-def ghosts_of(snapshot: Snapshot, holders: Iterable[Holder]) -> dict[int, dict[str, Ghost]]:
-    """List what the snapshot lacks of the devices of claims: ghosts by pool and device. Of an invalid claim no record
-    counts."""
-    held, look_up = HeldRecords(), DevicesByName(snapshot)
-    for holder in holders:
-        for entry in [entry for entry, admin in holder.entries if not admin]:
-            name, record = entry.device_name, holder.records.get((entry.device_pool_name, entry.device_name))
-            pools = look_up.pools(holder.node, entry.device_pool_name)
-            named: list[tuple[Pool, Device | None]]
-            named = [(pool, device) for pool in pools for device in look_up.devices_of(pool, name)]
-            for pool, device in named or [(pool, None) for pool in pools]:
-                held.add(pool, name, device, record)
-    return held.ghosts()
+def ghosts_of(snapshot: Snapshot, holders: Iterable[tuple[Key, HeldDevices]]) -> dict[int, dict[str, Ghost]]:
+    """List what the snapshot lacks of the devices of claims: ghosts by pool and device."""
+    records, look_up = HeldRecords(), DevicesByName(snapshot)
+    for entry, node in ((entry, held.node) for _, held in holders for entry in held.entries):
+        pools = look_up.pools(node, entry.pool)
+        named: list[tuple[Pool, Device | None]]
+        named = [(pool, device) for pool in pools for device in look_up.devices_of(pool, entry.device)]
+        for pool, device in named or [(pool, None) for pool in pools]:
+            records.add(pool, entry.device, device, entry.record)
+    return records.ghosts()
 
 
 def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
     """The node of an allocated claim: as its annotations say, else the one that has its devices (S2)."""
-    named = claim.allocated_node or claim.pinned_node
+    named = _named_node(claim)
     if named is not None or claim.status is None:
         return named
     look_up = DevicesByName(snapshot)
-    devices = [d for entry in claim.status.allocations for d in look_up.devices(None, entry) if d.ghost is None]
+    entries = ((entry.device_pool_name, entry.device_name) for entry in claim.status.allocations)
+    devices = [device for names in entries for device in look_up.devices(None, *names) if device.ghost is None]
     nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def allocated_amounts(entry: DeviceAllocation) -> tuple[tuple[str, int], ...] | None:
+def _allocated_amounts(entry: DeviceAllocation) -> tuple[tuple[str, int], ...] | None:
     """Nano units of each resource that an entry of a status holds; None when it holds the whole device.
 
     An amount below zero tells nothing of what is held. It must not pay for what others hold, so it is the device (S13).
@@ -127,7 +123,7 @@ def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> lis
     return answers
 
 
-def _held_devices(devices: Sequence[Device], amounts: tuple[tuple[str, int], ...] | None) -> list[AllocatedDevice]:
+def _items(devices: Sequence[Device], amounts: tuple[tuple[str, int], ...] | None) -> list[AllocatedDevice]:
     """The devices that an entry may mean, with their ghosts."""
     is_clear = sum(device.ghost is None for device in devices) == 1
     return [
@@ -146,11 +142,10 @@ class DevicesByName:
         self._snapshot = snapshot
         self._by_pool: dict[int, dict[str, list[Device]]] = {}
 
-    def devices(self, node: str | None, entry: DeviceAllocation) -> list[Device]:
-        """The device of an entry, and its ghost. Where its node is unknown and the pool name is not unique, every one
+    def devices(self, node: str | None, pool: str, name: str) -> list[Device]:
+        """The device of a name, and its ghost. Where its node is unknown and the pool name is not unique, every one
         it may be: holding too much is safe, giving a device twice is not (S13)."""
-        pools = self.pools(node, entry.device_pool_name)
-        return [device for pool in pools for device in self.devices_of(pool, entry.device_name)]
+        return [device for each in self.pools(node, pool) for device in self.devices_of(each, name)]
 
     def pools(self, node: str | None, name: str) -> Sequence[Pool]:
         """The pools that an entry may mean."""
