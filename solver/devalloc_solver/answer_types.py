@@ -102,6 +102,8 @@ class CauseDict(TypedDict):
     paths: NotRequired[list[str]]
     rule: NotRequired[str]
     args: NotRequired[dict[str, str]]
+    others: NotRequired[list[dict[str, Any]]]
+    """The rules after it, with their ``args``, ``count`` and ``example``."""
     attribute: NotRequired[str]
     attributes: NotRequired[list[str]]
     distinct: NotRequired[bool]

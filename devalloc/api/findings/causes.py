@@ -37,6 +37,8 @@ class Words:
     """whether the text says all that is to be done, too"""
     advises: bool = False
     """whether it says something of that"""
+    first: str = ""
+    """what is to be done besides what is said otherwise"""
     shorter: Sequence[str] = ()
     """the text with less of it, the longest first"""
 
@@ -79,11 +81,17 @@ def _no_driver(cause: Fact, style: Style) -> Words:
     return Words(text, "publish one, or name another class")
 
 
+_LONGEST_FAULT = 105
+"""Characters of what is wrong with a pool: with what to do, a sentence has no room for more."""
+
+
 def _invalid_pool(cause: Fact, style: Style) -> Words:
     """``why`` a pool counts nothing; the ``drivers`` that have no other."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
-    why = style.text(cause["why"])
+    why = printable(str(cause["why"]))
+    if style.width < WHOLE and len(why) > _LONGEST_FAULT:
+        why = f"{why[:_LONGEST_FAULT]}…"
     return Words(f"no valid pool{of} exists: {why}", "correct it", shorter=[why])
 
 
@@ -107,13 +115,13 @@ def _step(cause: Fact, style: Style) -> Words:
     first = do_of(cause["count"], cause["total"], _rejects(cause, style))
     brief = do_of(cause["count"], cause["total"], _rejects(cause, style, is_brief=True))
     rest = [f"{each['count']} {_rejects(each, style)}" for each in others]
-    rest += [f"{more} {agree_verb('are left out by other rules', more)}"] if more else []
+    rest += [f"{more} {agree_verb('fail other rules', more)}"] if more else []
     left = more + sum(each["count"] for each in others)
-    apart = f", {left} {agree_verb('are left out by other rules', left)}" if left else ""
+    apart = f", {left} {agree_verb('fail other rules', left)}" if left else ""
     texts = [", ".join([first, *rest]), f"{first}{apart}"]
     if (rule := RuleCode(cause["rule"])).alone:
         texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
-    text, *shorter = dict.fromkeys((*texts, *([first] if "example" in cause else []), f"{brief}{apart}", brief))
+    text, *shorter = dict.fromkeys((*texts, f"{brief}{apart}", brief))
     return Words(text, obvious=rule.advice, shorter=shorter)
 
 
@@ -182,9 +190,8 @@ def _lacks(cause: Fact, style: Style) -> str:
 def _together(cause: Fact, style: Style) -> str:
     """Such as " with equal `numa` and `root`"."""
     names = cause.get("attributes", ())
-    has_none = cause["most"] == "0"
-    has = "a value of" if has_none or cause.get("devices", cause.get("wanted")) == 1 else "equal"
-    return f" with {has} {' and '.join(style.code(name) for name in names)}" if names else ""
+    is_any = cause["most"] == "0" or cause.get("devices", cause.get("wanted")) == 1
+    return f" with {'' if is_any else 'equal '}{' and '.join(map(style.code, names))}" if names else ""
 
 
 def _of_request(cause: Fact, style: Style) -> str:
@@ -227,7 +234,7 @@ def _too_little(cause: Fact, style: Style) -> Words:
     of_node = f" of node {style.name(cause['node'])}" if "node" in cause else ""
     device = f"no device{of_node}{together} has"
     if cause["most"] == "0":
-        text = f"{device} {resource}"
+        text = f"no matching device{of_node}{together} has {resource}"
         return Words(f"{text} ({cause['wanted']} wanted)", hint=advice, shorter=[text])
     if cause.get("devices") == 1:
         return Words(f"{device} {what}{most}", hint=advice, shorter=[f"{device} {what}"])
@@ -241,9 +248,9 @@ def _too_few_agree(cause: Fact, style: Style) -> Words:
     many of ``total`` are ``without`` it."""
     name, of = style.code(cause["attribute"]), _of_request(cause, style)
     if cause["most"] == "0":
-        return _none(cause, style, f"device with a value of {name}{of}", cause["wanted"], "match another attribute")
+        return _none(cause, style, f"device with {name}{of}", cause["wanted"], "match another attribute")
     what = f"all different in {name}" if cause.get("distinct") else f"with equal {name}"
-    what = f"with a value of {name}" if cause["wanted"] == 1 else what
+    what = f"with {name}" if cause["wanted"] == 1 else what
     without = f"; {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
     text, most = (
         f"{_lacks(cause, style)} {count_devices(cause['wanted'])} {what}",
@@ -321,7 +328,8 @@ def _unpublished(cause: Fact, style: Style) -> Words:
     text = f"{holder} holds device {device}, which no longer exists{more}"
     if cause.get("less"):
         text = f"{holder} holds more of device {device} than there still is{more}"
-    shorter = [text.removesuffix(more)] if more else []
+    brief = f"device {device} is held, but {'smaller now' if cause.get('less') else 'no longer exists'}"
+    shorter = [*([text.removesuffix(more)] if more else []), brief]
     return Words(text, obvious="ask its owner or an admin to delete it", shorter=shorter)
 
 
@@ -493,7 +501,10 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         if cause.get("free")
         else "no single node has all of it, even if nothing is in use"
     ),
-    Cause.BOUND: lambda cause, style: f"it is bound to node {style.name(cause['node'])}, where it does not fit",
+    Cause.BOUND: lambda cause, style: Words(
+        f"it is bound to node {style.name(cause['node'])}, where it does not fit",
+        shorter=[f"it does not fit on its node {style.name(cause['node'])}"],
+    ),
     Cause.NODE_UNKNOWN: _node_unknown,
     Cause.GROUP: lambda cause, style: f"{_all_of(cause, style)} must fit on one node",
     Cause.MEMBERS: _members,
@@ -514,9 +525,11 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         else Words("it may be on no other node", obvious="add a node that it may be on")
     ),
     Cause.NODE_UNSUITED: lambda cause, style: Words(
-        "it fits only on nodes that do not suit its pod", obvious="relax its node selector, affinity or tolerations"
+        "its pod's node selector, affinity or tolerations exclude the nodes where it fits", first="relax these"
     ),
-    Cause.NODE_BARRED: lambda cause, style: "it fits only on nodes that it may not be on",
+    Cause.NODE_BARRED: lambda cause, style: Words(
+        "it fits only on nodes that it may not be on", hint="change what keeps it off these nodes"
+    ),
     Cause.OTHER_VALUE: lambda cause, style: f"only devices with another {joined(cause['attributes'])} would do",
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",
     Cause.MEMBER_FAILS: _member_fails,

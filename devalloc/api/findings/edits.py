@@ -402,6 +402,6 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "unavailable": _unavailable,
     "undefinedResource": lambda edit, style: (
         "define",
-        f"resource {style.name(edit['resource'])} in DevicePool {style.name(edit['pool'])}",
+        f"resource {style.name(edit['resource'])}, which devices of DevicePool {style.name(edit['pool'])} draw",
     ),
 }

@@ -30,6 +30,8 @@ _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 def relevant(finding: Finding) -> Finding:
     """What a sentence tells of a finding."""
     causes = _of_member(_relevant_causes(finding))
+    if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
+        causes = causes[:1]
     changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
     return replace(finding, causes=causes, blockers=changes)
 
@@ -40,11 +42,14 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     if first is None:
         return True
     cause = first.get("cause", first)
-    if change["kind"] in HOLDERS:
-        return bool(cause.get("free")) or cause["code"] in _IN_USE
+    is_in_use = bool(cause.get("free")) or cause["code"] in _IN_USE
+    if is_in_use or change["kind"] in HOLDERS:
+        return is_in_use and change["kind"] in HOLDERS
+    if cause.get("most") == "0" and change["kind"] == "amount":
+        return False  # however little is wanted
     lifted_by = RuleCode(cause["rule"]).lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
-    if change["kind"] in lifted_by:
-        return True
+    if lifted_by:
+        return change["kind"] in lifted_by
     return not ({*_names_of(change)} - _COMMON_WORDS).isdisjoint(_names_of(cause))
 
 
@@ -75,7 +80,8 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
     remaining = [each for each in others if each["code"] != Cause.TOO_LITTLE or each["resource"] not in lacking]
     if "nothingLeft" in finding.caveats and not has_none:  # they are why all is left out
         has_none = [each for each in unknown if not each["count"]]
-    says_enough = has_none or any(each["code"] != Cause.NO_MATCH for each in remaining)
+    is_withheld = bool(edits) and edits[0]["kind"] == "unavailable"
+    says_enough = has_none or is_withheld or any(each["code"] != Cause.NO_MATCH or "rule" in each for each in remaining)
     return [*remaining, *has_none] if says_enough else causes
 
 

@@ -122,7 +122,14 @@ class RuleCode(StrEnum):
         True,
         "are not of class {device_class}",
     )
-    REQUEST_SELECTOR = ("requestSelector", "fail a selector of the request", "relax the selectors", ("selector",), True)
+    REQUEST_SELECTOR = (
+        "requestSelector",
+        "fail a selector of the request",
+        "relax the selectors",
+        ("selector",),
+        True,
+        "fail the selectors",
+    )
     SELECTOR_FAILED = (
         "selectorFailed",
         "cannot be judged by a selector",

@@ -105,12 +105,15 @@ def _with_changes(finding: Finding, style: Style, uncertain: Sequence[str]) -> I
     for words in _versions(finding.causes, style):
         own = next((each for each in words if each.remedy or each.guess), None)
         is_complete = leaves_nothing or any(each.is_complete for each in words[:1])
+        first = next((each.first for each in words if each.first), "")
         for changes in remedies:
+            changes = f"{first}, and {changes}" if first and changes else first or changes
             remedy = "" if is_complete else changes
             if own and not corrects:
                 remedy = own.then(release_of(finding.holders, style) if own.guess else "")
-            text = joined([*(each.text for each in words), remedy])
-            if wait and remedy == changes:
+            instead = "or " if remedy and any(each.advises for each in words[-1:]) else ""
+            text = joined([*(each.text for each in words), f"{instead}{remedy}"])
+            if wait and remedy == changes and not first:
                 yield joined([f"{text}{wait}", *uncertain])
             if remedy and uncertain:
                 yield joined([text, *uncertain])
@@ -227,6 +230,7 @@ def _steps(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]])
     for each in changes:
         for own in styles:
             step = release_of([each], own) if each["kind"] in HOLDERS else edit_words(each, own)
+            step = f"{words.first}, and {step}" if words.first else step
             yield from ((text, step) for text in texts)
 
 
@@ -255,7 +259,7 @@ def _first_words(finding: Finding, style: Style) -> Words:
 
 _SENTENCES = (
     (_sentences, _WIDTHS[:-1]),
-    (_first_edits, _WIDTHS[:4]),
+    (_first_edits, _WIDTHS[:5]),
     (_single_edits, _WIDTHS[:-1]),
     (_single_releases, _WIDTHS[:-1]),
     (_counted_edits, _WIDTHS[:-1]),

@@ -61,13 +61,15 @@ class TestOneMoreRow:
         refused = answers(*fleet, wanted)["c"]
         assert refused["reason"] == "NodesTooSmall"
         assert [(one["kind"], one["annotation"]) for one in refused["blockers"]] == [("nodeRule", ONLY)]
-        assert refused["message"] == f"it fits only on nodes that it may not be on; remove the annotation {ONLY}"
+        assert refused["message"] == (
+            f"it fits only on nodes that it may not be on; no node has 2 devices; remove the annotation {ONLY}"
+        )
         assert Fleet.from_manifests(fleet).allocate(wanted) == refused
 
     def test_has_them_where_nothing_matches_beside_what_it_bars(self) -> None:
         refused = answers(GPU, gpus("n1"), waiting(only="n2"))["c"]
         assert (refused["reason"], refused["blockers"][0]["annotation"]) == ("NodesTooSmall", ONLY)
-        assert refused["message"] == f"it fits only on nodes that it may not be on; remove the annotation {ONLY}"
+        assert refused["message"] == (f"it fits only on nodes that it may not be on; remove the annotation {ONLY}")
 
     def test_is_dropped_without_the_others(self) -> None:
         fleet = [GPU, gpus("n1", 2), gpus("n2", 2), gpus("n3")]

@@ -90,7 +90,7 @@ def test_the_reason_says_why_it_may_not_be_there_where_only_other_nodes_would_do
     refused = answer(*documents)
     assert (refused["reason"], refused["message"]) == (
         "NodeUnavailable",
-        "it fits only on nodes that do not suit its pod; relax its node selector, affinity or tolerations",
+        "its pod's node selector, affinity or tolerations exclude the nodes where it fits; relax these",
     )
     assert not refused["blockers"], "no user wrote that"
     step = refused["funnel"][0]["steps"][-1]
