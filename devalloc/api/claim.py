@@ -379,7 +379,7 @@ class DeviceClaim(ApiModel):
         nodes: tuple[NodeRestriction, ...],
         values: Collection[ValueRestriction],
         driver: str | None,
-        name: str | None = None,
+        name: str,
     ) -> DeviceClaim:
         """The claim with rules that no user wrote: for its nodes, and for the devices of its requests. ``name``: of
         another owner than a claim (``owner_names``)."""
@@ -388,7 +388,7 @@ class DeviceClaim(ApiModel):
             own = tuple(each for each in values if each.request == number)
             claims[number] = RestrictedRequest.of(claims[number], own, driver)
         spec = self.spec.model_copy(update={"claims": claims})
-        metadata = self.metadata if name is None else self.metadata.model_copy(update={"name": name})
+        metadata = self.metadata.model_copy(update={"name": name})
         fields = {**dict(self), "spec": spec, "metadata": metadata}
         one = RestrictedClaim.model_construct(self.model_fields_set, **fields)
         one._restrictions = nodes

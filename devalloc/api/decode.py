@@ -22,7 +22,7 @@ from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
 from devalloc.api.node_rules import FIELD, driver_of, restrictions_of, value_restrictions_of
-from devalloc.api.owner_names import is_object, owner_of
+from devalloc.api.owner_names import object_name
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -131,15 +131,13 @@ def decode(manifest: object) -> Decoded:
 def _decode_restricted(manifest: dict[str, Any]) -> Decoded:
     """Read what a caller of the solver made: with rules beside it, and the name of an owner that may be no claim."""
     plain, metadata = {name: value for name, value in manifest.items() if name != FIELD}, manifest.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    is_owner = isinstance(name, str) and not is_object(("", name))
-    if isinstance(metadata, dict) and isinstance(name, str) and is_owner:
-        plain["metadata"] = {**metadata, "name": owner_of(("", name)).name}
+    if isinstance(metadata, dict) and "name" in metadata:
+        plain["metadata"] = {**metadata, "name": object_name(metadata["name"])}
     decoded = decode(plain)
     if not isinstance(claim := decoded.object, DeviceClaim):
         return decoded
     rules = restrictions_of(manifest), value_restrictions_of(manifest), driver_of(manifest)
-    return replace(decoded, object=claim.restricted(*rules, name=name if is_owner else None))
+    return replace(decoded, object=claim.restricted(*rules, name=manifest["metadata"]["name"]))
 
 
 def normalize(manifest: dict[str, Any]) -> dict[str, Any]:

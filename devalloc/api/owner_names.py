@@ -32,6 +32,11 @@ def owner_of(key: tuple[str, str], kind: str = CLAIM) -> Owner:
     return Owner(of, key[0], names[0]) if names and of in (CLAIM, MACHINE) else Owner(kind, *key)
 
 
+def object_name(name: object) -> object:
+    """The name of the object that an owner of this name is; anything but a text as it is."""
+    return owner_of(("", name)).name if isinstance(name, str) else name
+
+
 def is_object(key: tuple[str, str]) -> bool:
     """Whether an owner is a claim that a user made."""
     return _SEPARATOR not in key[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 MAX_SPECS = 4_096
@@ -35,7 +35,7 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
     """what a manifest of the usual form has"""
 
     def __init__(self) -> None:
-        self._specs: dict[bytes, TemplateT] = {}
+        self._specs: dict[Hashable, TemplateT] = {}
 
     def read(self, manifest: Mapping[str, Any]) -> OutcomeT:
         """Read a manifest, valid or not."""
@@ -54,8 +54,8 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
             self._specs[key] = template
         return outcome
 
-    def _spec_key(self, manifest: Mapping[str, Any]) -> bytes | None:
-        """A text of the spec; None when it has what no text tells apart, or the claim is of an uncommon form."""
+    def _spec_key(self, manifest: Mapping[str, Any]) -> Hashable | None:
+        """Equal for equal specs; None when it has what no text tells apart, or the claim is of an uncommon form."""
         if type(manifest) is not dict or not manifest.keys() <= self.fields:
             return None
         text = spec_text(manifest.get("spec")) if manifest.get("apiVersion") == self.api_version else None

@@ -118,6 +118,24 @@ def test_rules_for_nodes_are_given_likewise(is_only: bool, node: str) -> None:
     assert (refused["reason"], refused.get("blockers")) == ("NodeUnavailable", None)
 
 
+def test_what_was_read_of_a_spec_holds_with_the_same_rules_only() -> None:
+    rule = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
+    nodes = [GPU, gpus("n1", "a", "b"), gpus("n2", "a", "b")]
+    rules: list[tuple[object, ...]] = [
+        (NodeRestriction(rule, frozenset({node})), ValueRestriction(0, "kind", frozenset({kind})))
+        for node in ("n1", "n2")
+        for kind in "ab"
+    ]
+    fleet, places = Fleet.from_manifests(nodes), set()
+    for given in [*rules, (), *rules, ()]:
+        asking = {**waiting(), FIELD: given}
+        one = fleet.allocate(asking)
+        assert one == Fleet.from_manifests(nodes).allocate(asking)
+        places.add((one["node"], one["allocations"][0]["deviceName"]))
+        fleet.release("default", "c")
+    assert len(places) == 4
+
+
 def test_no_file_can_have_it() -> None:
     written = {**waiting(), FIELD: [[0, "kind", ["b"]]]}
     assert answer(GPU, gpus("n1", "a"), written)["reason"] == "ClaimInvalid"

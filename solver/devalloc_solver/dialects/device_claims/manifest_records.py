@@ -12,7 +12,8 @@ from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
-from devalloc.api.node_rules import NodeRestriction, node_restrictions
+from devalloc.api.node_rules import FIELD, NodeRestriction, node_restrictions
+from devalloc.api.owner_names import object_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.answers import repeated
@@ -128,6 +129,8 @@ class _CachedSpec(NamedTuple):
     warnings: tuple[tuple[str, str], ...]
     """(message, path) of each warning"""
     messages: tuple[str, ...]
+    given: tuple[NodeRestriction, ...]
+    """rules for its nodes that no user wrote"""
 
 
 class ClaimRecord(ManifestRecord):
@@ -182,7 +185,9 @@ class ClaimRecord(ManifestRecord):
         """The claim with all its fields."""
         if self._object is None:
             assert self._cached is not None
-            metadata = ObjectMeta.model_validate(self._metadata, by_alias=True, by_name=False)
+            plain = {**self._metadata, "name": object_name(self.name[2])}
+            metadata = ObjectMeta.model_validate(plain, by_alias=True, by_name=False)
+            metadata = metadata.model_copy(update={"name": self.name[2]})
             self._object = self._cached.claim.model_copy(update={"metadata": metadata})
         return self._object
 
@@ -235,7 +240,10 @@ class ClaimRecord(ManifestRecord):
 
     @property
     def restrictions(self) -> tuple[NodeRestriction, ...]:
-        return node_restrictions(self.annotations) if self._object is None else self._object.restrictions
+        if self._object is not None or self._cached is None:
+            return self.model.restrictions
+        own, given = node_restrictions(self.annotations), self._cached.given
+        return own + given if given else own
 
 
 def read_manifest(content: object) -> ManifestRecord:
@@ -328,6 +336,18 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
     """Of DeviceClaims."""
 
     api_version = DEVMGMT
+    fields = ClaimReader.fields | {FIELD}
+
+    def _spec_key(self, manifest: Mapping[str, Any]) -> Hashable | None:
+        text = super()._spec_key(manifest)
+        if text is None or FIELD not in manifest:
+            return text
+        key = text, manifest[FIELD]
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ManifestRecord, _CachedSpec | None]:
         document = read_manifest(manifest)
@@ -336,15 +356,15 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
         if not all(problem.path.startswith("spec.") for problem in document.problems):
             return document, None
         warnings = tuple((p.message, p.path) for p in document.problems)
-        claim = DeviceClaim(metadata=_MINIMAL_METADATA, spec=document.spec)
-        return document, _CachedSpec(claim, document.shape, warnings, tuple(document.warnings))
+        claim = document.model.model_copy(update={"metadata": _MINIMAL_METADATA})
+        return document, _CachedSpec(claim, document.shape, warnings, tuple(document.warnings), claim.restrictions)
 
     def _with_metadata(
         self, manifest: Mapping[str, Any], metadata: dict[str, Any], template: _CachedSpec
     ) -> ManifestRecord | None:
         try:
             for name, value in metadata.items():
-                if not _IS_PLAIN[name](value):
+                if not _IS_PLAIN[name](object_name(value) if name == "name" and FIELD in manifest else value):
                     return None
             annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
             if annotations:
