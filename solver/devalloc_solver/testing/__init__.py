@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
-from typing import Any, Never, TypedDict, Unpack, cast
+from typing import Never, TypedDict, Unpack, cast
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.decode import decode
@@ -27,12 +27,13 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc.api.validation.schema import field_schemas
 from devalloc_solver.answer_types import ClaimAnswerDict, SolutionDict
+from devalloc_solver.testing.fields import Amount as Amount
+from devalloc_solver.testing.fields import ClassFields as ClassFields
+from devalloc_solver.testing.fields import Manifest as Manifest
+from devalloc_solver.testing.fields import RequestFields as RequestFields
 
-Manifest = dict[str, Any]
 Value = str | int | Quantity | SemVer | Manifest
 """The value of an attribute; as a dict, such as ``{"semVerValue": "1.2"}``."""
-Amount = str | int | float
-"""A quantity, such as 2 or "10Gi"."""
 
 
 class MetadataFields(TypedDict, total=False):
@@ -45,28 +46,6 @@ class MetadataFields(TypedDict, total=False):
     finalizers: Sequence[str]
     creationTimestamp: str
     deletionTimestamp: str
-
-
-class ClassFields(TypedDict, total=False):
-    """Fields of the spec of a DeviceClass."""
-
-    driver: str
-    deviceType: str
-    constraints: str
-    adminAccess: bool
-    configs: Sequence[Manifest]
-
-
-class RequestFields(TypedDict, total=False):
-    """Fields of a request."""
-
-    deviceClass: str
-    deviceType: str
-    constraints: str
-    requests: Mapping[str, Amount]
-    limits: Mapping[str, Amount]
-    matchAttributes: Sequence[str]
-    configs: Sequence[Manifest]
 
 
 # -- the fleet ---------------------------------------------------------------------------------------------------------
