@@ -196,8 +196,8 @@ class PublishedPools:
             return True
         if not self.node["metadata"]["name"]:
             return False  # every node, whatever its labels: what a selector selects is unknown
-        terms = (selection.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
-        return any(_is_selected(term, self.node["metadata"]) for term in terms)
+        terms = (selection.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+        return len(terms) == 1 and _is_selected(terms[0], self.node["metadata"])
 
     def _look(self, driver: str, name: str) -> NodePool | None:
         specs = self._specs.get((driver, name), [])

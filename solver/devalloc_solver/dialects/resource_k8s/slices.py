@@ -173,7 +173,9 @@ def is_reachable(node: ClusterNode, reach: NodeAccess) -> bool:
         return True
     if not node.name:  # what its labels would be is not known
         return False
-    return reach.node_selector is not None and selects(reach.node_selector, node)
+    # The API wants one term: an allocation has one, too, and cannot say "the nodes of this one or of that one".
+    selector = reach.node_selector
+    return selector is not None and len(selector.terms) == 1 and selects(selector, node)
 
 
 def selects(selector: NodeSelector, node: ClusterNode) -> bool:

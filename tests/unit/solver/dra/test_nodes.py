@@ -8,7 +8,7 @@ import pytest
 
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import SelectorError
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeAccess, is_reachable, merge_selectors
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeAccess, is_reachable, merge_selectors, selects
 
 NODE = ClusterNode("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
 
@@ -59,9 +59,16 @@ def test_a_term_holds_or_not(term: dict[str, Any], holds: bool) -> None:
 def test_requirements_of_a_term_hold_together_and_terms_are_alternatives() -> None:
     both = {**label("zone", "In", "a"), **field("In", "n2")}
 
-    assert not is_reachable(NODE, NodeAccess(node_selector=selector(both)))
-    assert is_reachable(NODE, NodeAccess(node_selector=selector(both, label("rack", "Exists"))))
-    assert not is_reachable(NODE, NodeAccess(node_selector=selector()))
+    assert not selects(selector(both), NODE)
+    assert selects(selector(both, label("rack", "Exists")), NODE)
+    assert not selects(selector(), NODE)
+
+
+def test_a_slice_or_device_with_a_selector_of_two_terms_reaches_no_node() -> None:
+    """The API wants exactly one: the selector of an allocation has one term, which would be met by no node here."""
+    a, b = label("zone", "In", "a"), label("zone", "In", "b")
+    assert is_reachable(NODE, NodeAccess(node_selector=selector(a)))
+    assert not is_reachable(NODE, NodeAccess(node_selector=selector(a, b)))
 
 
 @pytest.mark.parametrize(

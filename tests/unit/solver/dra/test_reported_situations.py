@@ -1,4 +1,4 @@
-"""Situations that users of other allocators reported: pools that are not whole at the moment, cold and warm."""
+"""Situations that users of other allocators reported, cold and warm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from tests.support.dra_builders import ANY, claim, devices, request, slice_
+from tests.support.dra_builders import ANY, claim, device, devices, node, request, slice_
 
 Manifest = dict[str, Any]
 Solve = Callable[[Sequence[Manifest], Manifest], Any]
@@ -75,3 +75,22 @@ def test_all_devices_are_not_had_of_an_incomplete_or_invalid_pool(solve: Solve) 
     answer = solve([ANY, incomplete, invalid], claim(request(count=None)))
     assert not answer["allocated"]
     assert "invalid pool (gpu.io/p2: two devices are named b)" in answer["message"]
+
+
+def in_zone(name: str) -> Manifest:
+    return {"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]}
+
+
+@pytest.mark.parametrize("solve", [cold, warm, jointly])
+def test_a_device_whose_node_selector_has_two_terms_is_left_out_alone(solve: Solve) -> None:
+    """kubernetes#141212 to #141214: its allocation would have one term that no node meets; others are had."""
+    either = {"nodeSelectorTerms": [in_zone("a"), in_zone("b")]}
+    either_way = slice_("s", [device("odd", nodeSelector=either)], perDeviceNodeSelection=True)
+    nodes = [node("n1", zone="a"), node("n2", zone="b")]
+    refused = solve([ANY, either_way, *nodes], claim(request()))
+    assert "correct the node selectors" in refused["message"]
+    both = slice_(
+        "s", [device("odd", nodeSelector=either), device("plain", nodeName="n1")], perDeviceNodeSelection=True
+    )
+    answer = solve([ANY, both, *nodes], claim(request()))
+    assert (answer["node"], given(answer)) == ("n1", ["p/plain"])
