@@ -339,8 +339,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         index, (edition, names) = self._state.index, self._edition()
         room = index.room_gained()
         kinds, index.gained = frozenset(index.gained), set()
-        lost, index.lost = frozenset(index.lost), set()
-        return Gains((index.kinds, *edition), names, kinds, room, lost, [kind.driver for kind in index.kinds.kinds])
+        altered, index.altered = frozenset(index.altered), set()
+        return Gains((index.kinds, *edition), names, kinds, room, altered, [kind.driver for kind in index.kinds.kinds])
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:
         """Equal for claims that stand alone and have the same answer; None if that cannot be told."""

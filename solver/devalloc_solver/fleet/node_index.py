@@ -141,8 +141,8 @@ class NodeIndex:
     """kinds of devices that came, or were freed, or that share a pool with such, since this was last cleared"""
     _gained_on: set[str | None] = field(default_factory=set)
     """nodes (None: the network) of these"""
-    lost: set[int] = field(default_factory=set)
-    """kinds of devices of pools that went or are other than before, the same"""
+    altered: set[int] = field(default_factory=set)
+    """kinds of devices of pools that came, went or are other than before, the same"""
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
     edition: int = 0
@@ -180,14 +180,14 @@ class NodeIndex:
         before = self.network if node is None else self.records.get(node)
         self._drop(node)
         if not snapshot.pools:
-            self.lost |= _changed_kinds(before, None)[0]
+            self.altered |= _changed_kinds(before, None)[0]
             return
         few = self.kinds.note(snapshot)
         self._add(node, snapshot, columns_of_node(snapshot))
         after = self.network if node is None else self.records[node]
         assert after is not None
         lost, gained = _changed_kinds(before, after)
-        self.lost |= lost
+        self.altered |= lost | gained
         self.gained |= gained
         self._note_gain(node)
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
@@ -196,7 +196,7 @@ class NodeIndex:
 
     def drop(self, node: str | None) -> None:
         """The node has no pools any more."""
-        self.lost |= _changed_kinds(self.network if node is None else self.records.get(node), None)[0]
+        self.altered |= _changed_kinds(self.network if node is None else self.records.get(node), None)[0]
         self._drop(node)
 
     def _drop(self, node: str | None) -> None:

@@ -72,8 +72,8 @@ class Gains(NamedTuple):
     """kinds of devices that there are more of, or whose pools have more room"""
     room: Sequence[Mapping[int, int]] | None
     """of each node with such: kind -> devices that are free, with those of the network; None if that is not known"""
-    lost: frozenset[int]
-    """kinds of devices that there are fewer of: refusals may have other reasons"""
+    altered: frozenset[int]
+    """kinds of devices in pools that are new, changed or gone: refusals may have other reasons"""
     drivers: Sequence[str]
     """the driver of each kind"""
 
@@ -453,7 +453,7 @@ class WaitingBook:
             self._renew_refusals()
         for key in self._that_could_use(gains.kinds, gains.drivers, gains.room):
             self._mark(key)
-        for key in self._that_could_use(gains.lost, gains.drivers):
+        for key in self._that_could_use(gains.altered, gains.drivers):
             self._renew_refusal(key)
         self._judged_kinds = len(gains.drivers)
 

@@ -267,6 +267,21 @@ def test_an_old_refusal_that_still_holds_wakes_no_equal(waiting: Waiting) -> Non
     assert waiting.book.outdated(10) == []
 
 
+def test_a_refusal_is_found_anew_at_once_when_a_pool_goes_and_when_it_is_back(waiting: Waiting) -> None:
+    """A kubelet that starts deletes the slices of its node, and drivers publish them again (kueue#8748)."""
+    pool, claim = gpu_pool("p", devices=2, model="x"), of_model(gpu_claim("w"), "x")
+    waiting.rest(claim)
+    waiting.fleet.delete(pool)
+    assert waiting.change() == []
+    assert waiting.book.outdated(10) == ["w"]
+    waiting.rest(claim)
+    assert waiting.refusal(claim)["reason"] == "NoMatchingDevices"
+    assert waiting.change(pool) == [], "its devices are held"
+    assert waiting.book.outdated(10) == ["w"]
+    waiting.rest(claim)
+    assert waiting.refusal(claim)["reason"] == "DevicesInUse"
+
+
 def age(waiting: Waiting) -> None:
     """All refusals are old, and the fleet has changed since."""
     waiting.seconds += REFRESH_SECONDS
