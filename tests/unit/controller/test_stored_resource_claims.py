@@ -15,6 +15,7 @@ from devalloc.controller.reconcile.resource_claims import stored
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.store import Key, WriteRejected
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver.fleet.waiting import REFRESH_SECONDS
 from tests.support.dra_builders import device_class
 from tests.support.resource_manifests import device, resource_claim, slice_of, taint_rule
 
@@ -70,6 +71,22 @@ def test_what_a_deleted_claim_had_goes_to_the_next_which_loses_its_reason(world:
     world.store.delete("ResourceClaim", "default", "a")
     assert world.devices() == {"b": "d0"}
     assert "devalloc.io/reason" not in world.claim("b")["metadata"].get("annotations", {})
+
+
+def test_no_message_stays_that_names_a_claim_which_is_gone(world: World) -> None:
+    """Not even of the claims that wait for the same and come later (kubernetes#140831)."""
+    seconds = 0.0
+    world.allocator = StoredClaimAllocator(world.store, clock=lambda: seconds)
+    world.apply(CLASS, slice_of("p", "n", [device("d0"), device("d1")]), *map(resource_claim, "abcde"))
+    world.devices()
+    world.store.delete("ResourceClaim", "default", "a")
+    for _ in range(3):
+        world.devices()
+        seconds += REFRESH_SECONDS
+    for name in "de":
+        message = world.claim(name)["metadata"]["annotations"]["devalloc.io/message"]
+        assert "default/a" not in message
+        assert "default/b" in message
 
 
 def test_nothing_is_written_while_nothing_changes(world: World) -> None:

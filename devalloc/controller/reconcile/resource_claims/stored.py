@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,7 +51,8 @@ class StoredClaimAllocator:
         self.loop = ReconcileLoop(
             "could not answer the ResourceClaims", store, self._settings, SUPPLY_KINDS | {CLAIM}, clock
         )
-        self._solver = RoundSolver(RESOURCE_CLAIMS, self.loop.searches, clock)
+        # Each claim has its message, and no Event: none is to name a claim that is gone.
+        self._solver = RoundSolver(replace(RESOURCE_CLAIMS, compared="message"), self.loop.searches, clock)
         self._version = ""
         """Of the last round that came to its end; empty before the first one."""
         self._is_unfinished = False
