@@ -208,7 +208,8 @@ def _mistyped_text(name: str, literal: str, values: Collection[str], total: int,
     is_case = any(len(value) == len(literal) for value in wider)
     # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
     as_word = [] if is_case else [value for value in wider if word.search(value)]
-    near = None if as_word else closest_match(literal, values) or _longest_word_match(literal, values)
+    alike = [value for value in values if _has_numbers_of(literal, value)]
+    near = None if as_word else closest_match(literal, alike) or _longest_word_match(literal, values)
     wider = as_word or wider
     there: dict[str, Any] = {"name": name, "value": literal, "total": total}
     if near is not None:
@@ -219,6 +220,12 @@ def _mistyped_text(name: str, literal: str, values: Collection[str], total: int,
     part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
     cause = fact(Cause.UNKNOWN_VALUE, **there, whole=wider[0], write=f"{access}.contains({part!r})")
     return Typo("", cause, repr(literal), None)
+
+
+def _has_numbers_of(literal: str, value: str) -> bool:
+    """Whether two texts may be spellings of one: with other numbers it is another address or model, and no typo."""
+    have, wanted = (re.findall(r"\d+", text) for text in (value, literal))
+    return have == wanted or closest_match(literal, [value], alike=1.0) is not None
 
 
 def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
