@@ -137,7 +137,11 @@ def _decode_restricted(manifest: dict[str, Any]) -> Decoded:
     if not isinstance(claim := decoded.object, DeviceClaim):
         return decoded
     rules = restrictions_of(manifest), value_restrictions_of(manifest), driver_of(manifest)
-    return replace(decoded, object=claim.restricted(*rules, name=manifest["metadata"]["name"]))
+    # No user wrote what asks for devices of a driver by itself: warnings of it would tell users of nothing of theirs.
+    problems = (
+        decoded.problems if rules[-1] is None else [each for each in decoded.problems if each.severity == "error"]
+    )
+    return replace(decoded, object=claim.restricted(*rules, name=manifest["metadata"]["name"]), problems=problems)
 
 
 def normalize(manifest: dict[str, Any]) -> dict[str, Any]:
