@@ -7,7 +7,7 @@ room for, are kept back: devices on a node that the machine may never run on are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -60,10 +60,29 @@ from devalloc.store import Object
 _OUT_OF_REACH = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
 """That a machine must not be on nodes that do not receive it, or do not reach its disks."""
 _NUMA = "numa"
-"""The attribute of a host's devices with the number of their NUMA node; of a request the number that they must have."""
+"""The attribute of a host's devices with the number of their NUMA node."""
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
 _OF_HOSTS = DriverRestriction(host_pool_names.DRIVER)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostRequest:
+    """What a machine asks of devices of a node."""
+
+    amounts: Mapping[str, Quantity]
+    numa: int | None = None
+    """the number of the NUMA node that they must be of"""
+    is_of_one: bool = False
+    """whether one device must have all of it"""
+
+    @property
+    def is_of_numa_nodes(self) -> bool:
+        return {*self.amounts} <= {*host_pool_names.COMPUTE}
+
+    def to_manifest(self) -> Object:
+        requests = {"requests": {name: str(amount) for name, amount in self.amounts.items()}}
+        return requests | ({"limits": {"count": "1"}} if self.is_of_one else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +254,7 @@ class _InputBuilder:
             self._resize(key, doc, entries)
         for key, (doc, entries) in standing.on_second_node.items():
             second = MachineView(doc).migration_target or MachineView(doc).holder
-            self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(second)}, entries)
+            self._add(key, "move", doc, (), {meta.ALLOCATED_NODE: str(second)}, entries)
         self._fill()
         for doc in self.machine_docs:
             self._hold_moved(doc)
@@ -322,14 +341,14 @@ class _InputBuilder:
         if ObjectView(doc).is_deleting or machines.is_leaving(doc):
             notes[meta.RELEASE] = meta.RELEASES[0]  # who waits for its place need not release it
         if label is None or key not in self.standing.agree:
-            self._add(key, "", doc, [{}], notes | ({} if label is None else {meta.GROUP: label}), entries)
+            self._add(key, "", doc, (), notes | ({} if label is None else {meta.GROUP: label}), entries)
             return
         notes[meta.GROUP] = label
         compute = [entry for entry in entries if _resource_names(entry) & {*host_pool_names.COMPUTE}]
         others = [entry for entry in entries if not _resource_names(entry) & {*host_pool_names.COMPUTE}]
-        self._add(key, "", doc, [{}], notes | {meta.GROUP_MATCH: "numa"}, compute)
+        self._add(key, "", doc, (), notes | {meta.GROUP_MATCH: "numa"}, compute)
         if others:
-            self._add(key, "io", doc, [{}], notes, others)
+            self._add(key, "io", doc, (), notes, others)
 
     def _fill(self) -> None:
         """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
@@ -343,16 +362,14 @@ class _InputBuilder:
                 name = pool["metadata"]["name"]
                 on_it = ((key, doc) for key, (doc, held) in counted if _has_entries_in(name, held))
                 key, doc = next(on_it)  # none of it is there without one
-                self._add(key, "over", doc, [{}], {meta.ALLOCATED_NODE: node}, entries)
+                self._add(key, "over", doc, (), {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> MachineRequest:
-        compute, *io = _machine_details(required_amounts(machine.spec))
+        amounts = required_amounts(machine.spec)
+        by_numa = _amounts_by_start(machine, amounts)
+        compute, *io = _host_requests(amounts, by_numa)
         if key in self.standing.agree:
-            compute["limits"] = {"count": "1"}
-        by_numa: AmountsByNuma = {}
-        if (start := machine.spec.start) is not None and start.numa_node is not None:
-            _restrict_to_numa(compute, start.numa_node)
-            by_numa = {start.numa_node: _compute_amounts(required_amounts(machine.spec))}
+            compute = replace(compute, is_of_one=True)
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
@@ -371,22 +388,11 @@ class _InputBuilder:
         gets its memory from one, too: it could not be told otherwise while it runs."""
         key, source = MachineView(doc).key, str(MachineView(doc).holder)
         amounts = migrated_amounts(doc, machine)
-        details = _machine_details(amounts)
-        by_numa: AmountsByNuma = amounts_by_numa_node(doc)
-        if by_numa:
-            others = {name: amount for name, amount in amounts.items() if name not in host_pool_names.COMPUTE}
-            io = _machine_details(others)
-            details = []
-            for number, on_node in by_numa.items():
-                (detail,) = _machine_details(on_node)
-                _restrict_to_numa(detail, number)
-                details.append(detail)
-            details += io
-        else:
-            details[0]["limits"] = {"count": "1"}
-            if (start := machine.spec.start) is not None and start.numa_node is not None:
-                _restrict_to_numa(details[0], start.numa_node)
-                by_numa = {start.numa_node: _compute_amounts(amounts)}
+        of_guest: AmountsByNuma = amounts_by_numa_node(doc)
+        by_numa = of_guest or _amounts_by_start(machine, amounts)
+        requests = _host_requests(amounts, by_numa)
+        if not of_guest:
+            requests[0] = replace(requests[0], is_of_one=True)
         notes = {**_priority_annotation(doc)}
         if isinstance(target := MigrationView(migration).spec.get("targetNode"), str) and target:
             notes[meta.NODE] = target
@@ -397,7 +403,7 @@ class _InputBuilder:
         excluded |= out_of_reach
         local = [dict(claim) for claim in local_claims(doc, self.claims, self.networks)]
         ties += ["its claims need devices of the same kind there"] if local else []
-        parts, targets = self._move_parts(doc, machine, details, notes, excluded, local)
+        parts, targets = self._move_parts(doc, machine, requests, notes, excluded, local)
         return key, MigrationRequest(
             migration, doc, parts, source, amounts, excluded, "; ".join(ties), by_numa, targets
         )
@@ -406,7 +412,7 @@ class _InputBuilder:
         self,
         doc: Object,
         machine: VirtualMachine,
-        details: Sequence[Object],
+        requests: Sequence[_HostRequest],
         notes: Mapping[str, str],
         excluded: frozenset[str],
         local: Sequence[Object],
@@ -414,16 +420,16 @@ class _InputBuilder:
         """Ask for another node, together with devices there for these claims, as for a machine that is to start."""
         key = MachineView(doc).key
         if not local:
-            return (self._add(key, "move", doc, details, notes, excluded=excluded),), {}
+            return (self._add(key, "move", doc, requests, notes, excluded=excluded),), {}
         notes = {**notes, meta.GROUP: _group_label(key[1], _MOVE_OF_MACHINE)}
         agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
         if agree:
-            compute = [detail for detail in details if _is_of_numa_nodes(detail)]
-            others = [detail for detail in details if not _is_of_numa_nodes(detail)]
+            compute = [each for each in requests if each.is_of_numa_nodes]
+            others = [each for each in requests if not each.is_of_numa_nodes]
             parts = [self._add(key, "move", doc, compute, {**notes, **agree}, excluded=excluded)]
             parts += [self._add(key, "move-io", doc, others, notes, excluded=excluded)] if others else []
         else:
-            parts = [self._add(key, "move", doc, details, notes, excluded=excluded)]
+            parts = [self._add(key, "move", doc, requests, notes, excluded=excluded)]
         targets: dict[ClaimKey, ClaimKey] = {}
         for claim in local:
             name = key[0], owner_name(CLAIM, ClaimView(claim).key[1], "move")
@@ -471,20 +477,11 @@ class _InputBuilder:
         if ObjectView(doc).is_deleting or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
             return
         if short := missing_amounts(machine.spec, entries):
-            details = _machine_details(short)
             by_numa: AmountsByNuma = resize.growth_by_node(doc, machine.spec, entries)
-            if by_numa:
-                others = {name: amount for name, amount in short.items() if name not in host_pool_names.COMPUTE}
-                details = _machine_details(others)
-                for number, amounts in by_numa.items():
-                    (detail,) = _machine_details(amounts)
-                    _restrict_to_numa(detail, number)
-                    details.append(detail)
-            elif (numa := resize.required_numa(doc, entries, self.pools)) is not None:
-                for detail in details:
-                    _restrict_to_numa(detail, numa)
+            if not by_numa and (numa := resize.required_numa(doc, entries, self.pools)) is not None:
                 by_numa = {numa: _compute_amounts(short)}
-            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority_annotation(doc))
+            requests = _host_requests(short, by_numa)
+            part = self._add(key, "more", doc, requests, {meta.NODE: str(node)} | _priority_annotation(doc))
             self.growing[key] = resize.MachineGrowth(doc, machine.spec, part, entries, by_numa)
         elif (settled := resize.resized_entries(doc, machine.spec, entries)) is not None:
             self.fitted[key] = settled
@@ -501,7 +498,7 @@ class _InputBuilder:
         key: MachineKey,
         part: str,
         doc: Object,
-        details: Sequence[Any],
+        requests: Sequence[_HostRequest],
         notes: Mapping[str, str],
         entries: Sequence[Any] = (),
         *,
@@ -513,9 +510,8 @@ class _InputBuilder:
         if (created := doc["metadata"].get("creationTimestamp")) is not None:
             metadata["creationTimestamp"] = created
         claim: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata}
-        requests = [{name: value for name, value in each.items() if name != _NUMA} for each in details]
-        claim["spec"] = {"claims": requests}
-        numbers = ((index, each[_NUMA]) for index, each in enumerate(details) if _NUMA in each)
+        claim["spec"] = {"claims": [each.to_manifest() for each in requests] or [{}]}
+        numbers = ((index, each.numa) for index, each in enumerate(requests) if each.numa is not None)
         values = [ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers]
         barred = [NodeRestriction(_OUT_OF_REACH, excluded)] if excluded else []
         claim[FIELD] = (_OF_HOSTS, *barred, *values)
@@ -542,11 +538,14 @@ def _resource_names(entry: Mapping[str, Any]) -> set[str]:
     return {amount.get("name") for amount in entry.get("allocations", ())}
 
 
-def _machine_details(amounts: Mapping[str, Quantity]) -> list[Object]:
-    """What is asked for of NUMA nodes, and of the node as a whole: other devices than theirs have that."""
-    compute = _compute_amounts(amounts)
-    others = {name: amount for name, amount in amounts.items() if name not in compute}
-    return [{"requests": {name: str(one) for name, one in each.items()}} for each in (compute, others) if each]
+def _host_requests(amounts: Mapping[str, Quantity], by_numa: AmountsByNuma) -> list[_HostRequest]:
+    """What is asked for of NUMA nodes, of certain ones by their numbers, and of the node as a whole: other devices than
+    theirs have that."""
+    compute = [_HostRequest(own, number) for number, own in by_numa.items()] or [
+        _HostRequest(_compute_amounts(amounts))
+    ]
+    others = {name: amount for name, amount in amounts.items() if name not in host_pool_names.COMPUTE}
+    return [each for each in (*compute, _HostRequest(others)) if each.amounts]
 
 
 def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
@@ -554,14 +553,10 @@ def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
     return {name: amounts[name] for name in host_pool_names.COMPUTE if name in amounts}
 
 
-def _restrict_to_numa(detail: Object, number: int) -> None:
-    """Have what is of NUMA nodes come from that one."""
-    if _is_of_numa_nodes(detail):
-        detail[_NUMA] = number
-
-
-def _is_of_numa_nodes(detail: Object) -> bool:
-    return {*detail["requests"]} <= {*host_pool_names.COMPUTE}
+def _amounts_by_start(machine: VirtualMachine, amounts: Mapping[str, Quantity]) -> AmountsByNuma:
+    """What must come from the NUMA node that a machine starts on; empty if it names none."""
+    start = machine.spec.start
+    return {} if start is None or start.numa_node is None else {start.numa_node: _compute_amounts(amounts)}
 
 
 def _priority_annotation(machine: Object) -> dict[str, str]:
