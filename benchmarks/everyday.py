@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import bench_fleet
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import Fleet
 
@@ -217,6 +218,86 @@ def waiting(shapes: int) -> None:
         store.close()
 
 
+def waiting_pods() -> None:
+    """ResourceClaims of pods: A's wait for GPUs of 100 nodes; B asks for NICs, then for GPUs that become free."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SQLiteStore(Path(folder) / "store.db")
+        for number in range(100):
+            store.create(node(f"node-{number:05d}"))
+            for what in ("gpu", "nic"):
+                store.create(resource_slice(f"node-{number:05d}", what))
+        for what in ("gpu", "nic"):
+            rule = f"device.driver == '{what}.example.com'"
+            store.create(resource("DeviceClass", what, {"selectors": [{"cel": {"expression": rule}}]}))
+        for number in range(WAITING):
+            create_pod(store, "a", f"a{number}", "gpu")
+        allocator = ResourceClaimAllocator(store, stamp="1 a")  # type: ignore[arg-type]
+        settle(allocator)
+        for claim in store.list("ResourceClaim").objects:
+            if is_allocated(claim):
+                start_pod(store, claim)
+        settle(allocator)
+        for what, device_class in (("other devices", "nic"), ("the same devices", "gpu")):
+            seconds = []
+            for number in range(5):
+                if device_class == "gpu":
+                    end_pod(store, next(each for each in store.list("ResourceClaim").objects if is_allocated(each)))
+                create_pod(store, "b", f"{device_class}{number}", device_class)
+                seconds.append(cpu(allocator.round))
+                settle(allocator)
+            report(f"10,000 pods wait: a neighbour's answer, {what}", seconds)
+        restarted, allocator = time.process_time(), ResourceClaimAllocator(store, stamp="2 a")  # type: ignore[arg-type]
+        settle(allocator)
+        report("10,000 pods wait: restart, until all are answered", [time.process_time() - restarted])
+        store.close()
+
+
+def node(name: str) -> Manifest:
+    status = {"allocatable": {"cpu": "64", "pods": "200"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}, "status": status}
+
+
+def resource(kind: str, name: str, spec: Manifest, **metadata: Any) -> Manifest:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def resource_slice(node_name: str, what: str) -> Manifest:
+    pool = {"name": f"{node_name}-{what}.devalloc", "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"{what}-{number}", "attributes": {"numa": {"int": number // 4}}} for number in range(8)]
+    spec = {"driver": f"{what}.example.com", "nodeName": node_name, "pool": pool, "devices": devices}
+    return resource("ResourceSlice", f"{node_name}-{what}", spec)
+
+
+def create_pod(store: SQLiteStore, namespace: str, name: str, device_class: str) -> None:
+    """A pod that waits for a device, with its claim."""
+    requests = [{"name": "r", "exactly": {"deviceClassName": device_class}}]
+    labels = {"devalloc.io/allocator": "devalloc"}
+    store.create(
+        resource("ResourceClaim", name, {"devices": {"requests": requests}}, namespace=namespace, labels=labels)
+    )
+    spec: Manifest = {"resourceClaims": [{"name": "r", "resourceClaimName": name}]}
+    spec["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "100m"}}}]
+    metadata = {"namespace": namespace, "name": name}
+    store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def start_pod(store: SQLiteStore, claim: Manifest) -> None:
+    (term,) = claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+    pod = store.get("Pod", claim["metadata"]["namespace"], claim["metadata"]["name"])
+    store.replace({**pod, "spec": {**pod["spec"], "nodeName": term["matchFields"][0]["values"][0]}})
+
+
+def end_pod(store: SQLiteStore, claim: Manifest) -> None:
+    namespace, name = claim["metadata"]["namespace"], claim["metadata"]["name"]
+    store.delete("Pod", namespace, name)
+    store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": []}})
+    store.delete("ResourceClaim", namespace, name)
+
+
+def is_allocated(claim: Manifest) -> bool:
+    return bool((claim.get("status") or {}).get("allocation"))
+
+
 def wide(number: int) -> Manifest:
     return wants(f"a{number}", 1 if number < 900 else 9, "a", constraints=f"device.numa < {9 + number}")
 
@@ -225,7 +306,7 @@ def held(claim: Manifest) -> bool:
     return bool((claim.get("status") or {}).get("allocations"))
 
 
-def settle(allocator: DeviceClaimAllocator) -> None:
+def settle(allocator: DeviceClaimAllocator | ResourceClaimAllocator) -> None:
     """Round after round until none has left anything to the next one."""
     for _ in range(ROUNDS):
         allocator.round()
@@ -241,6 +322,7 @@ MEASURED: dict[str, Callable[[], None]] = {
     "waiting_1": lambda: waiting(1),
     "waiting_8": lambda: waiting(8),
     "waiting_10000": lambda: waiting(WAITING),
+    "waiting_pods": waiting_pods,
 }
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
+from devalloc.controller.reconcile.stored_claims import by_unit
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.cel import budget
@@ -130,7 +131,7 @@ def all_at_once(evil: Manifest) -> Answers:
 def by_the_controller(evil: Manifest) -> Answers:
     cluster = RoundSolver(RESOURCE_CLAIMS)
     cluster.update([SLICE, CLASS])
-    return by_name(cluster.solve([evil, VICTIM], DEADLINE)["claims"])
+    return by_name(cluster.solve(by_unit([evil, VICTIM]), DEADLINE)["claims"])
 
 
 # -- DeviceClaims ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from devalloc.controller.reconcile import round_solver
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
+from devalloc.controller.reconcile.stored_claims import by_unit
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
@@ -260,7 +261,7 @@ class ResourceHistory:
         given = []
         for solver in (self.solver, fresh):
             solver.update(self.documents.values())
-            answers = solver.solve([*self.waiting.values()], None)["claims"] if self.waiting else []
+            answers = solver.solve(by_unit(self.waiting.values()), None)["claims"] if self.waiting else []
             given.append({each["name"]: each for each in answers if each["allocated"]})
         assert given[0].keys() == given[1].keys()
         for name, answer in given[0].items():

@@ -22,14 +22,11 @@ from devalloc.api.views import ClaimKey, ClaimView, Order, order_of
 from devalloc.controller.reconcile.searches import (
     QUICK_SECONDS,
     BackgroundSearches,
-    ClaimUnit,
-    by_unit,
     forget_given,
     key_of_answer,
-    key_of_claim,
     search_with_new_fleet,
 )
-from devalloc.controller.reconcile.stored_claims import class_names
+from devalloc.controller.reconcile.stored_claims import ClaimUnit, class_names, key_of_claim
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
 from devalloc_solver import WaitingBook
@@ -99,10 +96,7 @@ RESOURCE_CLAIMS = ClaimKind(
 class _Refusal:
     """The answers to a unit that is not asked for again: a claim, or the members of a group."""
 
-    identities: Sequence[object]
-    """which claims these are: an edit of the spec makes another one"""
-    specs: Sequence[object]
-    """what they ask for, with the nodes that suit their pods"""
+    claims: Sequence[Object]
     answers: Sequence[_Answer]
 
 
@@ -288,21 +282,20 @@ class RoundSolver:
     def _has_devices(self, claim: Object) -> bool:
         return bool(ClaimView(claim).status.get(self._kind.devices))
 
-    def solve(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
+    def solve(self, units: Mapping[ClaimUnit, Sequence[Object]], deadline: float | None) -> _Answer:
         """The answers to all claims that wait, in the form of ``solve_manifests``, round after round.
 
-        One that was refused has the same answer again, at no cost, until a change could help it. One that costs too
-        much has it until its pause is over, also if other nodes suit its pod meanwhile."""
-        units = by_unit([claim if "spec" in claim else {**claim, "spec": {}} for claim in claims])
+        One that was refused has the very same answer again, at no cost, until a change could help it. One that costs
+        too much has it until its pause is over, also if other nodes suit its pod meanwhile."""
         self._forget_all_but(units)
         has_new = not units.keys() <= self._refusals.keys()
         woken = {*self.wake(has_new=has_new), *self.waiting.due()} if self._refusals else set()
         again: list[_Answer] = []
-        fresh: dict[ClaimUnit, list[Object]] = {}
+        fresh: dict[ClaimUnit, Sequence[Object]] = {}
         for unit, members in units.items():
             refusal = None if unit in woken else self._refusals.get(unit)
-            if refusal is not None and self._is_of(refusal, unit, members):
-                again += map(dict, refusal.answers)
+            if refusal is not None and (refusal.claims is members or self._is_of(refusal, unit, members)):
+                again += refusal.answers
             else:
                 self._refusals.pop(unit, None)
                 fresh[unit] = members
@@ -315,7 +308,7 @@ class RoundSolver:
             self.waiting.discard(unit)
             order = min(map(order_of, members))
             if len(own) == len(members) and self.rest(unit, order, members, own, is_proven=is_proven):
-                self._refusals[unit] = _Refusal([*map(_identity, members)], [*map(_wish, members)], own)
+                self._refusals[unit] = _Refusal(members, own)
         return {**answer, "claims": [*answer["claims"], *again], "again": is_again or self.waiting.is_behind}
 
     def _forget_all_but(self, units: Mapping[ClaimUnit, object]) -> None:
@@ -327,8 +320,8 @@ class RoundSolver:
             del self._refusals[unit]
 
     def _is_of(self, refusal: _Refusal, unit: Hashable, claims: Sequence[Object]) -> bool:
-        is_same = refusal.identities == [*map(_identity, claims)]
-        return is_same and (self.waiting.is_paused(unit) or refusal.specs == [*map(_wish, claims)])
+        is_same = [*map(_identity, refusal.claims)] == [*map(_identity, claims)]
+        return is_same and (self.waiting.is_paused(unit) or [*map(_wish, refusal.claims)] == [*map(_wish, claims)])
 
     def answer(self, claims: Sequence[Object], deadline: float | None) -> _Answer:
         """The answers to claims that wait among what ``update`` has read, and to those that hold something if the kind
@@ -530,6 +523,7 @@ def _has_warnings(answers: Iterable[_Answer]) -> bool:
 
 
 def _wish(claim: Object) -> object:
+    """What it asks for, with the nodes that suit its pods."""
     return claim["spec"], restrictions_of(claim)
 
 

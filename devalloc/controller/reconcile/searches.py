@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
-from devalloc.api.views import ClaimView, Order, order_of
+from devalloc.api.views import Order, order_of
+from devalloc.controller.reconcile.stored_claims import ClaimUnit, by_unit, key_of_claim, unit_of_claim
 from devalloc.store import Object
 
 if TYPE_CHECKING:
@@ -61,8 +62,6 @@ OTHER_NAMESPACES = "(others)"
 
 _Answer = dict[str, Any]
 _Key = tuple[str, str]
-ClaimUnit = tuple[str, str, str]
-"""Equal for claims that are answered together: their namespace, and their group or the name of the one."""
 
 
 class SearchableFleet(Protocol):
@@ -291,8 +290,8 @@ class BackgroundSearches:
         heavy = self._heavy()
         with self._lock:
             before = [*self._results]
-        late_units = {_unit(claim) for key, claim in batch.claims.items() if key in self._late_rounds}
-        read = {key: claim for key, claim in batch.claims.items() if _unit(claim) not in late_units}
+        late_units = {unit_of_claim(claim) for key, claim in batch.claims.items() if key in self._late_rounds}
+        read = {key: claim for key, claim in batch.claims.items() if unit_of_claim(claim) not in late_units}
         is_mixed = len({namespace in heavy for namespace, _ in read}) > 1
         for part in _parts_of(fleet, read) if is_mixed or self._remembers() else ():
             if (result := self._result_of(part)) is not None:
@@ -400,7 +399,7 @@ class BackgroundSearches:
         other claims, which are answered at once, the next one such claim or group, which has all the time that it
         takes. Of these the first is that of the namespace that has used least. Returns whether this round has one."""
         units = {unit: claims for unit, claims in by_unit(batch.open).items() if unit in late_units}
-        others = [claim for claim in batch.open if _unit(claim) not in units]
+        others = [claim for claim in batch.open if unit_of_claim(claim) not in units]
         self._gave_way = bool(units and others) and not self._gave_way
         if not units:
             return False
@@ -422,12 +421,12 @@ class BackgroundSearches:
         """Claims whose expressions take longer than a round has are not refused yet, nor are their groups: the fleet
         remembers how far it came, so a later round goes on from there."""
         late_units = {
-            _unit(claim)
+            unit_of_claim(claim)
             for key, claim in batch.claims.items()
             if (each := batch.answers.get(key)) is not None
             and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
         }
-        late = [key for key, claim in batch.claims.items() if late_units and _unit(claim) in late_units]
+        late = [key for key, claim in batch.claims.items() if late_units and unit_of_claim(claim) in late_units]
         aside = {key: rounds for key, rounds in self._late_rounds.items() if key in batch.waiting}
         self._late_rounds = aside | {key: self._late_rounds.get(key, 0) + 1 for key in late}
         unread = {key for key, rounds in self._late_rounds.items() if rounds < MAX_EVALUATION_ROUNDS}
@@ -659,31 +658,12 @@ def _failed_answer(key: _Key) -> _Answer:
     return refusal_answer(key, Reason.SEARCH_LIMIT, message)
 
 
-def _unit(claim: Object) -> ClaimUnit:
-    (namespace, name), group = key_of_claim(claim), ClaimView(claim).group
-    return (namespace, "", name) if group is None else (namespace, group, "")
-
-
 def forget_given(fleet: SearchableFleet, claims: Iterable[Object], answers: Iterable[_Answer]) -> None:
     """Take from the fleet what claims that wait were given: the documents of a later round say what was written."""
     given = {key_of_answer(each) for each in answers if each["allocated"]}
     for claim in claims:
         if key_of_claim(claim) in given:
             fleet.delete(claim)
-
-
-def by_unit(claims: Iterable[Object]) -> dict[ClaimUnit, list[Object]]:
-    """Claims that are answered together."""
-    units: dict[ClaimUnit, list[Object]] = {}
-    for claim in claims:
-        units.setdefault(_unit(claim), []).append(claim)
-    return units
-
-
-def key_of_claim(claim: Object) -> _Key:
-    """Namespace and name."""
-    metadata = claim["metadata"]
-    return metadata.get("namespace") or "default", metadata["name"]
 
 
 def key_of_answer(answer: _Answer) -> _Key:

@@ -36,6 +36,8 @@ ALLOCATION_ANNOTATIONS = (
 """The annotations that the allocator writes, and takes away again."""
 
 
+ClaimUnit = tuple[str, str, str]
+"""Equal for claims that are answered together: their namespace, and their group or the name of the one."""
 _T = TypeVar("_T")
 
 
@@ -58,6 +60,26 @@ class DisjointSets(Generic[_T]):
 
     def sets(self) -> list[set[_T]]:
         return [*{id(each): each for each in self._set_of.values()}.values()]
+
+
+def key_of_claim(claim: Object) -> tuple[str, str]:
+    """Namespace and name."""
+    metadata = claim["metadata"]
+    return metadata.get("namespace") or "default", metadata["name"]
+
+
+def unit_of_claim(claim: Object) -> ClaimUnit:
+    """The unit to which a claim belongs."""
+    (namespace, name), group = key_of_claim(claim), ClaimView(claim).group
+    return (namespace, "", name) if group is None else (namespace, group, "")
+
+
+def by_unit(claims: Iterable[Object]) -> dict[ClaimUnit, list[Object]]:
+    """Claims that are answered together."""
+    units: dict[ClaimUnit, list[Object]] = {}
+    for claim in claims:
+        units.setdefault(unit_of_claim(claim), []).append(claim)
+    return units
 
 
 def canonical_spec(claim: Object) -> str:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from devalloc.api.findings import message_of
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.resource_claims import allocator, cluster_state, suitable_nodes
 from devalloc.controller.reconcile.resource_claims.allocator import (
@@ -19,7 +21,7 @@ from devalloc.controller.reconcile.resource_claims.allocator import (
     ResourceClaimAllocator,
 )
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
-from devalloc.store import Event, EventType
+from devalloc.store import Event, EventType, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -311,6 +313,43 @@ def test_more_pods_than_a_node_runs_wait_together_and_hold_up_no_other(
     bed.round()
     assert bed.placed() == ["pc"]
     assert bed.reasons("a") == ["NoRoomForPod"]
+
+
+def test_a_refusal_is_reported_after_a_round_that_failed(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed.node("n0", "9", devices=1)
+    for name in "ab":
+        bed.claim(name)
+        bed.pod(f"p{name}", name)
+    bed.store.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.store, "commit_each", Mock(side_effect=Unavailable("no answer")))
+        with pytest.raises(Unavailable):
+            bed.allocator.round()
+    bed.round()
+    assert (bed.reasons("a"), len(bed.reasons("b"))) == (["Allocated"], 1)
+
+
+def test_a_refusal_is_decided_and_worded_once_while_nothing_changes_for_it(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.node("n0", "9", devices=0)
+    for number in range(4):
+        bed.claim(f"c{number}")
+        bed.pod(f"p{number}", f"c{number}")
+    worded = Mock(wraps=message_of)
+    monkeypatch.setattr(allocator, "message_of", worded)
+    for _ in range(2):
+        bed.round()  # kube-scheduler writes on each pod that it found no place for it
+    worded.reset_mock()
+    bed.claim("new")
+    bed.pod("pnew", "new")
+    bed.round()
+    assert worded.call_count == 1
+    bed.round()
+    worded.reset_mock()
+    bed.node("n1", "9", devices=0)
+    bed.round()
+    assert worded.call_count == 5, "what is there has changed"
 
 
 def test_what_kubelets_report_begins_no_round_unless_it_counts(bed: Bed) -> None:

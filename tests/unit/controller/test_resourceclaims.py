@@ -29,6 +29,7 @@ from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, 
 from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
 from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
+from devalloc.controller.reconcile.stored_claims import by_unit
 from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
@@ -294,7 +295,7 @@ class Played:
             for key in each.want.claims
         }
         documents = [document for each in questions for document in each.documents]
-        for each in self.solver.solve(documents, None)["claims"] if documents else ():
+        for each in self.solver.solve(by_unit(documents), None)["claims"] if documents else ():
             results = (each["allocations"] or {}).get("devices", {}).get("results", ())
             given = ", ".join(f"{result['pool'].removesuffix('.devalloc')}/{result['device']}" for result in results)
             by_claim[each["name"]] = given or each["reason"]

@@ -19,6 +19,7 @@ from devalloc.controller.reconcile.searches import (
     BackgroundSearches,
     search_with_new_fleet,
 )
+from devalloc.controller.reconcile.stored_claims import by_unit
 from devalloc_solver.cel import budget
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
 from tests.support.dra_builders import ANY, request, slice_
@@ -481,12 +482,12 @@ def test_resource_claims_whose_expressions_take_long_have_rounds_one_by_one_as_d
     was_given = True
     with searches.in_thread():
         solver.update(cluster)
-        assert [one.get(STILL_SEARCHING) for one in solver.solve(waiting[:1], 30.0)["claims"]] == [True]
-        solver.solve(waiting, 30.0)
+        assert [one.get(STILL_SEARCHING) for one in solver.solve(by_unit(waiting[:1]), 30.0)["claims"]] == [True]
+        solver.solve(by_unit(waiting), 30.0)
         for _ in range(2 * MAX_EVALUATION_ROUNDS):
             evaluated.clear()
             solver.update(cluster)
-            answers = {one["name"]: one for one in solver.solve([*waiting, quick], 30.0)["claims"]}
+            answers = {one["name"]: one for one in solver.solve(by_unit([*waiting, quick]), 30.0)["claims"]}
             assert len({*evaluated} & {*slow.values()}) <= 1, "one has its turn"
             if answers["quick"]["allocated"]:
                 assert not {*evaluated} & {*slow.values()}, "no claim has to wait for them"

@@ -7,13 +7,14 @@ Events for what is refused.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc.api.adopted_pools import AdoptionRule, AllocatablePools
 from devalloc.api.dedicated_pools import is_for_devalloc, namespaces_for_devalloc, with_namespace_default
@@ -160,6 +161,22 @@ class _Decision:
     """Where it held devices that no pod used."""
 
 
+class _Reported(NamedTuple):
+    """A refusal as it was reported, and what it depends on."""
+
+    request: SolverRequest
+    answers: Sequence[Mapping[str, Any] | None]
+    """Of its claims."""
+    supply: object
+    """``ClusterState.supply`` then."""
+    decision: _Decision
+
+    def is_of(self, request: SolverRequest, answers: Sequence[Mapping[str, Any] | None], supply: object) -> bool:
+        """Whether these are the very same."""
+        is_same = self.request is request and self.supply is supply
+        return is_same and all(map(operator.is_, self.answers, answers))
+
+
 class ResourceClaimAllocator:
     """One ``run`` in one thread."""
 
@@ -193,6 +210,10 @@ class ResourceClaimAllocator:
         self._repeats: deque[tuple[float, str]] = deque()
         """When the last Events with another message were recorded, and in which namespace."""
         self._last_requests: list[SolverRequest] = []
+        self._reported: dict[tuple[Key, ...], _Reported] = {}
+        """Of the last round, by the claims of the wants."""
+        self._untold: set[tuple[Key, ...]] = set()
+        """Those whose message is another one than that of the last Event."""
         self._shares_room_from = 0.0
         """When the room of nodes may be shared out again."""
         self._version = ""
@@ -229,6 +250,7 @@ class ResourceClaimAllocator:
     def round(self) -> None:
         """Answer all claims that pods wait for, once, if something has changed since the last time."""
         last_requests, self._last_requests = self._last_requests, []
+        reported, self._reported = self._reported, {}  # after an error all is reported again
         self._adoption.update()
         pools = self._adoption.pools
         snapshot = self.loop.reading.look()
@@ -236,20 +258,20 @@ class ResourceClaimAllocator:
         self.loop.is_again = not self._adoption.has_seen(snapshot.objects.values())
         self._cluster.look(snapshot.objects.values(), pools)
         claims, wants, now = self._cluster.claims, self._cluster.wants(), self._clock()
-        self._note(claims, wants, now)
+        by_uid = {claim["metadata"]["uid"]: claim for claim in claims.values()}
+        self._note(by_uid, now)
         refused = self.loop.refusals.look(obj for obj in snapshot.objects.values() if obj["kind"] in _COPIED_KINDS)
-        wants = [want for want in wants if not any(_object_key(key) in refused for key in want.claims)]
-        waiting = [self._waiting(want, now) for want in wants]
-        wanted = [want for want, request in zip(wants, waiting, strict=True) if request is None]
-        avoided = {key: self._avoided(claims[key], now) for want in wanted for key in want.claims}
-        wide = {key for want in wanted for key in want.claims if self._of(claims[key]).is_wide}
-        requests = [*filter(None, waiting), *self._cluster.build_requests(wanted, avoided, wide)]
+        kept_out = {want.claims for key in refused if (want := self._cluster.want_of((key.namespace or "", key.name)))}
+        waiting, avoided, wide = self._held_back(by_uid, now)
+        wanted = [want for want in wants if want.claims not in kept_out and want.claims not in waiting]
+        held_back = [request for claims_, request in waiting.items() if claims_ not in kept_out]
+        requests = [*held_back, *self._cluster.build_requests(wanted, avoided, wide)]
         self.loop.is_again |= self._cluster.has_left
         unplaced = self._unplaced(now)
         is_new = self._solver.update(self._cluster.documents(), self._settings.placement)
         is_same = requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished)
         if is_same and not unplaced:
-            self._last_requests = requests
+            self._last_requests, self._reported = requests, reported
             return
         began = time.monotonic()
         answers = self._solve(requests)
@@ -257,10 +279,11 @@ class ResourceClaimAllocator:
         if decided is not requests:
             answers = self._solve(decided)
         seconds = time.monotonic() - began
-        decisions, is_deferred = self._decide(decided, answers)
+        decisions, is_deferred, reported = self._decide(decided, answers, reported)
         is_deferred |= len(decided) < len(requests)
         granted = self._commit([*decisions, *unplaced], snapshot)
-        held = sum(is_for_devalloc(claim) and allocation_of(claim) is not None for claim in claims.values())
+        self._reported = reported
+        held = sum(allocation_of(claim) is not None and is_for_devalloc(claim) for claim in claims.values())
         remaining = sum(len(want.claims) for want in self._cluster.wants())
         self._progress(ResourceClaimRound(held + len(granted), remaining - len(granted), granted, seconds))
         is_searching = any(each.get(STILL_SEARCHING) for each in answers.values())
@@ -269,10 +292,10 @@ class ResourceClaimAllocator:
         self.loop.is_again |= is_deferred
 
     def _solve(self, requests: Iterable[SolverRequest]) -> dict[Key, Mapping[str, Any]]:
-        documents = [document for each in requests for document in each.documents]
-        if not documents:
+        units = {each.unit: each.documents for each in requests if each.unit is not None}
+        if not units:
             return {}
-        answer = self._solver.solve(documents, self._settings.deadline)
+        answer = self._solver.solve(units, self._settings.deadline)
         self.loop.is_again |= answer["again"]
         return {(each["namespace"], each["name"]): each for each in answer["claims"]}
 
@@ -298,15 +321,29 @@ class ResourceClaimAllocator:
         ]
 
     def _decide(
-        self, requests: Sequence[SolverRequest], answers: Mapping[Key, Mapping[str, Any]]
-    ) -> tuple[list[_Decision], bool]:
-        """Decide all requests. Devices on a node are given only to so many pods as it has room for. Whether some are
-        to be asked again at once."""
-        claims, is_deferred = self._cluster.claims, False
-        nodes = [(each, _planned_node(each, answers)) for each in requests]
-        admitted = {id(each) for each in self._cluster.admit((each, node) for each, node in nodes if node)}
-        decisions = []
-        for request, node in nodes:
+        self,
+        requests: Sequence[SolverRequest],
+        answers: Mapping[Key, Mapping[str, Any]],
+        reported: Mapping[tuple[Key, ...], _Reported],
+    ) -> tuple[list[_Decision], bool, dict[tuple[Key, ...], _Reported]]:
+        """Decide all requests of which there is more to report than was ``reported``. Devices on a node are given only
+        to so many pods as it has room for. Whether some are to be asked again at once; and what is reported then."""
+        claims, is_deferred, supply = self._cluster.claims, False, self._cluster.supply
+        refusals: dict[tuple[Key, ...], _Reported] = {}
+        news: list[tuple[SolverRequest, Sequence[Mapping[str, Any] | None]]] = []
+        for request in requests:
+            own_answers = [*map(answers.get, request.want.claims)]
+            one = reported.get(request.want.claims)
+            if one is not None and one.is_of(request, own_answers, supply):
+                refusals[request.want.claims] = one
+            else:
+                news.append((request, own_answers))
+        self._untold &= refusals.keys()
+        decisions = [refusals[keys].decision for keys in sorted(self._untold)]
+        nodes = [_planned_node(request, answers) for request, _ in news]
+        placed = [(request, node) for (request, _), node in zip(news, nodes, strict=True) if node]
+        admitted = {id(each) for each in self._cluster.admit(placed)}
+        for (request, given_answers), node in zip(news, nodes, strict=True):
             if node and id(request) not in admitted:
                 is_deferred = True
                 continue
@@ -322,17 +359,18 @@ class ResourceClaimAllocator:
                     self._of(claims[key]).is_wide = True
                 continue
             decisions.append(decision)
-        return decisions, is_deferred
+            if decision.reason and not decision.units and not self._cluster.is_behind:
+                refusals[request.want.claims] = _Reported(request, given_answers, supply, decision)
+        return decisions, is_deferred, refusals
 
     def _of(self, claim: Object) -> _ClaimNotes:
         return self._notes.setdefault(claim["metadata"]["uid"], _ClaimNotes())
 
     # -- nodes on which kube-scheduler does not place a pod ------------------------------------------------------------
 
-    def _note(self, claims: Mapping[Key, Object], wants: Sequence[PendingGroup], now: float) -> None:
+    def _note(self, by_uid: Mapping[str, Object], now: float) -> None:
         """See which claims were sent back and which have a pod with a node, and forget those that are gone."""
-        by_uid = {claim["metadata"]["uid"]: claim for claim in claims.values()}
-        for uid in [uid for uid in self._notes if uid not in by_uid]:
+        for uid in self._notes.keys() - by_uid.keys():
             del self._notes[uid]
         happened = []
         tried = [uid for uid, notes in self._notes.items() if notes.tries and allocation_of(by_uid[uid]) is not None]
@@ -341,13 +379,31 @@ class ResourceClaimAllocator:
             if any(user["uid"] in placed for user in by_uid[uid]["status"].get("reservedFor") or ()):
                 happened.append(_given_event(by_uid[uid]))
                 self._notes[uid] = _ClaimNotes(self._notes[uid].given, self._notes[uid].users)
-        for want in wants:
-            for key in want.claims:
-                notes = self._of(claims[key])
+        for uid in [uid for uid, notes in self._notes.items() if notes.given]:
+            notes, want = self._notes[uid], self._cluster.want_of(key_of(by_uid[uid]))
+            if want is not None:
                 node, notes.given = notes.given, ""
-                if node and notes.users & {pod["metadata"]["uid"] for pod in want.pods}:
-                    happened += self._sent_back(claims[key], want, node, now)
+                if notes.users & {pod["metadata"]["uid"] for pod in want.pods}:
+                    happened += self._sent_back(by_uid[uid], want, node, now)
         self._record(happened)
+
+    def _held_back(
+        self, by_uid: Mapping[str, Object], now: float
+    ) -> tuple[dict[tuple[Key, ...], SolverRequest], dict[Key, frozenset[str]], set[Key]]:
+        """The wants that wait for a node to change, by their claims; and by claim the nodes that it is not to have now,
+        and whether it may have those where fewer of its pods have room."""
+        waiting, avoided, wide = dict[tuple[Key, ...], SolverRequest](), dict[Key, frozenset[str]](), set[Key]()
+        for uid in [uid for uid, notes in self._notes.items() if notes.avoided or notes.tries or notes.is_wide]:
+            key, notes = key_of(by_uid[uid]), self._notes[uid]
+            if (want := self._cluster.want_of(key)) is None:
+                continue
+            if notes.tries >= MAX_TRIES and (request := self._waiting(want, now)) is not None:
+                waiting[want.claims] = request
+            else:
+                avoided[key] = self._avoided(by_uid[uid], now)
+            if notes.is_wide:
+                wide.add(key)
+        return waiting, avoided, wide
 
     def _sent_back(self, claim: Object, want: PendingGroup, node: str, now: float) -> list[ObjectEvent]:
         """Avoid the node from now on. Only the first of several nodes is worth an Event."""
@@ -464,6 +520,9 @@ class ResourceClaimAllocator:
             notes = self._of(claim)
             notes.reason, notes.message, notes.reported = reason, message, now
             notes.repeats = notes.repeats + 1 if repeated else 0
+        self._untold.discard(want.claims)
+        if is_repeatable and any(self._of(claims[key]).message != message for key in want.claims):
+            self._untold.add(want.claims)
         if not news and not repeated:
             return []
         objects = (*news, *want.pods) if news else (*repeated, *want.pods)[:MAX_OWN_REPEATS]
@@ -525,8 +584,8 @@ def _decide(
 
 def _planned_node(request: SolverRequest, answers: Mapping[Key, Mapping[str, Any]]) -> str:
     """The node of the devices that a request may get; empty if it gets none."""
-    given = [answers[key] for key in request.want.claims if key in answers]
-    if len(given) < len(request.want.claims) or not all(each["allocated"] for each in given):
+    given = [answers[key] for key in request.want.claims if key in answers and answers[key]["allocated"]]
+    if len(given) < len(request.want.claims):
         return ""
     return next(filter(None, (allocation_node(each["allocations"]) for each in given)), "")
 

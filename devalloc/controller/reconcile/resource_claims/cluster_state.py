@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc.api.adopted_pools import DEDICATED_ONLY, AllocatablePools, adopted_drivers, is_adoption_rule
 from devalloc.api.dedicated_pools import (
@@ -35,18 +35,19 @@ from devalloc.controller.reconcile.resource_claims.node_room import (
 from devalloc.controller.reconcile.resource_claims.other_claims import OtherClaims
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
+    PendingClaims,
     PendingGroup,
     allocation_node,
     allocation_of,
     is_waiting,
     key_of,
     pending_document,
-    pending_groups,
     pod_claim_names,
 )
 from devalloc.controller.reconcile.resource_claims.shared_room import RoomRequest, most_at_once, plan_nodes
 from devalloc.controller.reconcile.resource_claims.suitable_nodes import SuitableNodes
 from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.stored_claims import ClaimUnit, unit_of_claim
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.matching import MatchCounts
 from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
@@ -93,6 +94,9 @@ _SUITS_POD = NodeRule("", True, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_UNSUIT
 MAX_NODE_SETS = 1_000
 """Different nodes of wants that are remembered, so that equal ones share memory; then all are forgotten. So many of
 5,000 nodes each take 260 MB."""
+MAX_ROOMS = 100
+"""Needs of pods of which a round remembers which nodes have room; then all are forgotten. So many take 60 MB with 5,000
+nodes."""
 MAX_SHARING, MAX_SHARING_NODES = 200, 200
 """How many requests share the room of how many nodes in one solve: those that come first, and where they are placed."""
 MAX_PODS = 500
@@ -117,6 +121,8 @@ class SolverRequest:
     """Nodes are left out that have room for some of its pods, but for fewer than others."""
     nodes: frozenset[str] = frozenset()
     """Where its claims may have devices, as their documents say unless all do."""
+    unit: ClaimUnit | None = None
+    """What its documents are to the solver; None without any."""
 
     @property
     def order(self) -> Order:
@@ -127,6 +133,39 @@ class SolverRequest:
     def priority(self) -> int:
         """Of that claim."""
         return -int(self.order[0])
+
+
+class _Basis(NamedTuple):
+    """What requests are built from, beside their wants."""
+
+    offering: frozenset[str] = frozenset()
+    """Nodes with devices."""
+    facts: object = None
+    """What counts of them for pods."""
+    room: int = -1
+    """The edition of what pods have left of them."""
+    planned: Mapping[str, Amounts] = {}
+    """What pods take there that are about to come."""
+
+
+class _LeftOut(NamedTuple):
+    """Which nodes a want is not to have."""
+
+    nodes: frozenset[str]
+    is_wide: bool
+    """It may also have those where fewer of its pods have room."""
+
+
+class _BuiltRequest(NamedTuple):
+    """A request, and all that it was built from."""
+
+    want: PendingGroup
+    basis: _Basis
+    left_out: _LeftOut
+    needs: Sequence[_PodNeeds]
+    decisive: object
+    """What the needs depend on, beside the pods."""
+    request: SolverRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +187,17 @@ class ClusterState:
         self._claims: dict[Key, Object] = {}
         self._pools = DEDICATED_ONLY
         self._node_sets: dict[frozenset[str], frozenset[str]] = {}
+        self._basis = _Basis()
+        self._built: dict[tuple[Key, ...], _BuiltRequest] = {}
+        """Requests of the last round, by the claims of their wants."""
         self._memo = Memo()
+        self._pending = PendingClaims()
         self._others = OtherClaims()
         self._suitable = SuitableNodes()
         self.has_left = False
         """The last ``build_requests`` left some to the next one."""
+        self.supply: tuple[object, ...] = ()
+        """All that ``explain_lack`` depends on, beside the claims; the very same as long as nothing of it changes."""
         self._matches = {is_ours: MatchCounts(count_seconds) for is_ours in (True, False)}
         """Of devices that devalloc allocates, and of others."""
         self._counted: dict[bool, bool] = {}
@@ -182,19 +227,30 @@ class ClusterState:
                 for claim in claims
             ]
         self._claims = {key_of(claim): claim for claim in claims}
+        self._pending.look(by_kind["Pod"], self._claims)
         self._room.update(by_kind["Node"], by_kind["Pod"], by_kind["DeviceClass"])
+        labels = {node["metadata"]["name"]: node["metadata"].get("labels") for node in by_kind["Node"]}
+        objects = (*by_kind["ResourceSlice"], *by_kind["DeviceClass"], *by_kind["DeviceTaintRule"])
+        supply = pools, labels, objects
+        self.supply = self.supply if supply == self.supply else supply
 
     @property
     def claims(self) -> Mapping[Key, Object]:
         return self._claims
 
-    def wants(self) -> list[PendingGroup]:
-        return pending_groups(self._objects["Pod"], self._claims)
+    def wants(self) -> Sequence[PendingGroup]:
+        return self._pending.groups
+
+    def want_of(self, key: Key) -> PendingGroup | None:
+        """What a claim waits in; None if no pod waits for it, or it has devices."""
+        return self._pending.group_of(key)
 
     def documents(self) -> list[Object]:
         """All that the solver is to know but claims that wait."""
-        claims = filter(None, (_allocated_document(claim, self._pools) for claim in self._claims.values()))
-        return [*self._slices(), *self._objects["DeviceClass"], *claims]
+        held = (claim for claim in self._claims.values() if allocation_of(claim) is not None)
+        pools = self._pools
+        claims = (self._memo.of("held", claim, partial(_allocated_document, claim, pools), pools) for claim in held)
+        return [*self._slices(), *self._objects["DeviceClass"], *filter(None, claims)]
 
     def gains(self, node: str) -> int:
         """A number that grows whenever a pod leaves the node, or the node itself changes."""
@@ -211,7 +267,7 @@ class ClusterState:
     def unused(self) -> list[UnusedAllocation]:
         """The claims of ours whose pods kube-scheduler does not place, with these pods."""
         using: dict[Key, list[Object]] = defaultdict(list)
-        for pod in filter(is_waiting, self._objects["Pod"]):
+        for pod in self._pending.holding.values():
             for name in pod_claim_names(pod) or ():
                 using[pod["metadata"]["namespace"], name].append(pod)
         unused = []
@@ -235,12 +291,26 @@ class ClusterState:
         """Build what the solver is asked for each. ``avoided``: nodes that claims are not to have for now. ``wide``:
         claims that are also asked for where fewer of their pods have room."""
         nodes = {content["metadata"]["name"]: content for content in self._objects["Node"]}
-        offering = {content["spec"]["nodeName"] for content in self._ours()}
+        offering = frozenset(content["spec"]["nodeName"] for content in self._ours())
         there = {name: nodes[name] for name in sorted(offering & nodes.keys())}
-        roomy = _RoomyNodes(self._ledger(), there)
-        wanted, self.has_left = list(wanted), False
-        suitable = self._suitable.of((pod for want in wanted for pod in want.pods), there)
-        pending_others = {want.claims: others for want in wanted if (others := self._pending_others(want))}
+        ledger = self._ledger()
+        basis = _Basis(offering, self._suitable.look(there), self._room.edition, ledger.planned)
+        basis = self._basis = self._basis if basis == self._basis else basis
+        before, self._built = self._built, {}
+        requests: dict[tuple[Key, ...], SolverRequest | None] = {}
+        fresh: list[tuple[PendingGroup, _LeftOut]] = []
+        for want in wanted:
+            left_out = _LeftOut(_avoided_by(want, avoided), any(key in wide for key in want.claims))
+            one = before.get(want.claims)
+            is_known = one is not None and one.want is want and one.basis is basis and one.left_out == left_out
+            if is_known and one is not None:
+                requests[want.claims], self._built[want.claims] = one.request, one
+            else:
+                requests[want.claims] = None  # its place in the order
+                fresh.append((want, left_out))
+        self.has_left = False
+        suitable = self._suitable.of((pod for want, _ in fresh for pod in want.pods), there) if fresh else {}
+        pending_others = {want.claims: others for want, _ in fresh if (others := self._pending_others(want))}
         if pending_others:
             self._others.look(
                 [each for each in self._objects["ResourceSlice"] if not is_allocatable_slice(each, self._pools)],
@@ -248,41 +318,52 @@ class ClusterState:
                 self._claims.values(),
                 self._objects["DeviceTaintRule"],
             )
-        requests = []
-        for want in wanted:
+        roomy = _RoomyNodes(ledger, there)
+        for want, left_out in fresh:
             if not offering and (missing := self.not_adopted(self._claims[key] for key in want.claims)):
-                requests.append(SolverRequest(want, (), missing, Reason.NOT_ADOPTED))
+                requests[want.claims] = SolverRequest(want, (), missing, Reason.NOT_ADOPTED)
                 continue
             if not all(id(pod) in suitable for pod in want.pods):
                 self.has_left = True
                 continue
-            left = frozenset(there).intersection(*(suitable[id(pod)] for pod in want.pods))
-            left = left if want.nodes is None else left & want.nodes
-            left = left.difference(*(avoided.get(key, frozenset()) for key in want.claims))
-            if there and not left:
-                requests.append(SolverRequest(want, (), _misfit(want, len(there))))
-                continue
-            needs = self._needs(want)
-            placed = {name: count for name, count in roomy.of(needs, want).items() if name in left}
-            if there and not placed:
-                lacks = {name: roomy.shortage(name, needs) for name in sorted(left)[:3]}
-                message = no_room_message(want, len(left), lacks)
-                requests.append(SolverRequest(want, (), message, Reason.NO_ROOM_FOR_POD))
-                continue
-            if others := pending_others.get(want.claims, []):
-                suits = self._others.suiting(placed, there, others)
-                if placed and not suits:
-                    message = _no_others_message(want, len(placed), others)
-                    requests.append(SolverRequest(want, (), message))
-                    continue
-                placed = {name: count for name, count in placed.items() if name in suits}
-            most = max(placed.values(), default=0)
-            best = {name for name, count in placed.items() if count == most}
-            is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
-            left = self._shared(frozenset(best if is_narrow else placed))
-            documents = self._pending_documents(want, None if left == offering else left)
-            requests.append(SolverRequest(want, documents, None, is_narrow=is_narrow, nodes=left))
-        return requests
+            left = roomy.among([suitable[id(pod)] for pod in want.pods], want.nodes, left_out.nodes)
+            one, others = before.get(want.claims), pending_others.get(want.claims, [])
+            is_same = one is not None and one.want is want and one.decisive == self._room.decisive
+            needs = one.needs if is_same and one is not None else self._needs(want)
+            request = self._build(want, needs, roomy, left, others, is_wide=left_out.is_wide)
+            requests[want.claims] = request
+            if offering and not others:
+                self._built[want.claims] = _BuiltRequest(want, basis, left_out, needs, self._room.decisive, request)
+        return [request for request in requests.values() if request is not None]
+
+    def _build(
+        self,
+        want: PendingGroup,
+        needs: Sequence[_PodNeeds],
+        roomy: _RoomyNodes,
+        left: frozenset[str],
+        others: Sequence[Object],
+        *,
+        is_wide: bool,
+    ) -> SolverRequest:
+        """``left``: the nodes on which its pods may run. ``others``: its claims that kube-scheduler allocates."""
+        there = roomy.nodes
+        if there and not left:
+            return SolverRequest(want, (), _misfit(want, len(there)))
+        room = roomy.of(needs, want, left)
+        if there and not room.counts:
+            lacks = {name: roomy.shortage(name, needs) for name in sorted(left)[:3]}
+            return SolverRequest(want, (), no_room_message(want, len(left), lacks), Reason.NO_ROOM_FOR_POD)
+        if others:
+            suits = self._others.suiting(room.counts, there, others)
+            if room.counts and not suits:
+                return SolverRequest(want, (), _no_others_message(want, len(room.counts), others))
+            room = _Room.of({name: count for name, count in room.counts.items() if name in suits})
+        is_narrow = len(room.best) < len(room.counts) and not is_wide
+        nodes = self._shared(room.best if is_narrow else room.nodes)
+        documents = self._pending_documents(want, None if nodes == self._basis.offering else nodes)
+        unit = unit_of_claim(documents[0])
+        return SolverRequest(want, documents, None, is_narrow=is_narrow, nodes=nodes, unit=unit)
 
     def at_node(self, request: SolverRequest, node: str) -> SolverRequest:
         """The same on this node only; if there is nothing, it is asked for elsewhere."""
@@ -388,7 +469,7 @@ class ClusterState:
     def _ledger(self) -> RoomLedger:
         """What is free on nodes beside the pods there, and those that have devices there and are about to come."""
         ledger = self._room.ledger()
-        for pod in filter(is_waiting, self._objects["Pod"]):
+        for _, pod in sorted(self._pending.holding.items()):
             claims = [
                 claim
                 for name in pod_claim_names(pod) or ()
@@ -492,6 +573,10 @@ def _priorities(requests: Iterable[SolverRequest]) -> list[int]:
     return sorted((each.priority for each in requests), reverse=True)
 
 
+def _avoided_by(want: PendingGroup, avoided: Mapping[Key, frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*(avoided[key] for key in want.claims if key in avoided))
+
+
 def _covers(needs: Sequence[_PodNeeds], fitting: Iterable[int], want: PendingGroup) -> bool:
     """Whether each pending claim has a pod that fits."""
     used = frozenset[Key]().union(*(needs[place].claims for place in fitting))
@@ -511,31 +596,77 @@ def _not_adopted_message(matching: Mapping[str, int], adopting: Collection[str])
     return f"{devices}, none is adopted ({', '.join(drivers)}); {advice}, or remove the claim's label {ALLOCATOR_KEY}"
 
 
+class _Room(NamedTuple):
+    """Nodes that have room."""
+
+    counts: Mapping[str, int]
+    """By node how many pods fit."""
+    nodes: frozenset[str]
+    """All of these."""
+    best: frozenset[str]
+    """Those where the most fit."""
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> _Room:
+        most = max(counts.values(), default=0)
+        nodes = frozenset(counts)
+        best = nodes.difference(name for name, count in counts.items() if count < most)
+        return cls(counts, nodes, nodes if len(best) == len(nodes) else best)
+
+
+def _shape_of(needs: Sequence[_PodNeeds], want: PendingGroup) -> tuple[Any, ...]:
+    """Equal for pods that need the same, for the claims of the same places."""
+    pending = {key: place for place, key in enumerate(want.claims)}
+    return len(pending), *(
+        (tuple(sorted(each.requests.items())), tuple(sorted(pending[key] for key in each.claims & pending.keys())))
+        for each in needs
+    )
+
+
 class _RoomyNodes:
     """The nodes that have room for pods; computed once for all pods that need the same."""
 
-    def __init__(self, ledger: RoomLedger, nodes: Iterable[str]) -> None:
+    def __init__(self, ledger: RoomLedger, nodes: Mapping[str, Object]) -> None:
+        self.nodes = nodes
         self._ledger = ledger
-        self._nodes = frozenset(nodes)
-        self._by_room = NodesByRoom(ledger, self._nodes)
+        self._names = frozenset(nodes)
+        self._by_room = NodesByRoom(ledger, self._names)
         self._counts: dict[tuple[Any, ...], dict[str, int]] = {}
+        self._among: dict[tuple[Any, ...], frozenset[str]] = {}
+        self._rooms: dict[tuple[Any, ...], _Room] = {}
 
-    def of(self, needs: Sequence[_PodNeeds], want: PendingGroup) -> Mapping[str, int]:
-        """By node on which each pending claim has a pod that fits: how many of its pods fit."""
-        together = Counter[str]()
-        for each in needs:
-            together.update(each.requests)
-        having = self._by_room.having(together) if _covers(needs, range(len(needs)), want) else ()
-        counts = dict.fromkeys(having, len(needs))
-        return counts if len(needs) == 1 else counts | self._some_of(needs, want, self._nodes - counts.keys())
+    def among(
+        self, suitable: Sequence[frozenset[str]], nodes: frozenset[str] | None, avoided: frozenset[str]
+    ) -> frozenset[str]:
+        """The nodes that suit all pods, if these are all that count, without some."""
+        key = tuple({id(each): None for each in suitable}), nodes, avoided
+        if key not in self._among:
+            if len(self._among) >= MAX_ROOMS:
+                self._among.clear()
+            left = self._names.intersection(*suitable).difference(avoided)
+            self._among[key] = left if nodes is None else left & nodes
+        return self._among[key]
 
-    def _some_of(self, needs: Sequence[_PodNeeds], want: PendingGroup, nodes: Collection[str]) -> dict[str, int]:
+    def of(self, needs: Sequence[_PodNeeds], want: PendingGroup, among: frozenset[str]) -> _Room:
+        """Those of some nodes on which each pending claim has a pod that fits."""
+        shape = _shape_of(needs, want)
+        if (key := (shape, among)) not in self._rooms:
+            if len(self._rooms) >= MAX_ROOMS:
+                self._rooms.clear()
+            together = Counter[str]()
+            for each in needs:
+                together.update(each.requests)
+            having = self._by_room.having(together) if _covers(needs, range(len(needs)), want) else ()
+            counts = dict.fromkeys(having, len(needs))
+            if len(needs) > 1:
+                counts |= self._some_of(shape, needs, want, self._names - counts.keys())
+            self._rooms[key] = _Room.of({name: count for name, count in counts.items() if name in among})
+        return self._rooms[key]
+
+    def _some_of(
+        self, shape: tuple[Any, ...], needs: Sequence[_PodNeeds], want: PendingGroup, nodes: Collection[str]
+    ) -> dict[str, int]:
         """The same of nodes without room for all pods."""
-        pending = {key: place for place, key in enumerate(want.claims)}
-        shape = tuple(
-            (tuple(sorted(each.requests.items())), tuple(sorted(pending[key] for key in each.claims & pending.keys())))
-            for each in needs
-        )
         if shape not in self._counts:
             amounts = [each.requests for each in needs]
             fitting = {node: self._ledger.fitting(node, amounts) for node in nodes}

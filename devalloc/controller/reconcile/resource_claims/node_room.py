@@ -146,6 +146,8 @@ class NodeRoom:
         self._by_class: frozenset[str] = frozenset()
         self.decisive: tuple[frozenset[str], frozenset[str]] = self._names, self._by_class
         """All that ``countable`` depends on, beside the requests."""
+        self.edition = 0
+        """Another one once ``ledger`` has other amounts."""
 
     def update(self, nodes: Iterable[Object], pods: Iterable[Object], classes: Iterable[Object]) -> None:
         """Read the objects as they are now. ``pods``: all that have not finished."""
@@ -155,6 +157,7 @@ class NodeRoom:
         self._update_nodes({content["metadata"]["name"]: content for content in nodes})
         if self.decisive != (self._names, self._by_class):
             self.decisive = self._names, self._by_class
+            self.edition += 1
         there = {}
         for pod in pods:
             if (pod.get("spec") or {}).get("nodeName"):
@@ -182,6 +185,7 @@ class NodeRoom:
                 self._allocatable[name] = _amounts(reported)
         self._nodes = nodes
         if allocatable != self._allocatable:
+            self.edition += 1
             self._names = frozenset[str]().union(*self._allocatable.values())
 
     def _leave(self, key: tuple[str, str]) -> None:
@@ -194,6 +198,7 @@ class NodeRoom:
         if not used:
             del self._used[node]
         self._gains[node] += 1
+        self.edition += 1
 
     def _come(self, key: tuple[str, str], pod: Object) -> None:
         node, taken = pod["spec"]["nodeName"], self._share(pod_requests(pod))
@@ -204,6 +209,7 @@ class NodeRoom:
             self._leave(key)
         self._pods[key] = pod, node, taken
         _add(self._used[node], taken)
+        self.edition += 1
 
     def _share(self, taken: dict[str, int]) -> dict[str, int]:
         """An equal map: most pods take what others take."""
@@ -249,6 +255,11 @@ class RoomLedger:
         self._used = used
         self._by_class = by_class
         self._planned: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    @property
+    def planned(self) -> dict[str, Amounts]:
+        """What the plan has given away so far."""
+        return {node: {**amounts} for node, amounts in self._planned.items()}
 
     def shortage(self, node: str, requests: Amounts) -> Shortage | None:
         """What the node lacks for a pod; None if it has room, or has not reported yet what it has."""

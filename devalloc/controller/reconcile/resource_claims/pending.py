@@ -106,6 +106,103 @@ def pending_groups(pods: Iterable[Object], claims: Mapping[Key, Object]) -> list
     return sorted((_pending_group(members, claims) for members in together.values()), key=lambda want: want.claims)
 
 
+class PendingClaims:
+    """What pods wait for, kept from one look to the next: a look costs what has changed. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._pods: dict[Key, Object] = {}
+        self._claims: Mapping[Key, Object] = {}
+        self._users: dict[Key, dict[Key, None]] = {}
+        """Claim, there or not -> the pods that wait and name it."""
+        self._members: dict[Key, dict[Key, None]] = {}
+        """Namespace and group -> its claims."""
+        self._group_of: dict[Key, PendingGroup] = {}
+        self.groups: list[PendingGroup] = []
+        """As ``pending_groups`` has them; the very same as before where nothing has changed."""
+        self.holding: dict[Key, Object] = {}
+        """The pods that wait and name a claim that has devices."""
+
+    def look(self, pods: Iterable[Object], claims: Mapping[Key, Object]) -> None:
+        """See what there is now; an unchanged object is the very same one as before."""
+        there = {key_of(pod): pod for pod in pods}
+        touched = {name for pod in _changes(self._pods, there) for name in self._enter(*pod)}
+        touched.update(name for claim in _changes(self._claims, claims) for name in self._enter_claim(*claim))
+        self._pods, self._claims = there, claims
+        if not touched:
+            return
+        near = [*touched]
+        while near:
+            more = {*self._related(near.pop())} - touched
+            touched |= more
+            near += more
+        users = {user for key in touched for user in self._users.get(key, ())}
+        for user in users:
+            self.holding.pop(user, None)
+            if any(name in claims and allocation_of(claims[name]) is not None for name in _names_of(there[user])):
+                self.holding[user] = there[user]
+        for key in touched:
+            self._group_of.pop(key, None)
+        fresh = pending_groups([there[user] for user in users], claims)
+        self._group_of.update((key, group) for group in fresh for key in group.claims)
+        self.groups = sorted({id(each): each for each in self._group_of.values()}.values(), key=_first_claims)
+
+    def group_of(self, key: Key) -> PendingGroup | None:
+        """The group of a claim that pods wait for."""
+        return self._group_of.get(key)
+
+    def _enter(self, key: Key, old: Object | None, new: Object | None) -> Iterator[Key]:
+        """A pod is another one now; the claims to which that may matter."""
+        for name in _names_of(old):
+            self._users[name].pop(key, None)
+            if not self._users[name]:
+                del self._users[name]
+        for name in _names_of(new):
+            self._users.setdefault(name, {})[key] = None
+        if new is None or not _names_of(new):
+            self.holding.pop(key, None)
+        yield from (*_names_of(old), *_names_of(new))
+
+    def _enter_claim(self, key: Key, old: Object | None, new: Object | None) -> Iterator[Key]:
+        """The same of a claim."""
+        groups = [None if one is None else _annotation(one, GROUP) for one in (old, new)]
+        for group in groups:
+            yield from self._members.get((key[0], group or ""), ())
+        if groups[0] is not None and groups[0] != groups[1]:
+            members = self._members[key[0], groups[0]]
+            members.pop(key, None)
+            if not members:
+                del self._members[key[0], groups[0]]
+        if groups[1] is not None:
+            self._members.setdefault((key[0], groups[1]), {})[key] = None
+        yield key
+
+    def _related(self, key: Key) -> Iterator[Key]:
+        """The claims that belong or belonged together with this one, directly."""
+        for user in self._users.get(key, ()):
+            yield from _names_of(self._pods[user])
+        if (claim := self._claims.get(key)) is not None and (group := _annotation(claim, GROUP)) is not None:
+            yield from self._members[key[0], group]
+        if (before := self._group_of.get(key)) is not None:
+            yield from before.claims
+
+
+def _names_of(pod: Object | None) -> list[Key]:
+    """The claims that a pod names while it waits, there or not."""
+    if pod is None or not is_waiting(pod):
+        return []
+    return [*dict.fromkeys((pod["metadata"]["namespace"], name) for name in pod_claim_names(pod) or ())]
+
+
+def _changes(before: Mapping[Key, Object], now: Mapping[Key, Object]) -> list[tuple[Key, Object | None, Object | None]]:
+    """What has come, gone or become another one: what it was, and what it is."""
+    changed = [(key, before.get(key), obj) for key, obj in now.items() if before.get(key) is not obj]
+    return [*changed, *((key, before[key], None) for key in before.keys() - now.keys())]
+
+
+def _first_claims(group: PendingGroup) -> tuple[Key, ...]:
+    return group.claims
+
+
 def _pending_group(members: list[tuple[Object, list[Key]]], claims: Mapping[Key, Object]) -> PendingGroup:
     used = sorted({key for _, keys in members for key in keys})
     pending = tuple(key for key in used if is_for_devalloc(claims[key]) and allocation_of(claims[key]) is None)

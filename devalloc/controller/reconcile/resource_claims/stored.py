@@ -23,6 +23,7 @@ from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.pending import allocation_of
 from devalloc.controller.reconcile.round_solver import RESOURCE_CLAIMS, RoundSolver
 from devalloc.controller.reconcile.snapshot import Snapshot
+from devalloc.controller.reconcile.stored_claims import by_unit
 from devalloc.controller.reconcile.write_backoff import rejection_reason
 from devalloc.store import Change, Fence, Key, Store
 
@@ -80,7 +81,8 @@ class StoredClaimAllocator:
                 obj for key, obj in snapshot.objects.items() if key.kind != CLAIM or allocation_of(obj) is not None
             )
             self._solver.update(others, self._settings.placement)
-            answer = self._solver.solve([*pending.values()], self._settings.deadline)
+            asking = (claim if "spec" in claim else {**claim, "spec": {}} for claim in pending.values())
+            answer = self._solver.solve(by_unit(asking), self._settings.deadline)
             answers += answer["claims"]
             self.loop.is_again |= answer["again"] or any(each.get(STILL_SEARCHING) for each in answers)
         self._commit(waiting, answers, snapshot)

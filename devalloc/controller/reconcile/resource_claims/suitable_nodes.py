@@ -37,13 +37,18 @@ class SuitableNodes:
         self._nodes: dict[bytes, frozenset[str]] = {}
         """By what a pod says: most pods say the same."""
 
+    def look(self, nodes: Mapping[str, Object]) -> object:
+        """See which nodes there are; the very same result as before as long as nothing that counts of them changes."""
+        facts = {name: _facts(node) for name, node in nodes.items()}
+        if facts != self._facts or len(self._nodes) > MAX_REMEMBERED:
+            self._facts, self._nodes = facts, {}
+        return self._facts
+
     def of(self, pods: Iterable[Object], nodes: Mapping[str, Object]) -> dict[int, frozenset[str]]:
         """The nodes of each pod, by the id of the pod; those are missing for which there was no time. Pods that say
         least of nodes go first."""
         ends = self._clock() + ROUND_SECONDS
-        facts = {name: _facts(node) for name, node in nodes.items()}
-        if facts != self._facts or len(self._nodes) > MAX_REMEMBERED:
-            self._facts, self._nodes = facts, {}
+        self.look(nodes)
         suitable = {}
         self._memo.turn()
         texts = [(*self._memo.of("text", pod, partial(_text_of, pod)), pod) for pod in pods]
@@ -51,7 +56,7 @@ class SuitableNodes:
             if (cached := self._nodes.get(place)) is None:
                 if self._clock() >= ends:
                     continue
-                cached = self._nodes[place] = _suitable_nodes(pod, facts) if length <= MAX_TEXT else frozenset()
+                cached = self._nodes[place] = _suitable_nodes(pod, self._facts) if length <= MAX_TEXT else frozenset()
             suitable[id(pod)] = cached
         return suitable
 
