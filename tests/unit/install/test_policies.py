@@ -14,6 +14,7 @@ import pytest
 from devalloc.api import decode, meta
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
+from tools import reference
 
 EVERYTHING = InstallOptions(publish="both", resource_claims=True, adoption=True, permits=True, neon=True)
 VIRTUAL = {"adopt", "allocate", "prepare", "prioritize", "use-host-paths", "overcommit"}
@@ -148,6 +149,10 @@ def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: meta.M
     by_users = {resource: list(decode.key_names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
     assert literal(f"known{place.capitalize()}") == by_resource
     assert literal(f"users{place.capitalize()}") == by_users
+
+
+def test_the_names_that_the_policy_knows_are_generated() -> None:
+    assert reference.NAMES_POLICY.read_text() == reference.names_policy(), "generate it with: python -m tools.reference"
 
 
 def test_the_policy_that_warns_knows_the_values_that_the_code_knows() -> None:
