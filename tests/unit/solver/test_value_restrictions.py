@@ -100,6 +100,13 @@ def test_a_driver_without_devices_is_missing_as_that_of_a_class() -> None:
     assert answer(gpus("n1", "a"), of_driver("host"))["message"] == by_class["message"]
 
 
+def test_a_request_by_driver_warns_of_nothing_that_no_user_wrote() -> None:
+    documents = [HOSTS, of_driver("host")]
+    assert not answer(*documents).keys() & {"warnings"}
+    assert "warnings" not in Fleet.from_manifests(documents[:1]).allocate(documents[1])
+    assert answer(HOSTS, claim("c", request()))["warnings"], "one of a user matches devices of any kind"
+
+
 def test_the_check_refuses_a_device_of_another_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CandidateFinder, "_class_of_driver", lambda *arguments: None)
     with pytest.raises(AnswerRefused, match="is of driver gpu, and not of host"):
