@@ -277,7 +277,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
                 for ask in requested:
                     key = ask.read.key
                     if key in spots:
-                        name = (self._claim_kind, *key)
+                        name = (self._state.claim_kind, *key)
                         is_kept = name in self._state.objects
                         undo = partial(self._release, key) if is_kept else partial(self._state.remove, name)
                         answers[key] = self._accept(ask.read, ask.query, spots[key])
@@ -396,7 +396,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         """Take in an object that is new or has changed; what is wrong with it. Nothing of a claim in an older state
         than the one that counts, unless the caller says that this is the one."""
         name = self._checked_name(document)
-        if name[0] == self._claim_kind:
+        if name[0] == self._state.claim_kind:
             if not is_current and self.holds(*name[1:]) and self._is_older(name, document):
                 return []
             self._assumed.discard(name[1:])
@@ -417,7 +417,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds."""
         name = self._checked_name(document)
-        if name[0] == self._claim_kind:
+        if name[0] == self._state.claim_kind:
             self._assumed.discard(name[1:])
         if not self._state.remove(name):
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
@@ -430,7 +430,6 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     # -- what the dialects differ in -----------------------------------------------------------------------------------
 
-    _claim_kind: ClassVar[str]
     _errors: ClassVar[tuple[type[Exception], ...]]
     """what the index raises for an expression that cannot be evaluated on some device"""
 

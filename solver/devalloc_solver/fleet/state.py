@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.place_finder import PlaceFinder
@@ -31,6 +31,8 @@ class FleetState(ABC):
     makes it another one. What names mean, and how pools are read, the dialect says.
     """
 
+    claim_kind: ClassVar[str]
+
     def __init__(self, objects: Iterable[tuple[Name, Any]], policy: PlacementPolicy) -> None:
         """Take note of objects, as the dialect has read them."""
         self.objects: dict[Name, list[Any]] = {}
@@ -53,6 +55,10 @@ class FleetState(ABC):
     def of_kind(self, kind: str) -> Iterator[Any]:
         return chain.from_iterable([same for name, same in self.objects.items() if name[0] == kind])
 
+    def source(self, key: Key) -> Any:
+        """The object of a claim that holds devices: another one once it holds others."""
+        return self.objects[self.claim_kind, *key][0]
+
     def _read_by_classes(self) -> frozenset[str]:
         """The attributes that claims are known to read."""
         return frozenset()
@@ -67,10 +73,6 @@ class FleetState(ABC):
     @abstractmethod
     def remove(self, name: Name) -> bool:
         """An object is gone; False when there was none."""
-
-    @abstractmethod
-    def source(self, key: Key) -> object:
-        """What a claim has its devices from: another object once it has others."""
 
     @abstractmethod
     def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:

@@ -52,7 +52,6 @@ from devalloc_solver.problem.snapshot import take_snapshot
 class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClaimQuery]):
     """Pools, classes and claims."""
 
-    _claim_kind = "DeviceClaim"
     _errors = (ExpressionError,)
 
     def __init__(self, state: DeviceFleetState, cel_check: str) -> None:
@@ -114,7 +113,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         return (answer if read is None else answer.repeating(read.repeated)).to_dict()
 
     def _query(self, read: ManifestRecord) -> DeviceClaimQuery | RejectedClaim:
-        return self._state.query(read.valid)
+        rules, claim = self._state.rules, read.valid
+        return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
 
     def _explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
         return self._state.refusals.explain(query)
@@ -159,7 +159,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
     # -- several claims ------------------------------------------------------------------------------------------------
 
     def _held_answer(self, key: Key) -> ClaimAnswer:
-        return settled_answer(self._state, self._state.stored(key))
+        return settled_answer(self._state, self._state.source(key))
 
     def _units(
         self, reads: Sequence[ManifestRecord], subset: FleetSubset[CandidateFinder]
@@ -192,8 +192,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
 
     def _metadata_of(self, name: Name) -> Mapping[str, Any]:
         for document in self._state.objects.get(name, ()):
-            if isinstance(claim := document.object, DeviceClaim):
-                return {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version}
+            if isinstance(document, ClaimRecord):
+                metadata = document.without_status().model.metadata
+                return {"uid": metadata.uid, "resourceVersion": metadata.resource_version}
         return {}
 
     def _is_allocated(self, document: Manifest) -> bool:
@@ -229,7 +230,7 @@ def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer
 
     Several claims of its name make each other invalid, and the first counts that holds anything.
     """
-    problem_input = select_valid(state.of_claim(read))
+    problem_input = select_valid(state.objects[read.name] if read.key in state.allocations else [read])
     if problem_input.refused:
         return min(problem_input.refused, key=lambda refused: refused.status is None).answer()
     (claim,) = problem_input.claims

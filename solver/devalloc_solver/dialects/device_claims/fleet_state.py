@@ -13,7 +13,7 @@ from devalloc.api.pool import DevicePool
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.fleet_explainer import DeviceClaimsExplainer
-from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.dialects.device_claims.fleet_rules import DeviceClaimRules
 from devalloc_solver.dialects.device_claims.manifest_records import (
     ClaimRecord,
     ManifestRecord,
@@ -25,13 +25,12 @@ from devalloc_solver.dialects.device_claims.manifest_records import (
 )
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of, is_config
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
-from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer, with_status
+from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer
 from devalloc_solver.dialects.device_claims.status import held_by_invalid, held_devices
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import FleetState, Name, Node
-from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ghosts import (
     HeldRecords,
@@ -55,15 +54,12 @@ from devalloc_solver.problem.snapshot import (
 class DeviceFleetState(FleetState):
     """The state of a fleet in the dialect of DeviceClaims."""
 
+    claim_kind = "DeviceClaim"
     objects: dict[Name, list[ManifestRecord]]
 
     def __init__(self, documents: Iterable[ManifestRecord], policy: PlacementPolicy) -> None:
         """Read everything at once."""
         super().__init__(((document.name, document) for document in documents), policy)
-        self.granted: dict[Key, tuple[ClaimRecord, Mapping[str, Any]]] = {}
-        """claims that were allocated here, with what their answers write on them"""
-        self._written: dict[Key, tuple[object, ClaimRecord]] = {}
-        """claims with their answers written on them, as far as requested for these"""
         self.pools: dict[Node, dict[str, DevicePool]] = defaultdict(dict)
         """by node and name, those that are valid together (S2)"""
         self._invalid_pools: frozenset[str] = frozenset()
@@ -303,26 +299,20 @@ class DeviceFleetState(FleetState):
     def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:
         """A claim has what its place gives it, from now on."""
         key = claim.key
-        self.objects[claim.name] = [claim]
-        self.granted[key] = claim, placed.written
+        self.objects[claim.name] = [claim.with_answer(placed.written)]
         self.holders.grant(key, placed.held, placed.items)
         self.judge.grant(claim, placed.answer)
 
     def record(self, claim: ClaimRecord, answer: dict[str, Any]) -> None:
         """The same for an answer that the stages gave."""
         self._forget_claim(claim.key)
-        self.objects[claim.name] = [claim]
-        self.granted[claim.key] = claim, status_of_answer(answer)
-        self._hold(claim.key, held_devices(with_status(claim.model, answer), self.rules.problem_input.classes))
+        written = claim.with_answer(status_of_answer(answer))
+        self.objects[claim.name] = [written]
+        self._hold(claim.key, held_devices(written.model, self.rules.problem_input.classes))
         self.judge.grant(claim, answer)
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
-        if key in self.granted:
-            claim, answer = self.granted[key]
-            self._let_go(key)
-            self._hold(key, held_devices(with_status(claim.model, answer), self.rules.problem_input.classes))
-            return
         self._let_go(key)
         self.judge.release(key)
         self._read_claim(key)
@@ -330,16 +320,9 @@ class DeviceFleetState(FleetState):
     def _forget_claim(self, key: Key) -> None:
         """It holds nothing here any more."""
         self._let_go(key)
-        self.granted.pop(key, None)
-        self._written.pop(key, None)
         self.judge.release(key)
 
     # -- claims --------------------------------------------------------------------------------------------------------
-
-    def query(self, claim: ClaimRecord) -> DeviceClaimQuery | RejectedClaim:
-        """What a pending claim asks for, or why it is not solved."""
-        rules = self.rules
-        return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
 
     def pending(self) -> Iterator[ClaimRecord]:
         """The kept claims that are valid and hold nothing."""
@@ -347,43 +330,18 @@ class DeviceFleetState(FleetState):
             if isinstance(document, ClaimRecord) and document.key not in self.allocations:
                 yield document
 
-    def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
-        """The manifests that count for a question about a claim: those that are kept, where it holds anything."""
-        key = document.name[1], document.name[2]
-        if key not in self.allocations:
-            return [document]
-        return [self._written_on(key)] if key in self.granted else list(self.objects[document.name])
-
     def everything(self, claims: Sequence[ManifestRecord]) -> ProblemInput:
         """The problem of the whole fleet and of some pending claims."""
         wanted = {document.name for document in claims}
         groups = {(document.name[1], document.group) for document in claims if document.group is not None}
-        documents = [*map(self._written_on, self.granted), *claims]
+        documents = [*claims]
         for name, same in self.objects.items():
             if name[0] != "DeviceClaim":  # of objects that no class or claim can name only those that are wrong
                 is_named = name[0] in ("DevicePool", "DeviceClass") or is_config(same[0].object)
                 documents += [each for each in same if is_named or each.problems]
-            elif name not in wanted and (name[1], name[2]) not in self.granted:
+            elif name not in wanted:
                 documents += [each for each in same if each.is_allocated or (name[1], each.group) in groups]
         return select_valid(documents)
-
-    def source(self, key: Key) -> object:
-        """What a claim has its devices from: another object once it has others."""
-        return self.granted.get(key) or self.stored(key)
-
-    def stored(self, key: Key) -> ManifestRecord:
-        """The first manifest of a claim."""
-        return self.objects["DeviceClaim", key[0], key[1]][0]
-
-    def _written_on(self, key: Key) -> ClaimRecord:
-        """A claim that was allocated here, as it is with its answer written on it."""
-        granted = self.granted[key]
-        cached = self._written.get(key)
-        if cached is None or cached[0] is not granted:
-            claim, answer = granted
-            written = with_status(claim.model, answer)
-            cached = self._written[key] = granted, ClaimRecord.of(claim.name, written, claim.problems)
-        return cached[1]
 
 
 def _read_pools(pools: Mapping[str, DevicePool], read: Mapping[str, Pool]) -> Snapshot:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, check_annotations
+from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, DeviceClaimStatus, check_annotations
 from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
+from devalloc.api.meta import DEVICE_RECORDS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
 from devalloc.api.node_rules import FIELD, NodeRestriction, node_restrictions
 from devalloc.api.owner_names import object_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc_solver.dialects.device_claims.answers import repeated
+from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, repeated
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
     invalid_claim,
@@ -137,7 +137,10 @@ class ClaimRecord(ManifestRecord):
     """A valid DeviceClaim, with what is asked of each. One that shares a spec which was read before makes its model,
     and the entries of its warnings, when these are first asked for: most claims need neither."""
 
-    __slots__ = ("_cached", "_metadata", "_shape", "annotations", "is_allocated", "is_deleting", "spec", "warnings")
+    __slots__ = (
+        *("_cached", "_granted", "_metadata", "_shape"),
+        *("annotations", "is_allocated", "is_deleting", "spec", "warnings"),
+    )
 
     _object: DeviceClaim | None
     annotations: Mapping[str, str]
@@ -148,12 +151,14 @@ class ClaimRecord(ManifestRecord):
     _cached: _CachedSpec | None
     _metadata: dict[str, Any]
     _shape: str | None
+    _granted: tuple[ClaimRecord, Mapping[str, Any]] | None
+    """the claim as it came in, and what its answer writes on it; None of one that is as it came in"""
 
     @classmethod
     def of(cls, name: Name, claim: DeviceClaim, problems: tuple[Problem, ...]) -> ClaimRecord:
         """That of a claim that was read in full."""
         record = cls(name, None, claim, None, problems)
-        record._shape, record._cached, record._metadata = None, None, {}
+        record._shape, record._cached, record._metadata, record._granted = None, None, {}, None
         record.annotations, record.spec = claim.metadata.annotations, claim.spec
         record.is_allocated, record.is_deleting = claim.is_allocated, claim.is_deleting
         record.warnings = tuple([problem.message for problem in problems])
@@ -165,7 +170,7 @@ class ClaimRecord(ManifestRecord):
         record = cls.__new__(cls)
         record.name = "DeviceClaim", metadata.get("namespace", "default"), metadata["name"]
         record.node, record.manifest, record._object, record._problems = None, None, None, None
-        record.refused = None
+        record.refused = record._granted = None
         record.is_allocated = record.is_deleting = False
         record._metadata, record._cached = own, cached = {**metadata}, cached
         record._shape, record.spec, record.warnings = cached.shape, cached.claim.spec, cached.messages
@@ -176,6 +181,16 @@ class ClaimRecord(ManifestRecord):
             own["labels"] = {**own["labels"]}
         return record
 
+    def with_answer(self, written: Mapping[str, Any]) -> ClaimRecord:
+        """The same with an answer written on it."""
+        record = ClaimRecord.__new__(ClaimRecord)
+        record.name, record.node, record.manifest, record.refused = self.name, None, None, None
+        record._object, record._problems, record._granted = None, self._problems, (self, written)
+        record._cached, record._metadata, record._shape = self._cached, self._metadata, self._shape
+        record.annotations, record.spec, record.warnings = self.annotations, self.spec, self.warnings
+        record.is_allocated, record.is_deleting = True, self.is_deleting
+        return record
+
     @property
     def object(self) -> DeviceClaim:
         return self.model
@@ -183,7 +198,9 @@ class ClaimRecord(ManifestRecord):
     @property
     def model(self) -> DeviceClaim:
         """The claim with all its fields."""
-        if self._object is None:
+        if self._object is None and self._granted is not None:
+            self._object = _with_status(self._granted[0].model, self._granted[1])
+        elif self._object is None:
             assert self._cached is not None
             plain = {**self._metadata, "name": object_name(self.name[2])}
             metadata = ObjectMeta.model_validate(plain, by_alias=True, by_name=False)
@@ -218,6 +235,8 @@ class ClaimRecord(ManifestRecord):
 
     def without_status(self) -> ClaimRecord:
         """The same once its devices are released."""
+        if self._granted is not None:
+            return self._granted[0]
         if self._cached is not None or self.model.status is None:
             return self
         return ClaimRecord.of(self.name, self.model.model_copy(update={"status": None}), self.problems)
@@ -269,6 +288,19 @@ def without_status(document: ManifestRecord) -> ManifestRecord:
         return read_manifest({field: value for field, value in document.manifest.items() if field != "status"})
     assert isinstance(document, ClaimRecord)
     return document.without_status()
+
+
+def _with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
+    """The claim as it is once its answer is written on it."""
+    content = {
+        "allocations": answer["allocations"],
+        **{name: answer[name] for name in CONFIG_FIELDS if name in answer},
+    }
+    status = DeviceClaimStatus.model_validate(content, by_alias=True, by_name=False)
+    annotations = {name: text for name, text in claim.metadata.annotations.items() if name != DEVICE_RECORDS}
+    annotations |= answer["annotations"]
+    metadata = claim.metadata.model_copy(update={"annotations": annotations})
+    return claim.model_copy(update={"status": status, "metadata": metadata})
 
 
 def name_of(manifest: Mapping[str, Any]) -> Name:

@@ -8,7 +8,6 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.quantity import Quantity
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
@@ -110,19 +109,6 @@ def status_of_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What of an answer is written on its claim, as a copy: the answer is the caller's."""
     content = {"allocations": _copies(answer["allocations"]), "annotations": {**answer["annotations"]}}
     return content | {name: deepcopy(answer[name]) for name in CONFIG_FIELDS if name in answer}
-
-
-def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
-    """The claim as it is once its answer is written on it."""
-    content = {
-        "allocations": answer["allocations"],
-        **{name: answer[name] for name in CONFIG_FIELDS if name in answer},
-    }
-    status = DeviceClaimStatus.model_validate(content, by_alias=True, by_name=False)
-    annotations = {name: text for name, text in claim.metadata.annotations.items() if name != DEVICE_RECORDS}
-    annotations |= answer["annotations"]
-    metadata = claim.metadata.model_copy(update={"annotations": annotations})
-    return claim.model_copy(update={"status": status, "metadata": metadata})
 
 
 def _share(claim: ClaimRecord, given: ChosenDevice) -> dict[str, Any]:

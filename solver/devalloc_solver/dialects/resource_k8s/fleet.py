@@ -76,7 +76,6 @@ from devalloc_solver.problem.snapshot import Pool
 class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceClaimQuery]):
     """ResourceSlices, DeviceClasses, Nodes and ResourceClaims."""
 
-    _claim_kind = "ResourceClaim"
     _errors = (AllocationError, BudgetExceeded)
 
     def __init__(self, state: ClusterState) -> None:

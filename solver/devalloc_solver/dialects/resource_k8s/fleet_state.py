@@ -68,6 +68,7 @@ class ClusterState(FleetState):
     A pool whose slices are all of one node is that node's own; those of all others are in the index as the network's.
     """
 
+    claim_kind = "ResourceClaim"
     objects: dict[Name, list[Manifest]]
 
     def __init__(
@@ -153,9 +154,6 @@ class ClusterState(FleetState):
     def _is_only_in_use(self, device: Device) -> bool:
         offer = published_device(device)
         return offer.drawn is not None or not offer.nodes
-
-    def source(self, key: Key) -> object:
-        return self.objects["ResourceClaim", *key][0]
 
     def _nodes_of(self, held: HeldDevices, entry: HeldDevice) -> Sequence[Node]:
         return (self._places[entry.pool],) if entry.pool in self._places else ()
