@@ -152,7 +152,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 
     def _refuse(self, read: ReadT, query: QueryT) -> Answer:
         """The answer to a claim that fits nowhere."""
-        refused = self._explain(query)
+        refused = self._explainer.explain(query)
         return self._place_on_whole(read) if refused is None else deepcopy(self._write(refused, read))
 
     def _accept(self, read: ReadT, query: QueryT, spot: ChosenPlace) -> Answer:
@@ -474,10 +474,6 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
     @abstractmethod
     def _query(self, read: ReadT) -> QueryT | RejectedClaim | None:
         """What a claim asks the index for, or why it is not solved; None for what the index has no words for."""
-
-    @abstractmethod
-    def _explain(self, query: QueryT) -> ClaimAnswer | None:
-        """The answer for a claim that fits nowhere; None where the index does not tell."""
 
     @abstractmethod
     def _place_after_error(self, read: ReadT) -> Answer:

@@ -274,6 +274,10 @@ class FleetExplainer(ABC, Generic[QueryT, JudgeT]):
 
     # -- what a dialect gives ------------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def explain(self, query: QueryT) -> ClaimAnswer | None:
+        """The answer for a claim that fits nowhere; None where the index does not tell."""
+
     def _is_spent(self, judge: JudgeT) -> bool:
         """Whether a judge remembers too much, and another is to be made."""
         return False

@@ -116,9 +116,6 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         rules, claim = self._state.rules, read.valid
         return rules.refusal(claim) or DeviceClaimQuery(claim, rules.shape(claim), rules)
 
-    def _explain(self, query: DeviceClaimQuery) -> ClaimAnswer:
-        return self._state.refusals.explain(query)
-
     def _place_after_error(self, read: ManifestRecord) -> Answer:
         """The budget of an expression is spent; see ``DeviceFleetState.expression_failed``."""
         self._state.expression_failed(begin=True)

@@ -13,7 +13,6 @@ from devalloc_solver.dialects.resource_k8s.device_properties import DeviceReader
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
-    DeviceId,
     DevicesInUse,
     DeviceUsage,
     PublishedDevice,
@@ -38,9 +37,9 @@ class ClusterDevices:
     book: SliceBook
     seen: ClusterView
     offers: list[PublishedDevice]
-    hidden: frozenset[DeviceId]
-    """devices that draw on counters where no node reaches them: there they are among the offers only while in use;
-    and those that draw more than is published"""
+    is_of_usage: bool
+    """whether other devices would be there, or draw other amounts, if something else were in use: some draw on counters
+    where no node reaches them, or draw more than is published"""
     counted: frozenset[PoolId]
     """pools with counters"""
     used: DevicesInUse = field(init=False)
@@ -58,15 +57,11 @@ class ClusterDevices:
         """``seen``: all pools of the book, or what one node sees. ``usage``: what is in use."""
         recorded = recorded_use(usage, book, (view.pool for view in seen.views))
         offers = list_published_devices(seen.views, None, gates, recorded)
-        hidden = frozenset(offer.id for offer in offers if not offer.nodes or offer.drawn is not None)
-        if hidden:
+        is_of_usage = any(not offer.nodes or offer.drawn is not None for offer in offers)
+        if is_of_usage:
             offers = list_published_devices(seen.views, usage, gates, recorded)
         counted = frozenset(view.pool.id for view in seen.views if view.pool.counters)
-        return cls(gates, book, seen, offers, hidden, counted)
-
-    def lack(self, usage: DeviceUsage) -> bool:
-        """Whether there are others, or they draw other amounts, while this is in use."""
-        return not self.hidden.isdisjoint((*usage.whole, *usage.shared)) or self.used.lacks_record(usage, self.counted)
+        return cls(gates, book, seen, offers, is_of_usage, counted)
 
     def judge(
         self,
@@ -96,13 +91,12 @@ class ClusterCache:
         slices = [problem_input.read[id(content)] for content in problem_input.slices]
         devices, judge = self._devices, self._judge
         is_same = len(slices) == len(self._slices) and all(map(is_, slices, self._slices))
-        # With devices that are there only while in use, or draw what was recorded, each usage has its own.
         if (
             devices is None
             or not is_same
             or self._nodes != problem_input.nodes
-            or devices.hidden
-            or devices.lack(usage)
+            or devices.is_of_usage
+            or devices.used.lacks_record(usage, devices.counted)
         ):
             book = SliceBook(problem_input.slices, gates, problem_input.read)
             devices = self._devices = ClusterDevices.of(book, view_cluster(book, problem_input.nodes), usage, gates)

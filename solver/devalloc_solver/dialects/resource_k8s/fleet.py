@@ -137,9 +137,6 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
             return refusal
         return None if read.shape is None else rules.query(claim, read.shape)
 
-    def _explain(self, query: ResourceClaimQuery) -> ClaimAnswer | None:
-        return self._refusals.explain(query)
-
     def _place_after_error(self, read: ReadResourceClaim) -> Answer:
         """Of one device or the other: the whole cluster is asked, and says of which."""
         return self._place_on_whole(read)
