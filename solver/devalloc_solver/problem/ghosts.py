@@ -63,11 +63,6 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
     return Drawn(amounts)
 
 
-def has_limits(pool: Pool) -> bool:
-    """Whether devices of a pool share anything, so that it matters what is in use of others."""
-    return bool(pool.resources) or _has_groups(pool)
-
-
 def _has_groups(pool: Pool) -> bool:
     """Whether any of its devices is of a compatibility group."""
     return any(device.compatibility is not None for device in pool.devices)

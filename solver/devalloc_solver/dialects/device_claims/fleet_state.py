@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -26,22 +26,18 @@ from devalloc_solver.dialects.device_claims.manifest_records import (
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of, is_config
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.device_claims.placed_claims import status_of_answer
-from devalloc_solver.dialects.device_claims.status import held_by_invalid, held_devices
+from devalloc_solver.dialects.device_claims.status import ghosts_of, held_by_invalid, held_devices
 from devalloc_solver.fleet.node_index import HeldAmounts, HeldDevice, HeldDevices
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.state import FleetState, Name, Node
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.ghosts import (
-    HeldRecords,
-    has_draws,
-    has_limits,
     snapshot_with_ghosts,
     without_ghosts,
 )
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.snapshot import (
-    Device,
     Pool,
     Snapshot,
     join_pools,
@@ -101,31 +97,15 @@ class DeviceFleetState(FleetState):
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _read_node_pools(self, node: Node, held: Sequence[HeldDevice], changed: Set[object]) -> Snapshot | None:
-        snapshot = self._with_ghosts(_read_pools(self.pools[node], self._pools_before(node, changed)), held)
+        snapshot = _read_pools(self.pools[node], self._pools_before(node, changed))
+        if ghosts := ghosts_of(snapshot, ((None, entry) for entry in held)):
+            snapshot = snapshot_with_ghosts(snapshot, ghosts)
         if self._wholes.put(node, snapshot):
             self.index.forget()
         if not self.pools[node]:
             del self.pools[node]
             return None
         return snapshot
-
-    def _with_ghosts(self, snapshot: Snapshot, held: Iterable[HeldDevice]) -> Snapshot:
-        """The pools of a node, with the ghosts of what claims have of them."""
-        records = HeldRecords()
-        are_limited: dict[Hashable, bool] = {}
-        by_name: dict[Hashable, dict[str, Device]] = {}
-        for entry in held:
-            name = entry.pool
-            (pool,) = snapshot.pools_by_name[name]
-            if name not in are_limited:
-                are_limited[name] = has_limits(pool)
-            if not are_limited[name] and not has_draws(entry.record):
-                continue
-            if name not in by_name:
-                by_name[name] = {device.name: device for device in pool.devices}
-            records.add(pool, entry.device, by_name[name].get(entry.device), entry.record)
-        ghosts = records.ghosts()
-        return snapshot_with_ghosts(snapshot, ghosts) if ghosts else snapshot
 
     def _pools_before(self, node: Node, changed: Set[object]) -> Mapping[str, Pool]:
         """The pools of a node as they were published and read, by name, but for those that have changed."""

@@ -127,7 +127,7 @@ def prepare(
     invalid = [claim for claim in problem_input.refused if claim.status is not None]
     holders = [(claim.key, held_devices(claim, problem_input.classes)) for claim in allocated]
     holders += [(claim.key, held_by_invalid(claim)) for claim in invalid]
-    if ghosts := ghosts_of(snapshot, holders):
+    if ghosts := ghosts_of(snapshot, ((held.node, entry) for _, held in holders for entry in held.entries)):
         snapshot = snapshot_with_ghosts(snapshot, ghosts)
         eligibility = eligibility.for_others(snapshot, problem_input.classes, problem_input.invalid_classes)
     eligibility.begin(call.ends, call.started, is_quick=call.is_quick)

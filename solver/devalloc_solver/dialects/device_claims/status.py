@@ -68,10 +68,10 @@ def find_lost(
     return lost, problems
 
 
-def ghosts_of(snapshot: Snapshot, holders: Iterable[tuple[Key, HeldDevices]]) -> dict[int, dict[str, Ghost]]:
-    """List what the snapshot lacks of the devices of claims: ghosts by pool and device."""
+def ghosts_of(snapshot: Snapshot, held: Iterable[tuple[str | None, HeldDevice]]) -> dict[int, dict[str, Ghost]]:
+    """List what the snapshot lacks of devices that claims hold, of these nodes: ghosts by pool and device."""
     records, look_up = HeldRecords(), DevicesByName(snapshot)
-    for entry, node in ((entry, held.node) for _, held in holders for entry in held.entries):
+    for node, entry in held:
         pools = look_up.pools(node, entry.pool)
         named: list[tuple[Pool, Device | None]]
         named = [(pool, device) for pool in pools for device in look_up.devices_of(pool, entry.device)]

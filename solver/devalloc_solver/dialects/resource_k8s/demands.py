@@ -48,11 +48,6 @@ class PendingClaim:
         return self.claim.pinned_node
 
 
-def request_label(request: int, alternative: int | None) -> str:
-    """The label of a request, as the core has it."""
-    return str(request) if alternative is None else f"{request}.{alternative}"
-
-
 def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandidates]]) -> Demand:
     """The demand of a claim; ``choices`` are those of each request, alternative by alternative."""
     claim = pending.claim
@@ -103,7 +98,7 @@ def _portion(takes: Mapping[str, Amount]) -> tuple[tuple[str, int], ...]:
 
 def _constraint(claim: ResourceClaim, constraint: DeviceConstraint) -> Constraint:
     labels = (
-        request_label(number, alternative if request.is_list else None)
+        f"{number}.{alternative}" if request.is_list else f"{number}"  # as ``Request.label``
         for number, request in enumerate(claim.requests)
         for alternative, subrequest in enumerate(request.subrequests)
         if constraint.covers(request, subrequest)
