@@ -117,7 +117,8 @@ class NodeCall:
             _reject_incomplete_pools(one.claim, pools)
         views = tuple(PoolView(pool, (target,)) for pool in pools)
         seen = ClusterView({target.name: target}, views, {}, UnreachedDevices())
-        devices = ClusterDevices.of(book, seen, usage, gates)
+        are_compared = any(one.claim.constraints for one in pending)
+        devices = ClusterDevices.of(book, seen, usage, gates, are_compared=are_compared)
         selectors = self._selectors.setdefault(gates, Judge(selector_language(gates), self.allowance))
         judge = devices.judge(selectors, named, usage if holders is None else None)
         choices = [

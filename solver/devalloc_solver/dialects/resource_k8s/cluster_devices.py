@@ -42,6 +42,8 @@ class ClusterDevices:
     where no node reaches them, or draw more than is published"""
     counted: frozenset[PoolId]
     """pools with counters"""
+    are_compared: bool
+    """whether claims compare attributes"""
     used: DevicesInUse = field(init=False)
     duplicates: tuple[Problem, ...] = field(init=False)
     """what to say of devices that are published more than once"""
@@ -50,10 +52,12 @@ class ClusterDevices:
     def __post_init__(self) -> None:
         self.used = DevicesInUse(self.offers)
         self.duplicates = tuple(duplicate_problems(self.offers))
-        self.snapshot = make_snapshot(self.offers, self.seen.nodes, DeviceReader(self.gates))
+        self.snapshot = make_snapshot(self.offers, self.seen.nodes, DeviceReader(self.gates, self.are_compared))
 
     @classmethod
-    def of(cls, book: SliceBook, seen: ClusterView, usage: DeviceUsage, gates: frozenset[str]) -> ClusterDevices:
+    def of(
+        cls, book: SliceBook, seen: ClusterView, usage: DeviceUsage, gates: frozenset[str], *, are_compared: bool = True
+    ) -> ClusterDevices:
         """``seen``: all pools of the book, or what one node sees. ``usage``: what is in use."""
         recorded = recorded_use(usage, book, (view.pool for view in seen.views))
         offers = list_published_devices(seen.views, None, gates, recorded)
@@ -61,7 +65,7 @@ class ClusterDevices:
         if is_of_usage:
             offers = list_published_devices(seen.views, usage, gates, recorded)
         counted = frozenset(view.pool.id for view in seen.views if view.pool.counters)
-        return cls(gates, book, seen, offers, is_of_usage, counted)
+        return cls(gates, book, seen, offers, is_of_usage, counted, are_compared)
 
     def judge(
         self,

@@ -46,6 +46,8 @@ class DeviceReader:
     """Makes devices of the core of those that slices publish."""
 
     gates: frozenset[str]
+    are_compared: bool = True
+    """whether relations are about attributes, or an index reads them; else the devices have none"""
     met: MetProperties | None = None
     """only for an index: of devices that no claim tells apart, which share their traits"""
     overdrawn: Mapping[int, str] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class DeviceReader:
 
     def device(self, offer: PublishedDevice, pool: int, draws: Draws | None, *, is_local: bool) -> core.Device:
         """``draws``: None for its own."""
-        attributes, types = _read_attributes(offer, self.gates)
+        attributes, types = _read_attributes(offer, self.gates) if self.are_compared else ({}, None)
         return core.Device(
             offer.index,
             pool,

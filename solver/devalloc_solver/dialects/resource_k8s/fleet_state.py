@@ -148,7 +148,7 @@ class ClusterState(FleetState):
         if node is None:
             self._network_devices = DevicesInUse(offers)
         overdrawn = overdrawn_counters(offers, DeviceUsage())
-        reader = DeviceReader(self.gates, self._properties, overdrawn, is_broken)
+        reader = DeviceReader(self.gates, True, self._properties, overdrawn, is_broken)
         return make_snapshot(offers, () if node is None else (node,), reader, node)
 
     def _is_only_in_use(self, device: Device) -> bool:
