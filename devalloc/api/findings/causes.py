@@ -108,9 +108,14 @@ def _request(cause: Fact, style: Style) -> str:
     return style.path(cause["path"]) if "path" in cause else f"request {style.name(cause['request'])}"
 
 
+_NARROW = 32
+"""The width of names at which a sentence says rather little than leave something out."""
+
+
 def _step(cause: Fact, style: Style) -> Words:
     """The ``rule`` that leaves out most devices, or that is to change, with its ``args``: ``count`` of ``total``, and
-    why it leaves out the first one (``example``); the ``others``, and how many devices ``more`` rules leave out."""
+    why it leaves out the first one (``example``); the ``others``, and how many devices ``more`` rules leave out. In a
+    sentence maybe that it is ``lifted`` by what is to be changed, and leaves out only some devices."""
     others, more = cause.get("others", ()), cause.get("more", 0)
     first = do_of(cause["count"], cause["total"], _rejects(cause, style))
     brief = do_of(cause["count"], cause["total"], _rejects(cause, style, is_brief=True))
@@ -121,7 +126,11 @@ def _step(cause: Fact, style: Style) -> Words:
     texts = [", ".join([first, *rest]), f"{first}{apart}"]
     if (rule := RuleCode(cause["rule"])).alone:
         texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
-    text, *shorter = dict.fromkeys((*texts, f"{brief}{apart}", brief))
+    shortest = [brief]
+    if cause.get("lifted"):  # the others need not be counted
+        those = f"the devices that would do {_rejects({**cause, 'count': 2}, style, is_brief=True)}"
+        shortest = [those, *(shortest if style.width <= _NARROW else [])]
+    text, *shorter = dict.fromkeys((*texts, f"{brief}{apart}", *shortest))
     return Words(text, obvious=rule.advice, shorter=shorter)
 
 
@@ -433,11 +442,16 @@ def _room(cause: Fact, style: Style) -> Words:
     if not obvious and "why" not in nodes[0]:
         obvious = f"ask for less {lacks}" if lacks else "name another node"
     text = f"{head}: {'; '.join(lines)}"
-    return Words(f"{text}{more}", obvious=obvious, shorter=[text if more else lines[0]])
+    first = _room_of_node(nodes[0], style, most=1)
+    return Words(f"{text}{more}", obvious=obvious, shorter=[*dict.fromkeys((text if more else lines[0], first))])
 
 
-def _room_of_node(room: Mapping[str, Any], style: Style) -> str:
-    node, lacks = style.name(room["node"]), " and ".join(map(_lacking, room.get("lacks", ())))
+def _room_of_node(room: Mapping[str, Any], style: Style, most: int | None = None) -> str:
+    """``most``: resources that are named."""
+    rows = room.get("lacks", ())
+    rest = len(rows) - len(rows[:most])
+    node, lacks = style.name(room["node"]), " and ".join(map(_lacking, rows[:most]))
+    lacks += f" (and {rest} more)" if rest else ""
     if "why" in room:
         return f"node {node} takes nothing new: {style.text(room['why'])}"
     if "numa" not in room:
@@ -522,7 +536,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_NODE: lambda cause, style: (
         Words(f"it may not be on node {style.name(cause['node'])}", obvious="name another node")
         if "node" in cause
-        else Words("it may be on no other node", obvious="add a node that it may be on")
+        else Words("it may be on no other node", obvious="add one")
     ),
     Cause.NODE_UNSUITED: lambda cause, style: Words(
         "its pod's node selector, affinity or tolerations exclude the nodes where it fits", first="relax these"
@@ -530,7 +544,9 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NODE_BARRED: lambda cause, style: Words(
         "it fits only on nodes that it may not be on", hint="change what keeps it off these nodes"
     ),
-    Cause.OTHER_VALUE: lambda cause, style: f"only devices with another {joined(cause['attributes'])} would do",
+    Cause.OTHER_VALUE: lambda cause, style: (
+        f"only devices with another {' and '.join(map(style.code, cause['attributes']))} would do"
+    ),
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",
     Cause.MEMBER_FAILS: _member_fails,
     Cause.MEMBERS_APART: _members_apart,

@@ -289,6 +289,8 @@ def _class(edit: Mapping[str, Any], style: Style) -> _Step:
         return correction
     if "path" not in edit:
         return "name", f"another deviceClassName than {style.code(edit['deviceClassName'])}"
+    if not style.says_why:
+        return "change", style.path(edit["path"])
     what = "type" if "deviceType" in edit else "class"
     return "name", f"another {what} in {style.path(edit['path'])}"
 

@@ -29,11 +29,28 @@ _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 
 def relevant(finding: Finding) -> Finding:
     """What a sentence tells of a finding."""
-    causes = _of_member(_relevant_causes(finding))
+    causes = [{**each, "lifted": True} if _is_lifted(each, finding) else each for each in _relevant_causes(finding)]
+    causes = [*_of_member(causes)]
     if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
         causes = causes[:1]
     changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
+    if not changes or not _is_about_first(changes[0], causes):  # it may be that one device or node gives nothing now
+        changes.sort(key=lambda each: each["kind"] != "unavailable")
     return replace(finding, causes=causes, blockers=changes)
+
+
+def _is_lifted(cause: Fact, finding: Finding) -> bool:
+    """Whether a rule that leaves out only some devices is lifted by what is to be changed."""
+    if "rule" not in cause or cause["count"] == cause["total"]:
+        return False
+    lifted_by = RuleCode(cause["rule"]).lifted_by
+    return any(each["kind"] in lifted_by and not _is_of_other_request(each, cause) for each in finding.blockers)
+
+
+def _is_of_other_request(edit: Mapping[str, Any], cause: Fact) -> bool:
+    """Whether an edit is of another request than the one that a cause is about."""
+    names = [str(each["request"]).partition("/")[0].partition(".")[0] for each in (edit, cause) if "request" in each]
+    return len({*names}) > 1
 
 
 def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
@@ -45,8 +62,8 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     is_in_use = bool(cause.get("free")) or cause["code"] in _IN_USE
     if is_in_use or change["kind"] in HOLDERS:
         return is_in_use and change["kind"] in HOLDERS
-    if cause.get("most") == "0" and change["kind"] == "amount":
-        return False  # however little is wanted
+    if _is_of_other_request(change, cause) or (cause.get("most") == "0" and change["kind"] == "amount"):
+        return False  # of the last: however little is wanted
     lifted_by = RuleCode(cause["rule"]).lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
     if lifted_by:
         return change["kind"] in lifted_by

@@ -604,7 +604,12 @@ class Explainer(ABC):
             about = next(edited, unmatched[0])
             none = fact(Cause.NO_MATCH, **(self.request_ref(about) if several else {}))
             step = main_step(
-                self.funnels.make(about), edits={edit.kind for edit in edits if self.is_about(edit, about)}
+                self.funnels.make(about),
+                edits={
+                    each.kind
+                    for each in edits
+                    if each.entry.keys().isdisjoint(("request", "path")) or self.is_about(each, about)
+                },
             )
             return (none,) if step is None else (none, step)
         short = None if is_there else self.shortage(unit, is_empty=True)

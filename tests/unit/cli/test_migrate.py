@@ -335,7 +335,10 @@ class TestExplainNumaNodes:
         devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4), big))
         devalloc.allocate()
         printed, blockers = explain_move(devalloc)
-        assert "NodesTooSmall\nno node is large enough: NUMA node 1 of node node-b has 2 CPU, 3 wanted\n" in printed
+        assert (
+            "NodesTooSmall\nno node is large enough: NUMA node 1 of node node-b has 2 CPU, 3 wanted; ask for less CPU\n"
+            in printed
+        )
         assert "released" not in printed
         assert [(one["kind"], one["path"]) for one in blockers] == [("matchAttribute", "status.numaNodes")]
 
@@ -343,7 +346,7 @@ class TestExplainNumaNodes:
         run_on_both_numa_nodes(devalloc, (1, 1))
         devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4, numa=1)))
         printed, _ = explain_move(devalloc)
-        assert "no node is large enough: node node-b has no NUMA node 1\n" in printed
+        assert "no node is large enough: node node-b has no NUMA node 1; name another node\n" in printed
 
     def test_no_other_node(self, devalloc: Shell) -> None:
         run_on_both_numa_nodes(devalloc, (1, 1))
@@ -360,7 +363,7 @@ class TestExplainNumaNodes:
         run_on_both_numa_nodes(devalloc, (1, 1), start={"kernel": "/k", "disks": [disk]})
         devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4)))
         printed, blockers = explain_move(devalloc, target)
-        assert f": {why}; only nodes with the shared storage of node node-a have its disks\n" in printed
+        assert f": {why}; only nodes with the shared storage of node node-a have its disks; " in printed
         assert blockers == []
 
     def test_a_cordoned_node(self, devalloc: Shell) -> None:

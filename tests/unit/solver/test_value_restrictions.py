@@ -56,7 +56,7 @@ def test_a_text_that_reads_like_a_number_is_another_value(value: str | int, fits
 def test_the_reason_says_which_value_is_another_one() -> None:
     documents = [GPU, gpus("n1", "a", "a"), waiting("b")]
     refused = answer(*documents)
-    assert refused["message"] == "only devices with another kind would do"
+    assert refused["message"].startswith("only devices with another `kind` would do; ")
     assert "blockers" not in refused, "no user wrote that"
     (step,) = refused["funnel"][0]["steps"]
     assert (step["code"], step["what"], step["count"]) == ("otherValue", "have another kind", 2)

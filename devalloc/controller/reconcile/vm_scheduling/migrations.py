@@ -193,7 +193,7 @@ class _MigrationSorter:
                 None
             )  # another one of that name is not the one that was to move
         elif machine is None:
-            why = f"there is no machine {'/'.join(machine_key)}"
+            why = f"there is no machine {'/'.join(machine_key)}; delete the migration, or create the machine"
             self.waiting[view.key] = Reason.MACHINE_NOT_FOUND.value, why
         elif other := MachineView(machine).migration_state.get("migrationName") or self.first.get(machine_key):
             self.waiting[view.key] = (
