@@ -425,8 +425,9 @@ class RoundSolver:
         """The answers to claims one by one; None if they are to be answered jointly: there is a group, or what one gets
         may depend on the others, because some get something.
 
-        Of several each has its share of a quarter of the time. What takes longer is answered with the others, and what
-        takes longer than a round has beside the loop, or in turns if it is expressions.
+        Of several each has its share of a quarter of the time, and all that are refused have as much as a round may
+        search. What takes longer is answered with the others, and what takes longer than a round has beside the loop,
+        or in turns if it is expressions.
         """
         if any(ClaimView(claim).group is not None for claim in claims) or self._searches.is_late(claims):
             return None
@@ -440,7 +441,11 @@ class RoundSolver:
             return gives if answer["allocated"] else (is_single or not gives) and self._is_settled_alone(answer)
 
         answers: list[Any] = []
+        most = None if gives else self._searches.bounded(None)
+        began = time.monotonic()
         for number, claim in enumerate(ordered):
+            if most is not None and time.monotonic() - began > most:
+                break
             left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and len(claims) > 1 else left
             share = self._searches.bounded(share)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from devalloc.api.node_rules import FIELD
 from devalloc.api.owner_names import MACHINE, owner_name
+from devalloc.controller.reconcile import searches as searches_module
 from devalloc.controller.reconcile.round_solver import RoundSolver
+from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
@@ -81,6 +84,22 @@ def test_claims_of_which_none_fits_are_answered_one_by_one(monkeypatch: pytest.M
     monkeypatch.undo()
     assert not joint
     assert answers == solve_manifests([*state, *claims])["claims"]
+
+
+def test_claims_that_take_longer_to_refuse_than_a_round_has_are_left_to_a_joint_solve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, claims = [gpu_pool(devices=2), gpu_class()], [gpu_claim("a", 3), gpu_claim("b", 4)]
+    searches = BackgroundSearches(search_with_new_fleet("pack"))
+    warm, alone = RoundSolver(searches=searches), Mock(wraps=Fleet.allocate)
+    monkeypatch.setattr(Fleet, "allocate", lambda *arguments, **options: alone(*arguments, **options))
+    monkeypatch.setattr(searches_module, "QUICK_SECONDS", 0.0)
+    with searches.in_thread():
+        warm(state, placement="pack", deadline=None)
+        warm([*state, *claims], placement="pack", deadline=None)
+        assert not alone.called
+    warm([*state, *claims], placement="pack", deadline=None)
+    assert alone.call_count == 2, "without a thread there is no such limit"
 
 
 def test_claims_of_which_some_fit_are_answered_jointly() -> None:
