@@ -386,17 +386,30 @@ def reduce_amount(
     reduced_to: Callable[[int], Relaxation],
     granularity: Callable[[FeasibilityQuestion], int] = lambda _: 1,
 ) -> Relaxation:
-    """An amount reduced to the ``least`` there is; narrowed to the most that fits, in steps of ``granularity``."""
+    """An amount reduced to the ``least`` there is; narrowed to the most that fits, in steps of ``granularity``.
+
+    Of amounts between one that fits and one that does not, the roundest is asked about, and whether more fits: most
+    capacities are round, so few questions find them.
+    """
 
     def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         step = granularity(relaxed([]))
+
+        def works(amount: int) -> bool:
+            return finder.works(relaxed([reduced_to(amount * step)]))
+
         fits, fails = 1, -(-requested // step)
         for _ in range(MAX_HALVINGS):
             if fails - fits <= 1:
                 break
-            middle = (fits + fails) // 2
-            is_enough = finder.works(relaxed([reduced_to(middle * step)]))
-            fits, fails = (middle, fails) if is_enough else (fits, middle)
+            digit = (fits ^ (fails - 1)).bit_length() - 1
+            middle = (fails - 1) >> digit << digit
+            if not works(middle):
+                fails = middle
+            elif fails - middle > 1 and works(middle + 1):
+                fits = middle + 1
+            else:
+                fits, fails = middle, middle + 1
         return [reduced_to(fits * step)]
 
     return replace(reduced_to(least), narrow=narrow)

@@ -1,8 +1,12 @@
-"""In which order sets of edits are tried, of which the first that helps is proposed."""
+"""In which order sets of edits are tried, of which the first that helps is proposed; and how far one goes."""
 
 from __future__ import annotations
 
-from devalloc_solver.explain.relaxations import Relaxation, relaxation_sets
+from unittest.mock import Mock
+
+import pytest
+
+from devalloc_solver.explain.relaxations import Relaxation, reduce_amount, relaxation_sets
 
 
 def edits(*alike: object | None) -> list[Relaxation]:
@@ -24,3 +28,27 @@ def test_of_edits_that_are_alike_the_first_so_many_stand_for_all() -> None:
     assert tried("a", "a", "a") == ["0", "01", "012"]
     assert tried("a", None, "a") == ["0", "1", "01", "02", "012"]
     assert tried("a", "b", "a", "b") == ["0", "1", "01", "02", "13", "012", "013", "0123"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "there", "most_questions"),
+    [(7 << 30, 6 << 30, 6), (10, 9, 6), (2, 1, 1), (97, 61, 12)],
+)
+def test_the_most_that_fits_is_found_with_few_questions_where_it_is_round(
+    requested: int, there: int, most_questions: int
+) -> None:
+    asked: list[int] = []
+
+    def works(amount: int) -> bool:
+        asked.append(amount)
+        return amount <= there
+
+    def reduced_to(amount: int) -> Relaxation:
+        return Relaxation({"kind": "amount", "most": amount}, lambda question: question)
+
+    narrow = reduce_amount(1, requested, reduced_to).narrow
+    assert narrow is not None
+    (found,) = narrow(lambda edits: edits[0].entry["most"] if edits else None, Mock(works=works))  # type: ignore[arg-type, return-value]
+
+    assert found.entry["most"] == there
+    assert len(asked) <= most_questions
