@@ -55,13 +55,13 @@ def find_overuse(
     draws: Callable[[D], Iterable[tuple[tuple[P, str], int]]],
     total: Callable[[tuple[P, str]], int | None],
 ) -> list[Overuse[D]]:
-    """All that is held by more than there is of it.
+    """All that is held by more than there is of it, in the order of the claims that hold it, not of the documents.
 
     ``capacity``: what shares of a device take from, as far as it is known. ``draws``: what a device that is in use
     takes of its pool, and ``total`` how much of that there is, None if it is not known.
     """
     by_device: dict[D, list[DeviceHold[D]]] = defaultdict(list)
-    for hold in holds:
+    for hold in sorted(holds, key=lambda hold: hold.claim):
         by_device[hold.device].append(hold)
     return [*_of_devices(by_device, capacity), *_of_pools(by_device, draws, total)]
 
@@ -139,12 +139,8 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
 
 
 def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Holding]) -> list[Overuse[int]]:
-    """The same of allocations; devices are their numbers. What a claim may hold, but need not, raises no alarm.
-
-    Devices are named in the order of the claims that hold them, not in that of the documents.
-    """
+    """The same of allocations; devices are their numbers. What a claim may hold, but need not, raises no alarm."""
     devices, pools = snapshot.devices, snapshot.pools
-    ordered = sorted(allocations, key=lambda allocation: allocation.owner)
 
     def draws(index: int) -> Iterator[tuple[tuple[int, str], int]]:
         return (((devices[index].pool, name), blocks) for name, blocks in devices[index].draws)
@@ -154,7 +150,7 @@ def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Holding]) -
         return None if resource is None else resource.blocks
 
     return find_overuse(
-        (DeviceHold(one.owner, i.device, i.sums) for one in ordered for i in one.items if i.is_certain),
+        (DeviceHold(one.owner, i.device, i.sums) for one in allocations for i in one.items if i.is_certain),
         lambda index: {name: resource.nano for name, resource in devices[index].resources.items()},
         draws,
         total,
