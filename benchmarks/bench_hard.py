@@ -6,6 +6,7 @@ nothing cached but imports.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +53,7 @@ class Question:
     packages=("ortools", "pydantic"),
 )
 def hard(runs: int) -> Iterator[Row]:
-    for question in questions():
+    for question in (*questions(), *competing()):
         documents = [*question.documents]
         answer = solve_manifests(documents)
         if answer["claims"][0]["allocated"] is not question.fits:
@@ -66,7 +67,7 @@ def hard(runs: int) -> Iterator[Row]:
 
 
 def questions() -> Iterator[Question]:
-    """All of them, family by family."""
+    """All that are settled without CP-SAT, family by family."""
     yield from one_too_many()
     yield from one_root()
     yield from partitions()
@@ -192,6 +193,18 @@ def many_alternatives() -> Iterator[Question]:
     yield _question("8 oneOf of 8", "a pair across roots", False, {GPU: devices}, rooted)
     same = [{"oneOf": [{"deviceClass": GPU, "constraints": f"device.kind == 'k{n}'"} for n in range(8)]}] * 17
     yield _question("17 oneOf of 8", "16 devices", False, {GPU: devices}, same)
+
+
+def competing() -> Iterator[Question]:
+    """64 requests that each want at least a value, and so compete for devices of several pools: CP-SAT decides."""
+    order = random.Random(3).sample(range(MOST_DETAILS), MOST_DETAILS)
+    wanted = [{"deviceClass": GPU, "constraints": f"device.i >= {least}"} for least in order]
+    devices = [_device(f"d{number}", i=value) for number, value in enumerate(v for v in order for _ in range(2))]
+    for count in (5, 10):
+        size = len(devices) // count
+        pools = [_pool(f"n1-{n}", GPU, devices[n * size : (n + 1) * size]) for n in range(count)]
+        name = f"{MOST_DETAILS} of {count * size}, {count} pools"
+        yield Question("each wants at least a value", name, True, (*pools, *_classes(), _claim(wanted, ())))
 
 
 # -- manifests -------------------------------------------------------------------------------------------------------

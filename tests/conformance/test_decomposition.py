@@ -40,8 +40,9 @@ BATCH = min(50, EXAMPLES)
 def in_one(
     ready: DeviceClaimProblem | dra_joint.ResourceClaimProblem, monkeypatch: pytest.MonkeyPatch
 ) -> SearchOutcome:
-    """The answer of one model of all units."""
+    """The answer of one model of all units, with all their candidates."""
     with monkeypatch.context() as patch:
+        patch.setattr(ways, "narrowed", lambda snapshot, allocations, units, ends: units)
         patch.setattr(ways, "split_by_pool", lambda snapshot, units: [join_subproblems(split_by_pool(snapshot, units))])
         return search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
 

@@ -19,8 +19,7 @@ from devalloc_solver.place import (
     StepBudget,
     StepsExhausted,
     UnitReader,
-    can_match,
-    fits,
+    fits_on,
     place_on,
 )
 from devalloc_solver.problem.allocations import Holding, Key, Usage
@@ -347,11 +346,7 @@ class FeasibilityChecker:
         return Usage.of(question.snapshot, question.held)
 
     def _fits_on(self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget) -> bool | None:
-        unit = question.unit if node is None else replace(question.unit, pin=node)
-        matches = None if node is None else can_match(question.snapshot, usage, unit, node)
-        if matches is not None:
-            return matches or None
-        return fits(question.snapshot, usage, unit, steps=steps, reader=self._reader) or None
+        return fits_on(question.snapshot, usage, question.unit, node, steps=steps, reader=self._reader) or None
 
     def _place_on(
         self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool

@@ -15,6 +15,7 @@ from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
+from devalloc_solver.pipeline.narrowing import in_search_terms, narrowed
 from devalloc_solver.pipeline.natural_order import in_natural_order
 from devalloc_solver.place import (
     DEFAULT_STEPS,
@@ -85,7 +86,8 @@ def search_parts(
 ) -> SearchOutcome:
     """Solve the parts of a batch one after the other, the easy ones first.
 
-    Each gets an even share of the time that is left, and what it does not need is there for those after it.
+    Each gets an even share of the time that is left, and what it does not need is there for those after it. Units that
+    fit nowhere even by themselves are in no part.
 
     Args:
         allocations: what is in use already.
@@ -94,6 +96,10 @@ def search_parts(
         is_quick: leave parts that take long to search: they are ``unproven``, and nothing of them is placed. Claims
             that compete with these for pools only, and not for devices, are placed without them.
     """
+    priorities = [demand.claim.priority for unit in units for demand in unit.demands]
+    units = in_search_terms(snapshot, units)
+    if len(units) > 1:
+        units = narrowed(snapshot, allocations, units, ends)
     parts = split_by_pool(snapshot, units)
     nearby = _UsageByNode(snapshot, allocations) if len(parts) > 1 or is_quick else None
     outcomes: list[SearchOutcome] = []
@@ -126,7 +132,7 @@ def search_parts(
         placements = _most_even(snapshot, allocations, tried, placements, policy, ends)
     if len(placements) > 1:
         placements = in_natural_order(snapshot, allocations, placements)
-    return replace(outcome, placements=placements)
+    return replace(outcome, levels=add_rejected_claims(outcome.levels, priorities), placements=placements)
 
 
 def _search_quickly(
@@ -164,18 +170,21 @@ def _quick_outcome(
 ) -> SearchOutcome:
     """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
     allocations = nearby.of(part)
-    alone = _place_single_unit(snapshot, allocations, part, policy, ends) if len(part.units) == 1 else None
-    if alone is not None:
-        return alone
+    exhausted = None
+    if len(part.units) == 1:
+        try:
+            return _place_single_unit(snapshot, allocations, part, policy, ends)
+        except StepsExhausted as error:
+            exhausted = error.node
     size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
-        return _search_jointly(snapshot, allocations, part, policy, ends)
+        return _search_jointly(snapshot, allocations, part, policy, ends, exhausted)
     if COLUMNS_SIZE < size <= EXACT_SIZE and is_solver_loaded() and not _deadline_passed(ends):
         answer = _place_quickly_by_columns(snapshot, allocations, part.units, policy, ends)
         if answer is not None and _is_proven_best(answer[1]):
             return SearchOutcome(*answer)
     if size <= QUICK_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        outcome = _search_jointly(snapshot, allocations, part, policy, ends)
+        outcome = _search_jointly(snapshot, allocations, part, policy, ends, exhausted)
         if not outcome.unproven:
             return outcome
     return SearchOutcome([], _levels_before_search(part.units), [part], [part])
@@ -239,23 +248,30 @@ def _goal_values(placements: Sequence[Placement]) -> object:
 def _search_part(
     snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
 ) -> SearchOutcome:
-    alone = _place_single_unit(snapshot, allocations, part, policy, ends) if len(part.units) == 1 else None
-    if alone is not None:
-        return alone
-    return _search_jointly(snapshot, allocations, part, policy, ends)
+    if len(part.units) != 1:
+        return _search_jointly(snapshot, allocations, part, policy, ends)
+    try:
+        return _place_single_unit(snapshot, allocations, part, policy, ends)
+    except StepsExhausted as error:
+        return _search_jointly(snapshot, allocations, part, policy, ends, error.node)
 
 
 def _search_jointly(
-    snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
+    snapshot: Snapshot,
+    allocations: Sequence[Holding],
+    part: Subproblem,
+    policy: PlacementPolicy,
+    ends: float | None,
+    exhausted: str | None = None,
 ) -> SearchOutcome:
+    """What the exact model, or columns, come to. ``exhausted``: see ``_as_on_node_alone``."""
     units = part.units
     placements, levels = _place_jointly(snapshot, allocations, units, policy, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
     if _is_proven(levels):
-        keys = {placed.demand.key for placed in placements}
-        satisfied = [unit for unit in units if unit.demands[0].key in keys]
-        if len(satisfied) == 1:  # as if the others, which fit nowhere, had not been asked for
-            placements = _as_on_node_alone(Usage.of(snapshot, allocations), satisfied[0], placements, policy, ends)
+        if len(units) == 1:
+            usage = Usage.of(snapshot, allocations)
+            placements = _as_on_node_alone(usage, units[0], placements, policy, ends, exhausted)
         return SearchOutcome(placements, levels)
     if not was_cut:
         return SearchOutcome(placements, levels, [part])
@@ -349,7 +365,8 @@ def _place_jointly(
     policy: PlacementPolicy,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
-    if model_size(snapshot, Usage.of(snapshot, allocations), units, enough=EXACT_SIZE) > EXACT_SIZE:
+    usage = Usage.of(snapshot, allocations)
+    if len(units) > 1 and model_size(snapshot, usage, units, enough=EXACT_SIZE) > EXACT_SIZE:
         return _place_by_columns(snapshot, allocations, units, policy, ends)
     try:
         model = build_model(snapshot, allocations, units, policy=policy, ends=ends)
@@ -440,10 +457,10 @@ def _levels_of(
 
 def _place_single_unit(
     snapshot: Snapshot, allocations: Sequence[Holding], part: Subproblem, policy: PlacementPolicy, ends: float | None
-) -> SearchOutcome | None:
-    """A single unit needs no general solver, and is proven in all goals; None if the question is too hard.
+) -> SearchOutcome:
+    """A single unit needs no general solver, and is proven in all goals.
 
-    After the deadline, what was found until then, or a first fit.
+    After the deadline, what was found until then, or a first fit. Raises StepsExhausted if the question is too hard.
     """
     (unit,) = part.units
     steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
@@ -454,8 +471,6 @@ def _place_single_unit(
     except SearchTimeout:
         first = _at_least_first_fit(snapshot, allocations, [unit], policy, [], open_levels)
         return SearchOutcome(*first, [part], [part])
-    except StepsExhausted:
-        return None
     if placed is not None and not placed.is_proven:
         return SearchOutcome([*placed.placements], _levels_of(placed.placements, open_levels, [unit]))
     counts = {priority: members[priority] if placed else 0 for priority in sorted(members, reverse=True)}
@@ -482,12 +497,7 @@ def solve_unit(
     """
     if _deadline_passed(ends):
         raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
-    try:
-        model = build_model(snapshot, allocations, [unit], policy=policy, ends=ends)
-    except SearchTimeout:
-        raise SearchCutShort(SEARCH_CUT_SHORT) from None
-    search, levels = optimize_goals(model, policy=policy, ends=ends)
-    placements = name_devices(search)
+    placements, levels = _place_jointly(snapshot, allocations, [unit], policy, ends)
     if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):
         raise SearchCutShort(SEARCH_CUT_SHORT)
     return placements
@@ -509,11 +519,19 @@ def place_on_node(
 
 
 def _as_on_node_alone(
-    usage: Usage, unit: PlacementUnit, placements: list[Placement], policy: PlacementPolicy, ends: float | None
+    usage: Usage,
+    unit: PlacementUnit,
+    placements: list[Placement],
+    policy: PlacementPolicy,
+    ends: float | None,
+    exhausted: str | None,
 ) -> list[Placement]:
-    """The same in goals 1 to 4 of S17, with devices that do not depend on which nodes were searched beside its own."""
+    """The same in goals 1 to 4 of S17, with devices that do not depend on which nodes were searched beside its own.
+
+    ``exhausted``: a node of which it is known that it takes too many steps to be searched by itself.
+    """
     node = placements[0].node if placements else None
-    if node is None:
+    if node is None or (node == exhausted and _nodes_of_candidates(usage.snapshot, unit) == {node}):
         return placements
     pools = [pool for pool in usage.snapshot.pools if pool.node is None or pool.node == node]
     devices = [device for pool in pools for device in pool.devices]
@@ -521,8 +539,12 @@ def _as_on_node_alone(
     held = usage.as_holding()
     items = [replace(item, device=position[item.device]) for item in held.items if item.device in position]
     own = Usage.of(join_pools(renumber(pools), (node,)), [replace(held, items=tuple(items))])
+    there = _with_devices(unit, devices)
     try:
-        placements_there = place_on_node(own, _with_devices(unit, devices), node, policy, SearchDeadline(ends))
+        if node == exhausted:
+            placements_there = solve_unit(own.snapshot, [own.as_holding()], there, policy, ends)
+        else:
+            placements_there = place_on_node(own, there, node, policy, SearchDeadline(ends))
     except OutOfTime:
         return placements
     requests = {(d.claim.key, r.label): r for d in unit.demands for r in d.requests}
@@ -534,6 +556,13 @@ def _as_on_node_alone(
         Placement(demand, node, tuple(in_fleet(demand, entry) for entry in placed.entries))
         for demand, placed in zip(unit.demands, placements_there, strict=True)
     ]
+
+
+def _nodes_of_candidates(snapshot: Snapshot, unit: PlacementUnit) -> set[str | None]:
+    accepted = {
+        index for demand in unit.demands for request in demand.requests for index in request.candidates.accepted
+    }
+    return {snapshot.pools[snapshot.devices[index].pool].node for index in accepted}
 
 
 def _with_devices(unit: PlacementUnit, devices: Sequence[Device]) -> PlacementUnit:
@@ -569,10 +598,11 @@ def place_unit(
     placement until then. Raises OutOfTime if there is none yet.
     """
     usage = usage or Usage.of(snapshot, allocations)
+    (unit,) = in_search_terms(snapshot, [unit])
     try:
         steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
         placed = place(snapshot, usage, unit, policy=policy, steps=steps)
         return None if placed is None else list(placed.placements)
-    except StepsExhausted:
+    except StepsExhausted as error:
         placements = solve_unit(snapshot, allocations, unit, policy, ends)
-        return _as_on_node_alone(usage, unit, placements, policy, ends) or None
+        return _as_on_node_alone(usage, unit, placements, policy, ends, error.node) or None

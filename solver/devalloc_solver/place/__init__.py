@@ -17,7 +17,7 @@ gives first answers, ``matching`` decides what asks for whole devices only, and 
 """
 
 from devalloc_solver.place.matching import can_match
-from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
+from devalloc_solver.place.node_search import UnitPlacement, fits, fits_on, place, place_on
 from devalloc_solver.place.node_view import UnitReader
 from devalloc_solver.place.step_budget import (
     DEFAULT_STEPS,
@@ -39,6 +39,7 @@ __all__ = [
     "UnitReader",
     "can_match",
     "fits",
+    "fits_on",
     "place",
     "place_on",
 ]

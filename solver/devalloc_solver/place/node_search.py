@@ -15,6 +15,7 @@ from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
+from devalloc_solver.place.matching import can_match
 from devalloc_solver.place.node_order import BatchNodes, LeastUse, NodeKeys, candidate_nodes, least_use, min_pools
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import SearchContext, score_of
@@ -162,8 +163,11 @@ def place(
     is_proven = True
     least = least_use(context, unit)
     nodes = candidate_nodes(context, unit, batch, least.load)
+    node, budget = None, seek.steps.left
+    left = budget
     try:
         for node, after in zip_longest(nodes, nodes[1:]):
+            left = seek.steps.left
             seek.look(node)
             if seek.is_over(after, least):
                 break
@@ -171,6 +175,9 @@ def place(
         if seek.best is None:
             raise
         is_proven = False
+    except StepsExhausted as error:
+        error.node = node if left == budget else None
+        raise
     if batch is not None:
         batch.note_full(unit, seek.without_room)
     return seek.best if is_proven or seek.best is None else replace(seek.best, is_proven=False)
@@ -213,6 +220,17 @@ def fits(
     context = SearchContext(snapshot, usage, PACK)
     seek = _NodeSearch(context, unit, _budget(steps), reader=reader)
     return any(seek.may_go(node) for node in candidate_nodes(context, unit))
+
+
+def fits_on(
+    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: Place, *, steps: StepBudget, reader: UnitReader
+) -> bool:
+    """The same for one node (None: wherever it may go)."""
+    if node is None:
+        return fits(snapshot, usage, unit, steps=steps, reader=reader)
+    pinned = replace(unit, pin=node)
+    matches = can_match(snapshot, usage, pinned, node)
+    return fits(snapshot, usage, pinned, steps=steps, reader=reader) if matches is None else matches
 
 
 def _budget(steps: int | StepBudget) -> StepBudget:

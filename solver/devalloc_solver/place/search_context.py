@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from devalloc_solver.bounds.largest_partition import Shapes, partition_loss, partition_shapes
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
+from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loads
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
@@ -56,10 +57,9 @@ class SearchContext:
         """Find out at once which nodes are in use: many are going to be asked for."""
         self._busy_nodes = {self.snapshot.pools[pool].node for pool in self.usage.pools_in_use()}
 
-    def rank(self, node: str | None) -> int:
-        """In the natural order of nodes; before all where there are no pools."""
-        pools = self.snapshot.pools_by_node.get(node, ()) if node is not None else ()
-        return pools[0].index if pools else -1
+    def rank(self, node: str | None) -> tuple[object, ...]:
+        """In the natural order of nodes, wherever their pools are in the order of the dialect; none is before all."""
+        return () if node is None else natural_key(node)
 
     def use(self, pool: int) -> object:
         """All that the policy looks at of a pool's use."""

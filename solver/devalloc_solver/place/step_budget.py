@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 DEFAULT_STEPS = 50_000
 """Steps that placing one unit may take; a step is a few microseconds. Every question of the benchmark `hard` ends
-within 10,000; what takes more goes to CP-SAT."""
+within 10,000, but for those that CP-SAT decides."""
 
 
 class StepsExhausted(Exception):
     """The question is open: the budget is spent, or the unit has something that this search does not handle."""
+
+    node: str | None = None
+    """the node on which all of the budget was spent, if it is one: to ask about it alone would end the same way"""
 
 
 class SearchTimeout(StepsExhausted):

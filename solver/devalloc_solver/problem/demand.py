@@ -165,6 +165,40 @@ class Demand:
         return (request for detail in self.details for request in detail)
 
 
+def in_plain_terms(demand: Demand, is_listed: Callable[[str], bool]) -> Demand:
+    """The demand with constraints over all requests, or over one, as match attributes, which are quicker to place.
+
+    Every search does so, or claims would get other devices by one than by another.
+
+    Args:
+        is_listed: whether an attribute has a list of values on some device; such constraints stay as they are.
+    """
+    if not demand.relations:
+        return demand
+    every = {request.label for request in demand.requests}
+    match: list[str] = []
+    own: dict[int, list[str]] = {}
+    relations: list[Constraint] = []
+    for relation in demand.relations:
+        labels = [{request.label for request in requests} for requests in demand.details]
+        covered = [number for number, some in enumerate(labels) if some & relation.labels]
+        if relation.distinct or is_listed(relation.attribute):
+            relations.append(relation)
+        elif relation.labels == every:
+            match.append(relation.attribute)
+        elif len(covered) == 1 and relation.labels == labels[covered[0]]:
+            own.setdefault(covered[0], []).append(relation.attribute)
+        else:
+            relations.append(relation)
+    details = tuple(
+        tuple(replace(request, match=(*request.match, *own[number])) for request in requests)
+        if number in own
+        else requests
+        for number, requests in enumerate(demand.details)
+    )
+    return replace(demand, details=details, match=(*demand.match, *match), relations=tuple(relations))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacementUnit:
     """Demands that are satisfied all or none and share a node: a group, or a claim on its own."""

@@ -146,6 +146,17 @@ def test_the_searches_of_a_warm_fleet_share_one_deadline(work: list[int]) -> Non
     assert GRACE_WORK / 2 < sum(work) < GRACE_WORK * 1.1
 
 
+@pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2", "n3")], ids=len)
+def test_a_node_whose_search_takes_too_many_steps_is_not_searched_again(work: list[int], nodes: Sequence[str]) -> None:
+    """CP-SAT decides, and names the devices that a warm fleet names, which looks at one node only."""
+    classes, *pools, wanted = LONG
+    documents = [classes, *(on_node(one, node) for node in nodes for one in pools)]
+
+    (cold,) = solve_manifests([*documents, wanted])["claims"]
+    assert DEFAULT_STEPS < sum(work) < 1.2 * DEFAULT_STEPS
+    assert cold["allocations"] == Fleet.from_manifests(documents).allocate(wanted, deadline=60)["allocations"]
+
+
 def test_one_of_many_equal_nodes_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node can do with fewer pools than have as many devices as there are entries, so the first one is the best."""
     classes, *pools, wanted = documents(ORDER, ORDER, pools=8)

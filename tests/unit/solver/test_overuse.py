@@ -174,12 +174,12 @@ def test_a_device_that_counts_for_more_than_it_is_published_with_is_named_once()
     assert problem["message"].startswith("claim default/held holds more slices than the pool of device gpus/gpu-0 has")
 
 
-def test_devices_are_told_in_the_order_of_claims_not_of_documents() -> None:
+def test_devices_are_named_in_the_order_of_claims_not_of_documents() -> None:
     owners = [resource_claim(name, f"p/{one}") for name, one in (("a", "d1"), ("b", "d0"))]
-    told = {
+    messages = {
         one["message"]
         for order in (owners, owners[::-1])
         for one in solve_manifests([*partitions(), *order])["problems"]
     }
 
-    assert len(told) == 1
+    assert len(messages) == 1

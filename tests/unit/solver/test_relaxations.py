@@ -37,10 +37,10 @@ def test_of_edits_that_are_alike_the_first_so_many_stand_for_all() -> None:
 def test_the_most_that_fits_is_found_with_few_questions_where_it_is_round(
     requested: int, there: int, most_questions: int
 ) -> None:
-    asked: list[int] = []
+    questions: list[int] = []
 
     def works(amount: int) -> bool:
-        asked.append(amount)
+        questions.append(amount)
         return amount <= there
 
     def reduced_to(amount: int) -> Relaxation:
@@ -48,7 +48,7 @@ def test_the_most_that_fits_is_found_with_few_questions_where_it_is_round(
 
     narrow = reduce_amount(1, requested, reduced_to).narrow
     assert narrow is not None
-    (found,) = narrow(lambda edits: edits[0].entry["most"] if edits else None, Mock(works=works))  # type: ignore[arg-type, return-value]
+    (narrowed,) = narrow(lambda edits: edits[0].entry["most"] if edits else None, Mock(works=works))  # type: ignore[arg-type, return-value]
 
-    assert found.entry["most"] == there
-    assert len(asked) <= most_questions
+    assert narrowed.entry["most"] == there
+    assert len(questions) <= most_questions

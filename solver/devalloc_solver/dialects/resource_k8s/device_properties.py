@@ -88,7 +88,7 @@ def make_snapshot(
 ) -> core.Snapshot:
     """The core's view of these nodes and the devices. ``node``: the one that has all of them for its own.
 
-    Otherwise a pool of which all devices are of one node is that node's; another says device by device which nodes
+    Otherwise a pool of which all slices are of one node is that node's; another says device by device which nodes
     reach it. Pools of one name that have devices of one name are one pool.
     """
     pools: list[core.Pool] = []
@@ -103,8 +103,8 @@ def make_snapshot(
             resources = counters_with_lost(pool, members)
             there = [offer for offer in members if not offer.is_ghost] or members
             nodes_of = {offer.nodes for offer in there}
-            names = {offer.reach.node_name for offer in there}
-            if node is None and len(names) == 1 and nodes_of == {frozenset(names)}:
+            names = {offer.slice.spec.node_name for offer in there}
+            if node is None and len(names) == 1 and nodes_of == {frozenset(names)} and not pool.is_of_network:
                 where = names.pop()
         devices = tuple(
             reader.device(offer, len(pools), draws.get(offer.index), is_local=where is not None) for offer in members

@@ -30,7 +30,7 @@ from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.pipeline.units import RejectedClaim
-from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, in_plain_terms
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 1_000
@@ -195,30 +195,7 @@ class ResourceClaimRules:
         choices = [
             [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
         ]
-        return self._plainer(make_demand(pending_claim(claim, 0), choices))
-
-    def _plainer(self, demand: Demand) -> Demand:
-        """Constraints over all requests, or over one, as the core's match attributes, which are quicker to place."""
-        every = {request.label for request in demand.requests}
-        match: list[str] = []
-        own: dict[int, list[str]] = {}
-        relations: list[Constraint] = []
-        for relation in demand.relations:
-            covered = {number for number, requests in enumerate(demand.details) if _labels(requests) & relation.labels}
-            one = min(covered) if len(covered) == 1 and len(demand.details) > 1 else None
-            if relation.distinct or self._is_listed(relation.attribute):
-                relations.append(relation)
-            elif relation.labels == every:
-                match.append(relation.attribute)
-            elif one is not None and relation.labels == _labels(demand.details[one]):
-                own.setdefault(one, []).append(relation.attribute)
-            else:
-                relations.append(relation)
-        details = tuple(
-            tuple(replace(request, match=tuple(own[number])) for request in requests) if number in own else requests
-            for number, requests in enumerate(demand.details)
-        )
-        return replace(demand, details=details, match=tuple(match), relations=tuple(relations))
+        return in_plain_terms(make_demand(pending_claim(claim, 0), choices), self._is_listed)
 
     def _is_listed(self, attribute: str) -> bool:
         """Whether some device has a list of values under a name."""
@@ -354,10 +331,6 @@ class ResourceClaimQuery:
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
         return self.rules.is_spent and self.rules.is_strange(self.shape_facts.demand)
-
-
-def _labels(requests: Iterable[Request]) -> set[str]:
-    return {request.label for request in requests}
 
 
 def is_broken(traits: Hashable) -> bool:

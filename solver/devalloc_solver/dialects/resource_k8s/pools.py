@@ -50,6 +50,8 @@ class ResourcePool:
     """with devices that do not reach it, as far as they count: they draw from the same counters"""
     counters: Mapping[tuple[str, str], int]
     """(counter set, counter) -> nano units there are"""
+    is_of_network: bool = False
+    """whether a slice of it, with devices or without, names no node"""
 
     @property
     def id(self) -> PoolId:
@@ -112,6 +114,7 @@ class SliceBook:
         for entry in self._entries:
             name = _spec(entry.content).get("nodeName")
             (self._local[name] if isinstance(name, str) and name else self._shared).append(entry)
+        self._network_pools = {_pool_id(entry.content) for entry in self._shared}
 
     @property
     def node_names(self) -> list[str]:
@@ -225,6 +228,7 @@ class SliceBook:
         if len(newest) > 1:
             newest.sort(key=lambda one: (one.name, [device.name for device in one.devices]))
         hidden: list[ResourceSlice] = []
+        of_network = key in self._network_pools
         counts = {resource_slice.spec.pool.slice_count for resource_slice in newest}
         if counts != {len(newest)}:
             newer, total, hidden = self._others(key, generation, newest)
@@ -237,16 +241,15 @@ class SliceBook:
                 if len(counts) > 1:
                     numbers = ", ".join(map(str, sorted(counts)))
                     message = f"slices of generation {generation} disagree about resourceSliceCount: {numbers}"
-                return ResourcePool(*key, generation, PoolStatus.INCOMPLETE, message, tuple(newest), (), {})
+                return ResourcePool(*key, generation, PoolStatus.INCOMPLETE, message, tuple(newest), (), {}, of_network)
         counters: dict[tuple[str, str], int] = {}
         why = _duplicate_device(newest)
         if not why and gate.PARTITIONABLE_DEVICES in self._gates:
             why = _read_counters((*newest, *hidden), counters)
         if why:
-            return ResourcePool(*key, generation, PoolStatus.INVALID, why, tuple(newest), (), {})
-        return ResourcePool(
-            *key, generation, PoolStatus.COMPLETE, "", _with_devices(newest), _with_devices(hidden), counters
-        )
+            return ResourcePool(*key, generation, PoolStatus.INVALID, why, tuple(newest), (), {}, of_network)
+        seen = _with_devices(newest), _with_devices(hidden)
+        return ResourcePool(*key, generation, PoolStatus.COMPLETE, "", *seen, counters, of_network)
 
     def _others(
         self, key: PoolId, generation: int, newest: Sequence[ResourceSlice]
