@@ -33,6 +33,9 @@ GONE = {
     "what is known of a request": ("expressions_of", "drivers_of_class", "attribute_names"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
     "the fleet": ("fleet/device_claims", "fleet/resource_k8s"),
+    "the objects of a fleet": ("ManifestStore", "all_but_claims", "_written_on"),
+    "the snapshot of ResourceSlices": ("local_snapshot", "network_snapshot", "_to_snapshot_device"),
+    "what DeviceClaims hold, and its ghosts": ("of_invalid", "_with_ghosts"),
     "the solver of a round": (
         *("reconcile/warm_solver.py", "IncrementalSolver", "IncrementalResourceSolver", "WarmFleet"),
         *("_PreviousRound", "_RefusedClaims", "_WaitingFleet"),
