@@ -221,7 +221,6 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (resource_explainer, "MAX_VERDICTS", 4),
         (explainer, "MAX_SELECTIONS", 4),
         (cluster_devices, "MAX_VERDICTS", 4),
-        (cluster_devices, "MAX_SNAPSHOTS", 2),
         (judge, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_VERDICTS", 20),
