@@ -112,8 +112,7 @@ class ResourceClaimExplainer(Explainer):
         if driver in self.fleet.invalid_pools:
             return self.fleet.invalid_pools[driver]
         pools = (published_device(device).pool for device in self.snapshot.devices)
-        own = (pool for pool in pools if pool.driver == driver)
-        return next((f"pool {pool.name} is {pool.state.value} ({pool.why})" for pool in own), "")
+        return next((pool.fault for pool in pools if pool.driver == driver), "")
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)

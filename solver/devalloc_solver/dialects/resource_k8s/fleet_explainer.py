@@ -261,7 +261,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
     def _totals(
         self, funnels: FunnelSource | None, typos: ResourceTypoFinder | None, errors: Sequence[str] | None
     ) -> FleetTotals:
-        return FleetTotals(funnels, typos, errors=errors, invalid_pools=self.state.left_out)
+        return FleetTotals(funnels, typos, errors=errors, invalid_pools=self.state.faults)
 
     def _get_typos(self) -> ResourceTypoFinder:
         if self._typos is None:

@@ -25,7 +25,15 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
     record_left_out,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, PoolView, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.pools import (
+    ClusterView,
+    PoolId,
+    PoolView,
+    ResourcePool,
+    SliceBook,
+    faults_by_driver,
+    view_cluster,
+)
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
     DeviceId,
@@ -85,7 +93,9 @@ class ClusterState(FleetState):
         """what the API server refuses of them, as far as that was asked"""
         self._left_out: dict[Name, FieldError] = {}
         """why others are left out"""
-        self._left_out_by_driver: dict[str, str] | None = None
+        self._broken: dict[Node, list[ResourcePool]] = {}
+        """pools that are incomplete or invalid"""
+        self._faults: dict[str, str] | None = None
         self.tainted: dict[Name, Manifest] = {}
         """slices with the taints of DeviceTaintRules, if any rule is for their devices"""
         self.taint_rules: tuple[Manifest, ...] = ()
@@ -131,6 +141,7 @@ class ClusterState(FleetState):
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _read_node_pools(self, node: Node, held: Sequence[HeldDevice], changed: Set[object]) -> Snapshot | None:
+        self._note_broken(node, ())
         if node not in self._own:
             if node is None:
                 self.seen, self._network_devices = None, DevicesInUse(())
@@ -143,6 +154,7 @@ class ClusterState(FleetState):
             here = ClusterNode(node)
             views = tuple(PoolView(pool, (here,)) for pool in book.pools(here))
             is_broken = not all(view.pool.is_complete for view in views)
+        self._note_broken(node, [view.pool for view in views if not view.pool.is_complete])
         recorded = recorded_use(usage, book, [view.pool for view in views])
         offers = list_published_devices(views, usage if node is None else None, self.gates, recorded)
         if node is None:
@@ -150,6 +162,12 @@ class ClusterState(FleetState):
         overdrawn = overdrawn_counters(offers, DeviceUsage())
         reader = DeviceReader(self.gates, True, self._properties, overdrawn, is_broken)
         return make_snapshot(offers, () if node is None else (node,), reader, node)
+
+    def _note_broken(self, node: Node, pools: Sequence[ResourcePool]) -> None:
+        if pools or node in self._broken:
+            self._broken[node], self._faults = [*pools], None
+        if not pools:
+            self._broken.pop(node, None)
 
     def _is_only_in_use(self, device: Device) -> bool:
         offer = published_device(device)
@@ -301,7 +319,7 @@ class ClusterState(FleetState):
         old = self.slices.pop(name, None)
         self.tainted.pop(name, None)
         self._left_out.pop(name, None)
-        self._left_out_by_driver = None
+        self._faults = None
         if old is not None:
             self.checked.pop(old, None)
             del self._pools[old.pool_id][name]
@@ -324,14 +342,15 @@ class ClusterState(FleetState):
         self._pools.setdefault(resource_slice.pool_id, {})[name] = None
 
     @property
-    def left_out(self) -> Mapping[str, str]:
-        """See ``ClusterInput``."""
-        if self._left_out_by_driver is None:
-            self._left_out_by_driver = {}
+    def faults(self) -> Mapping[str, str]:
+        """See ``faults_by_driver``."""
+        if self._faults is None:
+            left_out: dict[str, str] = {}
             for name, error in self._left_out.items():
                 for content in self.objects[name]:
-                    record_left_out(self._left_out_by_driver, content, error)
-        return self._left_out_by_driver
+                    record_left_out(left_out, content, error)
+            self._faults = faults_by_driver(left_out, (pool for own in self._broken.values() for pool in own))
+        return self._faults
 
     def _settle(self, pool: PoolId) -> None:
         """Say whose a pool is, now that its slices have changed."""

@@ -66,8 +66,23 @@ class ResourcePool:
         return self.state is PoolStatus.COMPLETE
 
     @property
+    def fault(self) -> str:
+        """Why none of its devices counts; "" if they do."""
+        return "" if self.is_complete else f"pool {self.name} is {self.state.value} ({self.why})"
+
+    @property
     def has_binding_conditions(self) -> bool:
         return any(device.binding_conditions for one in self.slices for device in one.devices)
+
+
+def faults_by_driver(left_out: Mapping[str, str], pools: Iterable[ResourcePool]) -> dict[str, str]:
+    """What else than devices shows that drivers published something wrong: slices that are ``left_out``, and pools of
+    which no device is there."""
+    faults = {**left_out}
+    for pool in pools:
+        if pool.fault and not any(one.devices for one in pool.slices):
+            faults[pool.driver] = min(pool.fault, faults.get(pool.driver, pool.fault))
+    return faults
 
 
 @dataclass(frozen=True, slots=True, eq=False)

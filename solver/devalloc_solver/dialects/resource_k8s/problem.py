@@ -22,7 +22,7 @@ from devalloc_solver.dialects.resource_k8s.demands import build_units, node_of
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook, faults_by_driver
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NO_RECORDS,
     DeviceId,
@@ -90,10 +90,11 @@ class ResourceClaimDialect:
     def explainer(
         self, problem: UnsolvedProblem[Any], placements: Sequence[Placement], ends: float | None
     ) -> ResourceClaimExplainer:
+        seen_pools = (view.pool for view in self.devices.seen.views)
         return ResourceClaimExplainer(
             *(problem.snapshot, problem.allocations, placements, ends),
             unreached=self.devices.seen.unreached,
-            fleet=FleetTotals(invalid_pools=self.problem_input.left_out),
+            fleet=FleetTotals(invalid_pools=faults_by_driver(self.problem_input.left_out, seen_pools)),
         )
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from tests.support.dra_builders import ANY, claim, device, devices, node, request, slice_
+from tests.support.dra_builders import (
+    ANY,
+    claim,
+    counter_slice,
+    device,
+    device_class,
+    devices,
+    node,
+    request,
+    slice_,
+)
 
 Manifest = dict[str, Any]
 Solve = Callable[[Sequence[Manifest], Manifest], Any]
@@ -94,3 +104,25 @@ def test_a_device_whose_node_selector_has_two_terms_is_left_out_alone(solve: Sol
     )
     answer = solve([ANY, both, *nodes], claim(request()))
     assert (answer["node"], given(answer)) == ("n1", ["p/plain"])
+
+
+@pytest.mark.parametrize("solve", [cold, warm, jointly])
+@pytest.mark.parametrize("others", [(), (slice_("x", devices("a"), driver="other.io", pool="o"),)], ids=["none", "one"])
+def test_a_pool_whose_newest_slice_has_no_devices_is_the_cause(solve: Solve, others: tuple[Manifest, ...]) -> None:
+    """kubernetes#127645: the counters of the new generation are there, and its devices are not yet."""
+    counters = counter_slice("new", {"s": {"memory": "4"}}, count=2, generation=2)
+    of_driver = device_class("gpu", "device.driver == 'gpu.io'")
+    answer = solve([of_driver, counters, OLD, *others], claim(request(class_name="gpu")))
+    assert "pool p is incomplete (1 of 2 slices of generation 2 are there)" in answer["message"]
+
+
+def test_a_pool_is_no_cause_once_it_is_complete() -> None:
+    counters = counter_slice("new", {"s": {"memory": "4"}}, count=2, generation=2)
+    fleet = Fleet.from_manifests([ANY, counters])
+    assert "incomplete" in fleet.allocate(claim(request()))["message"]
+    empty = slice_("new-1", generation=2, count=2)
+    fleet.update(empty)
+    assert "incomplete" not in fleet.allocate(claim(request()))["message"]
+    fleet.update(HALF)
+    fleet.delete(empty)
+    assert given(fleet.allocate(claim(request()))) == ["p/b"]
