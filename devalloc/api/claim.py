@@ -23,6 +23,7 @@ from devalloc.api.fields import (
     Positive,
     SubdomainName,
     Text,
+    is_empty,
     not_negative,
     positive,
     quote_value,
@@ -128,11 +129,6 @@ class DeviceClaimDetail(ApiModel):
         """The only driver of its devices, by the caller of the solver; it may have those for one class only, too."""
         return None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no field of a request is set."""
-        return not any(getattr(self, name) for name in DeviceClaimDetail.model_fields)
-
 
 class DeviceClaimInstance(DeviceClaimDetail):
     """A request, or alternatives of which exactly one must be satisfied."""
@@ -142,7 +138,7 @@ class DeviceClaimInstance(DeviceClaimDetail):
 
     @model_validator(mode="after")
     def _detail_or_one_of(self) -> DeviceClaimInstance:
-        if self.one_of and not self.is_empty:
+        if self.one_of and not all(is_empty(value) for name, value in self if name != "one_of"):
             raise_faults([(("oneOf",), "cannot be combined with other fields; move those into each alternative")])
         return self
 

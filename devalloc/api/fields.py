@@ -84,6 +84,11 @@ def json_names(model: type[ApiModel]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
+def is_empty(value: object) -> bool:
+    """Whether a field with this value says no more than one that is absent; 0 and false say something."""
+    return value in (None, "", [], {})
+
+
 _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
 """Fields that are written even if they have default values: without them, the content could not be read back."""
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Annotated
 
 import pytest
+from pydantic import ValidationError
 
-from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec, Effect
+from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec, Effect, fields_with
+from devalloc.api.fields import is_empty
+from devalloc_solver.dialects.device_claims import candidates
 from tests.support.repository import REPO
 
 _PARTS = {"claims", "one_of"}
@@ -56,3 +60,37 @@ def test_the_guide_shows_each_field() -> None:
         for name in model.model_fields
     ]
     assert [alias for alias in aliases if f"{alias}:" not in guide and f"`{alias}`" not in guide] == []
+
+
+class NumberedRequest(DeviceClaimInstance):
+    """A request with a number, which no request of ours has yet."""
+
+    largest: Annotated[int | None, Effect.DEVICES] = None
+
+
+def test_a_field_that_is_not_set_is_null_or_empty() -> None:
+    """What has another default could not be told from what a user says; neither here nor by a rule of a CRD."""
+    own = DeviceClaimInstance.model_fields
+    assert [name for name, field in own.items() if not is_empty(field.get_default(call_default_factory=True))] == []
+
+
+@pytest.mark.parametrize("value", [0, False])
+def test_zero_and_false_say_something(value: object) -> None:
+    assert not is_empty(value)
+
+
+def test_a_request_for_zero_does_not_share_what_was_found_for_one_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "_SELECTING", fields_with(Effect.DEVICES, NumberedRequest))
+    keys = [candidates._selection(NumberedRequest(device_class="gpu", largest=largest)) for largest in (None, 0, 1)]
+    assert len(set(keys)) == 3
+    nothing = (NumberedRequest(constraints=text, device_class="gpu") for text in (None, ""))
+    assert {candidates._selection(one) for one in nothing} == {keys[0]}
+
+
+def test_a_field_of_zero_cannot_stand_beside_alternatives() -> None:
+    alternatives = [DeviceClaimDetail(device_class="gpu")]
+    assert NumberedRequest(one_of=alternatives, device_class="", requests={}).alternatives == alternatives
+    with pytest.raises(ValidationError, match="cannot be combined"):
+        NumberedRequest(one_of=alternatives, largest=0)

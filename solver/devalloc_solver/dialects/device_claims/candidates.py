@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from devalloc.api.claim import DeviceClaimDetail, Effect, fields_with
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.fields import is_empty
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, check_deadline
@@ -47,7 +48,8 @@ SAMPLE = 1_024
 def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
     """Equal for requests that may take the same devices."""
     values = (getattr(detail, name) for name in _SELECTING)
-    names = (tuple(dict.fromkeys(value)) if isinstance(value, list) else value or None for value in values)
+    one_by_one = (None if is_empty(value) else value for value in values)
+    names = (tuple(dict.fromkeys(value)) if isinstance(value, list) else value for value in one_by_one)
     return (*names, detail.driver, detail.value_restrictions)
 
 
