@@ -139,6 +139,8 @@ class RoundSolver:
         """Claims with what is recorded on them, of which the solver does not read all."""
         # -- what is known of claims that hold something, and of the state, if the kind has it
         self._answers: dict[ClaimKey, _Answer] = {}
+        self._given: dict[ClaimKey, _Answer] = {}
+        """The last answers to claims that waited and got something."""
         self._problems: list[_Answer] | None = None
         """None: the answers and problems of the last round may be others now."""
         self._subjects: frozenset[tuple[str, ...]] = frozenset()
@@ -340,6 +342,7 @@ class RoundSolver:
         answer = self._ask(fleet, claims, ends, is_current=is_current)
         given += answer["claims"]
         if self._kind.has_state:
+            self._given = {key_of_answer(each): each for each in answer["claims"] if each["allocated"]}
             if answer["problems"] is None:
                 answer["problems"] = problems
             named = {owner_of(key_of_claim(claim), self._kind.name) for claim in claims}
@@ -472,7 +475,7 @@ class RoundSolver:
         for name, document in changed.items():
             if name[1] != self._kind.name or owner_of(name[2:], name[1]) in self._subjects:
                 return False
-            self._answers.pop(key := name[2:], None)
+            before = self._answers.pop(key := name[2:], None) or self._given.get(key)
             if document is None:
                 continue
             if not fleet.holds(*key) or not self._has_classes(document):
@@ -480,6 +483,8 @@ class RoundSolver:
             answer: Any = fleet.allocate(document)
             if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                 return False
+            if before is None or before["allocations"] != answer["allocations"]:
+                return False  # others may hold it, too
             self._answers[key] = answer
         return True
 

@@ -73,6 +73,27 @@ def test_a_problem_of_a_machine_is_gone_once_what_it_holds_is_another_device() -
         assert [one["kind"] for one in problems] == [MACHINE] * count
 
 
+@pytest.mark.parametrize("another", ["b", "c"], ids=["has other devices now", "is new"])
+def test_devices_that_several_hold_are_a_problem_although_only_claims_changed(another: str) -> None:
+    def held(name: str, device: str) -> Object:
+        return {**gpu_claim(name), "status": {"allocations": [{"devicePoolName": "p", "deviceName": device}]}}
+
+    state, warm = [gpu_pool(devices=2), gpu_class(), held("a", "d0")], RoundSolver()
+    for documents, count in (([held("b", "d1")], 0), ([held(another, "d0")], 2), ([held("b", "d1")], 0)):
+        problems = warm([*state, *documents], placement="pack", deadline=None)["problems"]
+        assert [one["name"] for one in problems] == ["a", another][:count]
+
+
+def test_a_round_after_one_that_gave_devices_looks_only_at_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents, warm = [gpu_pool(devices=4), gpu_class()], RoundSolver()
+    warm(documents, placement="pack", deadline=None)
+    monkeypatch.setattr(Fleet, "allocate_all", _refusing)
+    for name in "abc":
+        answers = warm([*documents, gpu_claim(name)], placement="pack", deadline=None)["claims"]
+        (given,) = (each for each in answers if each["name"] == name)
+        documents.append({**gpu_claim(name), "status": {"allocations": given["allocations"]}})
+
+
 def test_claims_of_which_none_fits_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     state = [gpu_pool(devices=2), gpu_class()]
     claims = [gpu_claim("a", 3), gpu_claim("b", 4), gpu_claim("c", 5)]
