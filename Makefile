@@ -32,7 +32,7 @@ SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions
   replay_elsewhere.py scaling_oracle.py check_mutations.py fleet_partitions.py node_faults.py \
   resource_fleet_machine.py deadlines.py refusal.py resource_fleet_refusals.py moves_with_devices.py \
   wrong_content_dra.py damaged_dra.py malformed_manifests.py overview_junk.py permits_churn.py \
-  upstream_differential.py node_journal_log.py scaling_tables.py node_plain_devices.py
+  upstream_differential.py node_journal_log.py scaling_tables.py node_plain_devices.py warm_joint.py
 # Workers of the quick tiers, of which one that has nothing left takes over from another.
 JOBS ?= auto
 # Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
