@@ -8,14 +8,13 @@ bounded, to keep the rules within the API server's cost budget.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, VALID
-from devalloc.api.fields import PATTERN_MESSAGE, json_names
+from devalloc.api.fields import PATTERN_MESSAGE
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import described_schema
 from devalloc.api.yaml_reader import dump_yaml
@@ -30,8 +29,10 @@ class CrdRule:
     field: str = ""
 
 
-def _is_empty(name: str) -> str:
-    return f"(!has(self.{name}) || size(self.{name}) == 0)"
+def _is_empty(name: str, type_: str | None = "array") -> str:
+    """As ``fields.is_empty``: only a text, list or map can be there and be empty, and only these have a size."""
+    has_size = type_ in ("string", "array", "object")
+    return f"(!has(self.{name}) || size(self.{name}) == 0)" if has_size else f"!has(self.{name})"
 
 
 def _is_unchanged(name: str) -> str:
@@ -51,7 +52,6 @@ def _is_whole(field: str, key: str) -> str:
 
 
 _WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
-_DETAIL_FIELDS = json_names(DeviceClaimDetail)
 _NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
 
 
@@ -139,14 +139,7 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
     ),
     "Device": (_names("requests"),),
     "DeviceClaimDetail": _DETAIL_RULES,
-    "DeviceClaimInstance": (
-        *_DETAIL_RULES,
-        CrdRule(
-            f"{_is_empty('oneOf')} || ({' && '.join(_is_empty(name) for name in _DETAIL_FIELDS)})",
-            "cannot be combined with other fields; move those into each alternative",
-            ".oneOf",
-        ),
-    ),
+    "DeviceClaimInstance": _DETAIL_RULES,
     "DeviceStatus": (
         CrdRule(
             f"{_is_empty('deviceIP')} || {_is_empty('deviceIPs')} || "
@@ -345,7 +338,24 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         ),
     ),
 }
-"""By model."""
+"""By model, besides those of ``ALONE``."""
+
+ALONE = {"DeviceClaimInstance": "oneOf"}
+"""By model: a field beside which each other must be empty. There is a rule for each of them, because one rule for all
+would change with each new field, and a rule with another text counts as one that refuses what was accepted."""
+
+
+def _rules(model: str, fields: Mapping[str, Any]) -> list[CrdRule]:
+    """``fields``: the schemas of the model's fields."""
+    rules = list(RULES.get(model, ()))
+    if (alone := ALONE.get(model)) is not None:
+        message = "cannot be combined with other fields; move those into each alternative"
+        rules += [
+            CrdRule(f"{_is_empty(name, schema.get('type'))} || {_is_empty(alone)}", message, f".{alone}")
+            for name, schema in fields.items()
+            if name != alone
+        ]
+    return rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,8 +676,8 @@ def _object(result: dict[str, Any], node: dict[str, Any], definitions: dict[str,
     for (owner, name), keys in LIST_KEYS.items():
         if owner == model:
             result["properties"][name] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
-    if model in RULES:
+    if rules := _rules(model, result["properties"]):
         result["x-kubernetes-validations"] = [
             {"rule": rule.rule, "message": rule.message} | ({"fieldPath": rule.field} if rule.field else {})
-            for rule in RULES[model]
+            for rule in rules
         ]

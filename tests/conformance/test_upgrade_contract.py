@@ -151,6 +151,11 @@ def test_the_guide_names_what_the_release_before_would_refuse_or_drop(name: str)
     assert [one for one in lost if f"`{one.partition(':')[0]}`" not in guide] == []
 
 
+def _one_of_rules(spec: dict[str, Any]) -> list[dict[str, str]]:
+    rules: list[dict[str, str]] = spec["properties"]["claims"]["items"]["x-kubernetes-validations"]
+    return rules
+
+
 NARROWER = {
     "a field is gone": lambda spec: spec["properties"].pop("claims"),
     "a field is required": lambda spec: spec.setdefault("required", []).append("limits"),
@@ -164,6 +169,10 @@ NARROWER = {
     ),
     "a rule that is not only about a new field": lambda spec: spec.setdefault("x-kubernetes-validations", []).append(
         {"rule": "!has(self.new) || true ? false : true"}
+    ),
+    "a rule with fewer alternatives": lambda spec: _one_of_rules(spec).append({"rule": "!has(self.deviceClass)"}),
+    "a rule that asks more beside one": lambda spec: _one_of_rules(spec).append(
+        {"rule": "!has(self.oneOf) || (!has(self.new) && size(self.deviceClass) > 3)"}
     ),
     "what is not known": lambda spec: spec.update({"x-kubernetes-new": True}),
 }
@@ -187,6 +196,20 @@ def test_a_rule_about_a_field_that_is_new_refuses_nothing_that_was_there() -> No
     assert losses(wide, more) == []
     spec["x-kubernetes-validations"].append({"rule": "has(self.brandNew) || false"})
     assert len(losses(wide, more)) == 1
+
+
+def test_a_rule_may_be_taken_apart_and_put_together() -> None:
+    whole = definition(PRESENT, "deviceclaims.yaml")
+    parts, fewer = deepcopy(whole), deepcopy(whole)
+    for one, *rules in (
+        (whole, "has(self.a) || (has(self.b) && self.c.matches(r'^[(] || .'))"),
+        (parts, "has(self.b) || has(self.a)", "has(self.a) || self.c.matches(r'^[(] || .')"),
+        (fewer, "has(self.b)", "has(self.a) || self.c.matches(r'^[(] || .')"),
+    ):
+        spec = one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        spec["x-kubernetes-validations"] = [{"rule": rule} for rule in rules]
+    assert losses(whole, parts) == losses(parts, whole) == losses(fewer, whole) == []
+    assert len(losses(whole, fewer)) == 1
 
 
 # -- words, wire and files ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -22,13 +23,13 @@ _READ = {
 }  # fmt: skip
 
 
-_NEW_FIELD = re.compile(r"!has\(self\.([A-Za-z.]+)\) \|\| ")
+_ABSENT = re.compile(r"!has\(self\.([A-Za-z.]+)\)")
 
 
 def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Where ``after`` is narrower than ``before``, as ``PATH: what``: nothing where each object that is valid under the
-    first is kept whole by the second. What a rule or a pattern means is not asked: another one counts as narrower,
-    unless it begins with ``!has(self.FIELD) ||``, there was no such field, and no ``?`` follows, which binds weaker."""
+    first is kept whole by the second. What a pattern means is not asked: another one counts as narrower. A rule may
+    have more alternatives, be told in several, or pass all objects without a new field; others count as narrower."""
     return list(_of_definitions(before["spec"], after["spec"]))
 
 
@@ -75,29 +76,55 @@ def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
         yield f"{path}: may not be null"
     for name in sorted(set(after.get("required", ())) - set(before.get("required", ()))):
         yield f"{path}.{name}: required"
-    old_rules = {rule["rule"] for rule in before.get(_RULES, ())}
+    had = [clause for rule in before.get(_RULES, ()) for clause in _clauses(rule["rule"])]
     for rule in after.get(_RULES, ()):
-        if rule["rule"] not in old_rules and not _is_about_new_field(rule["rule"], before):
+        if not all(
+            any(one <= clause for one in had) or _is_of_new(clause, before) for clause in _clauses(rule["rule"])
+        ):
             yield f"{path}: {rule['rule']}"
     yield from _of_parts(before, after, path)
 
 
-def _is_about_new_field(rule: str, before: Schema) -> bool:
-    """Whether a rule begins with leaving out objects without a field that there was not before: it refuses none."""
-    match = None if "?" in _outside_brackets(rule) else _NEW_FIELD.match(rule)
+def _clauses(rule: str) -> list[frozenset[str]]:
+    """A rule in conjunctive normal form: one alternative of each clause must be true. What cannot be computed is not
+    true, and does not keep CEL from another alternative that is."""
+    masked = _masked(rule := rule.strip())
+    if rule.startswith("(") and not masked.strip("_"):
+        return _clauses(rule[1:-1])
+    if "?" not in masked:  # it binds weaker than both
+        if len(parts := _split(rule, masked, "||")) > 1:
+            return [frozenset().union(*each) for each in product(*map(_clauses, parts))]
+        if len(parts := _split(rule, masked, "&&")) > 1:
+            return [clause for part in parts for clause in _clauses(part)]
+    return [frozenset({rule})]
+
+
+def _split(rule: str, masked: str, sign: str) -> list[str]:
+    places = [match.span() for match in re.finditer(re.escape(sign), masked)]
+    starts, ends = [0, *(end for _, end in places)], [*(start for start, _ in places), len(rule)]
+    return [rule[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _masked(rule: str) -> str:
+    """A rule with ``_`` for each character of a text or in brackets: what is left takes the whole rule apart."""
+    rule = re.sub(r"'[^']*'", lambda match: "_" * len(match[0]), rule)
+    while (less := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", lambda match: "_" * len(match[0]), rule)) != rule:
+        rule = less
+    return rule
+
+
+def _is_of_new(clause: frozenset[str], before: Schema) -> bool:
+    """Whether a clause passes all objects without a field that there was not before."""
+    return any((match := _ABSENT.fullmatch(each)) and _is_new(match[1], before) for each in clause)
+
+
+def _is_new(field: str, before: Schema) -> bool:
     schema: Schema | None = before
-    for name in match[1].split(".") if match is not None else ():
+    for name in field.split("."):
         if schema is None or schema.get(_PRESERVE) or "additionalProperties" in schema:
             return False
         schema = schema.get("properties", {}).get(name)
-    return match is not None and schema is None
-
-
-def _outside_brackets(rule: str) -> str:
-    """A rule without what is in brackets: ``a ? b : c`` there does not take the whole rule apart."""
-    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", rule)) != rule:
-        rule = shorter
-    return rule
+    return schema is None
 
 
 def _of_parts(before: Schema, after: Schema, path: str) -> Iterator[str]:

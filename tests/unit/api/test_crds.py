@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import ConfigDict, Field
 
 from devalloc.api import crds
+from devalloc.api.claim import DeviceClaim, DeviceClaimInstance, DeviceClaimSpec
 from devalloc.api.conditions import DEFAULT_STATUS
+from devalloc.api.fields import AmountField
 from devalloc.api.kinds import API_KINDS
 from devalloc.api.manifests import load_text
 from devalloc.api.validation.schema import NodeForm, field_schemas, model_schema
+from tests.support.crd_changes import losses
 
 FOLDER = Path(__file__).parents[3] / "crds"
 
@@ -133,6 +138,43 @@ def test_rules_and_list_keys_are_all_used() -> None:
     twice = [("DeviceAllocation", "allocations")] * 4
     twice += [("MachineStart", "disks")]  # in machines, and in sets of them
     assert sorted(keys) == sorted([*crds.LIST_KEYS.values(), *(crds.LIST_KEYS[each] for each in twice)])
+
+
+class NewRequest(DeviceClaimInstance):
+    """A request with fields that no request of ours has yet."""
+
+    model_config = ConfigDict(title="DeviceClaimInstance")
+    largest: int | None = None
+    least: AmountField | None = None
+    names: Annotated[list[str], Field(max_length=4)] = Field(default_factory=list)
+
+
+class NewSpec(DeviceClaimSpec):
+    model_config = ConfigDict(title="DeviceClaimSpec")
+    claims: Annotated[list[NewRequest], Field(min_length=1, max_length=64)]  # type: ignore[assignment]
+
+
+class NewClaim(DeviceClaim):
+    model_config = ConfigDict(title="DeviceClaim")
+    spec: NewSpec
+
+
+def test_a_new_field_of_a_request_changes_no_rule_that_there_was() -> None:
+    kind = API_KINDS["DeviceClaim"]
+    now, new = definitions()["DeviceClaim"], crds.definition(replace(kind, model=NewClaim))
+    assert losses(now, new) == []
+
+
+def test_the_rule_for_a_new_field_of_a_request_asks_for_a_size_only_where_there_is_one() -> None:
+    """An API server refuses a CRD with a rule that asks for the size of a number."""
+    schema = crds.definition(replace(API_KINDS["DeviceClaim"], model=NewClaim))["spec"]["versions"][0]["schema"]
+    request = schema["openAPIV3Schema"]["properties"]["spec"]["properties"]["claims"]["items"]
+    added = [
+        one["rule"].partition(" || (!has(self.oneOf)")[0]
+        for one in request["x-kubernetes-validations"]
+        if re.search(r"\.(largest|least|names)\b", one["rule"])
+    ]
+    assert added == ["!has(self.largest)", "!has(self.least)", "(!has(self.names) || size(self.names) == 0)"]
 
 
 def test_patterns_work_in_re2_too() -> None:
