@@ -9,7 +9,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,20 +97,22 @@ def _modules() -> Sequence[tuple[str, str]]:
 
 
 def decided_in(text: str) -> Iterator[tuple[str, str, Collection[str]]]:
-    """What a module decides: function, method or constant, its summary, and the names of its codes; "" for a public
-    function that returns codes of others."""
+    """What a module decides: function, method or constant, its summary, and the names of its codes; "" for a function
+    that chooses among codes of others: it yields them in an order, or is public and returns them."""
     for name, summary, nodes, returns in _scopes(ast.parse(text)):
         codes = dict.fromkeys(code for node in nodes for code in _decided(node))
-        is_public = not name.rpartition(".")[2].startswith("_")  # what a private one returns, a public one shows
+        is_private = name.rpartition(".")[2].startswith("_")  # what a private one returns, a public one shows
+        kinds = (ast.Yield,) if is_private else (ast.Return, ast.Yield)
         is_typed = returns is not None and any(map(_is_annotated, ast.walk(returns)))
-        is_any = is_public and is_typed and any(map(_gives_others, chain.from_iterable(map(ast.walk, nodes))))
+        parts = (part for node in nodes for part in ast.walk(node) if isinstance(part, kinds))
+        is_any = is_typed and any(map(_gives_others, parts))
         yield name, summary, ["", *codes] if is_any else codes.keys()
 
 
-def _gives_others(node: ast.AST) -> bool:
+def _gives_others(node: ast.Return | ast.Yield) -> bool:
     """Whether it returns or yields a code that it has from elsewhere: no member of the table, and no call."""
-    match node:
-        case ast.Return(value=ast.expr() as given) | ast.Yield(value=ast.expr() as given):
+    match node.value:
+        case ast.expr() as given:
             first = given.elts[0] if isinstance(given, ast.Tuple) else given
             branches = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
             return not all(_is_member(each) or isinstance(each, ast.Call) for each in branches)

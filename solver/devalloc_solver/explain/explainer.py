@@ -363,18 +363,20 @@ class Explainer(ABC):
     def _impossible(self, unit: PlacementUnit, key: Key) -> Explanation:
         """Why it does not fit even when nothing is in use."""
         try:
-            question = self.question(unit, ())
-            reason, edits = self._why_impossible(question, key)
+            reason, edits = self._why_impossible(unit, key)
         except Undecided:
             reason = self.counted_reason(unit)
             return Explanation(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
-        if reason is Reason.NOT_ENOUGH_DEVICES and self._lacks_amounts(unit):
-            reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
 
-    def _why_impossible(self, question: FeasibilityQuestion, key: Key | None) -> tuple[Reason, list[Relaxation]]:
-        """Ask ``RelaxationSet.why_impossible``. ``key``: see ``relaxations``. Raises Undecided."""
-        return self.relaxations(question, key).why_impossible(question, self.finder, is_brief=self.is_brief)
+    def _why_impossible(
+        self, unit: PlacementUnit, key: Key | None, eased: Sequence[Relaxation] = ()
+    ) -> tuple[Reason, list[Relaxation]]:
+        """Ask ``RelaxationSet.why_impossible``, after these edits. ``key``: see ``relaxations``. Raises Undecided."""
+        question = apply_relaxations(self.question(unit, ()), eased)
+        return self.relaxations(question, key).why_impossible(
+            question, self.finder, is_brief=self.is_brief, lacks_amounts=self._lacks_amounts(unit)
+        )
 
     def structural(
         self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: tuple[Fact, ...] = ()
@@ -536,13 +538,11 @@ class Explainer(ABC):
         reasons: dict[Key, Reason] = {}
         edits: list[Relaxation] = []
         for key in hopeless:
-            question = self.question(alone[key], ())
-            reasons[key], own = self._why_impossible(question, None)
+            reasons[key], own = self._why_impossible(alone[key], None)
             edits += own
         whole = self.question(unit, ())
-        eased = apply_relaxations(whole, edits)
-        if not self.finder.works(eased):
-            edits += self._why_impossible(eased, None)[1]
+        if not self.finder.works(apply_relaxations(whole, edits)):
+            edits += self._why_impossible(unit, None, edits)[1]
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
@@ -577,7 +577,7 @@ class Explainer(ABC):
     def _why_apart(self, unit: PlacementUnit, key: Key) -> tuple[Reason, list[Relaxation]]:
         """Why no node has room for all, and which rules or other members to leave out, as the member ``key`` sees it:
         each fits some node."""
-        return self._why_impossible(self.question(unit, ()), key)
+        return self._why_impossible(unit, key)
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Explanation:
         """The finding that a member reports of that."""
@@ -682,7 +682,9 @@ class Explainer(ABC):
 
     def _lacks_amounts(self, unit: PlacementUnit) -> bool:
         """Whether ``lack`` is about amounts: counting shows no devices that are too few."""
-        short = self.shortage(unit, is_empty=True) or self.joint_shortage(unit)
+        if not amounts_together(self.snapshot, unit) or self.shortage(unit, is_empty=True):
+            return False
+        short = self.joint_shortage(unit)
         return short is not None and short["code"] == Cause.AMOUNTS
 
     def exhausted(self, unit: PlacementUnit) -> Fact:

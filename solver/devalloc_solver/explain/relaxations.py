@@ -216,13 +216,23 @@ class RelaxationSet:
     """makes the node schedulable that the unit is bound to, if that gets nothing new"""
 
     def why_impossible(
-        self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool, lacks_amounts: bool
     ) -> tuple[Reason, list[Relaxation]]:
-        """Find the first tier with which a unit would fit an empty fleet: the special ones, then those of its dialect.
+        """Find the first tier with which a unit would fit an empty fleet: the special ones, then those of its dialect;
+        where amounts are short, NotEnoughDevices becomes InsufficientCapacity.
 
         Returns the reason and which rules to take away: none can be left out, and without all of them it fits. The
-        question, on a fleet where nothing is held, has no answer. ``is_brief``: the reason only. Raises Undecided.
+        question, on a fleet where nothing is held, has no answer. ``is_brief``: the reason only. ``lacks_amounts``:
+        counting shows that amounts are what is short, and not devices. Raises Undecided.
         """
+        reason, edits = self._first_tier(question, finder, is_brief=is_brief)
+        is_capacity = lacks_amounts and reason is Reason.NOT_ENOUGH_DEVICES
+        return Reason.INSUFFICIENT_CAPACITY if is_capacity else reason, edits
+
+    def _first_tier(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool
+    ) -> tuple[Reason, list[Relaxation]]:
+        """The same, but for ``lacks_amounts``."""
         for reason, edits in () if is_brief else chain(self.special_tiers(), self.others):
             needed = fewest_relaxations(question, edits, finder)
             if needed is None:
@@ -236,8 +246,10 @@ class RelaxationSet:
         return self.short, []
 
     def special_tiers(self) -> Iterator[RelaxationTier]:
-        """Yield what has a reason of its own: the pin to a node, then values that devices must share or not, then what
-        devices of a pool draw on together."""
+        """Yield what has a reason of its own, unless nothing matches: the pin to a node, then values that devices must
+        share or not, then what devices of a pool draw on together."""
+        if self.short is Reason.NO_MATCHING_DEVICES:
+            return
         yield Reason.NODE_UNAVAILABLE, self.pins
         yield Reason.MATCH_ATTRIBUTES_CONFLICT, self.matches
         yield Reason.POOL_RESOURCES_EXHAUSTED, self.shared
@@ -304,8 +316,8 @@ class UnitRelaxations(ABC):
     # -- what units of all dialects have -------------------------------------------------------------------------------
 
     def node_rules_by_reason(self) -> Iterator[RelaxationTier]:
-        """Yield the rules that keep claims off nodes, such as excluded nodes or those that do not suit a pod, those of
-        one reason together."""
+        """Yield the rules that keep claims off nodes, such as excluded nodes (NodeUnavailable), those of one reason
+        together; the dialect's ``_rules_and_requests`` decides when they are tried."""
         for reason in dict.fromkeys(rule.reason for demand in self.unit.demands for rule, _ in demand.restrictions):
             yield reason, self.node_rules(reason)
 

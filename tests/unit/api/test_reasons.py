@@ -73,6 +73,9 @@ def test_the_guide_explains_each_verdict() -> None:
     assert [reason for reason in explained if f"| `{reason.verdict}` |" not in page] == []
 
 
+OF_TIERS = (Reason.NOT_ENOUGH_DEVICES, Reason.INSUFFICIENT_CAPACITY, Reason.NODE_UNAVAILABLE)
+
+
 class TestWhereACodeIsDecided:
     def test_is_on_the_page_for_developers(self) -> None:
         """``python -m tools.reason_sites`` writes it."""
@@ -88,7 +91,24 @@ class TestWhereACodeIsDecided:
 
     def test_is_said_apart_of_what_chooses_among_codes_of_others(self) -> None:
         names = {site.name for site in reason_sites.reason_sites()[None]}
-        assert {"RelaxationSet.why_impossible", "UnitRelaxations.node_rules_by_reason"} <= names
+        orders = {f"{dialect}Relaxations._rules_and_requests" for dialect in ("DeviceClaim", "ResourceClaim")}
+        assert {"RelaxationSet.why_impossible", "UnitRelaxations.node_rules_by_reason", *orders} <= names
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("code", OF_TIERS)
+    def test_is_the_dialect_or_what_dialects_share_unless_the_search_is_cut_short(
+        self, code: Reason, kind: str
+    ) -> None:
+        """Two files beside those that declare a rule for nodes."""
+        sites = [*reason_sites.reason_sites()[code], *reason_sites.reason_sites()[None]]
+        modules = {
+            site.module.removeprefix("solver/devalloc_solver/")
+            for site in sites
+            if site.module.startswith("solver/") and kind in reason_sites.kinds_of(site.module)
+            if not site.name.endswith(".counted_reason")
+        }
+        dialect = {"DeviceClaims": "device_claims", "ResourceClaims": "resource_k8s"}[kind]
+        assert modules == {"explain/relaxations.py", f"dialects/{dialect}/relaxations.py"}
 
     def test_is_said_apart_for_each_dialect(self) -> None:
         page = reason_sites.page()
@@ -124,6 +144,7 @@ class TestWhereACodeIsDecided:
         [
             ("def f(a) -> Reason: return a.reason", ["f"]),
             ("class C:\n def f(self) -> Iterator[RelaxationTier]: yield self.reason, []", ["C.f"]),
+            ("class C:\n def _f(self) -> Iterator[RelaxationTier]: yield self.reason, []", ["C._f"]),
             ("def _f(a) -> Reason: return a.reason", []),
             ("def f(a) -> str: return a.reason", []),
             ("def f(a) -> Reason: return Reason.DELETING if a else a.reason", ["f"]),

@@ -64,7 +64,11 @@ class DeviceClaimRelaxations(UnitRelaxations):
     def _rules_and_requests(
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation]
     ) -> Iterator[RelaxationTier]:
-        """One after the other: what to offer may take questions of its own, which are asked when it comes to them."""
+        """Yield what is tried after the special tiers, in this order: limits, what is withheld, rules for nodes, other
+        members of a group, amounts, requests, then all of these.
+
+        What to offer may take questions of its own, which are asked when it comes to them.
+        """
         short = short_reason(question.unit)
         limits, withheld = self.limits(), self.withheld()
         yield Reason.INSUFFICIENT_CAPACITY, limits
@@ -81,7 +85,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
         yield short, [*more, *requests]
 
     def _without_match(self, unmatched: set[str]) -> Iterator[RelaxationTier]:
-        """Nothing matches: what is withheld, then the rules of the details that nothing matches, then all rules."""
+        """Yield what is tried if nothing matches: what is withheld, rules for nodes, then the rules of the details that
+        nothing matches, then all rules."""
 
         def own(edits: list[Relaxation]) -> list[Relaxation]:
             return [edit for edit in edits if _detail_of_relaxation(edit) in unmatched]

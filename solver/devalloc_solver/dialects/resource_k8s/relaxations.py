@@ -72,8 +72,6 @@ class ResourceClaimRelaxations(UnitRelaxations):
         tried = [*pins, *self.constraints(), *shared]
         short = Reason.NO_MATCHING_DEVICES if unmatched_requests(self.unit) else Reason.NOT_ENOUGH_DEVICES
         others = self._rules_and_requests(short, tried, members, source)
-        if short is Reason.NO_MATCHING_DEVICES:
-            return RelaxationSet(short, others)
         return RelaxationSet(short, others, pins, self.constraints(), shared)
 
     def _rules_and_requests(
@@ -83,8 +81,9 @@ class ResourceClaimRelaxations(UnitRelaxations):
         members: Iterable[Relaxation],
         source: SourceRelaxations | None,
     ) -> Iterator[RelaxationTier]:
-        """Yield one after the other: capacities, members of a group, amounts, rules for nodes, selectors, and of a call
-        for one node what its slices do not offer to it (NodeUnavailable)."""
+        """Yield what is tried after the special tiers, in this order: members of a group, counts, requests, capacities,
+        rules for nodes, selectors, classes (counts and requests last if nothing matches), then all of these; of a call
+        for one node also what its slices do not offer to it (NodeUnavailable)."""
         is_unmatched, is_call = short is Reason.NO_MATCHING_DEVICES, source is not None
         # Where taints keep a request from all devices that it chooses, no rule by which it chooses is the cause.
         rule_bound = [

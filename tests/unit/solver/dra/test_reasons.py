@@ -327,6 +327,37 @@ def test_what_a_member_needs_alone_may_not_be_enough_for_its_group() -> None:
     assert [(one["kind"], one["most"]) for one in answers["x"]["blockers"]] == [("amount", "1")]
 
 
+SHARED = pool(
+    "n1",
+    [
+        {"name": name, "allowMultipleAllocations": True, "capacity": {"m": {"value": "74"}, "k": {"value": "8"}}}
+        for name in "ab"
+    ],
+)
+
+
+def takes(name: str, count: int, **amounts: str) -> Content:
+    return request(name, count, capacity={"requests": amounts})
+
+
+@pytest.mark.parametrize("marks", [{}, {"group": "g"}])
+def test_a_claim_whose_amounts_are_too_much_has_the_same_code_alone_and_in_a_group(marks: dict[str, str]) -> None:
+    others = [wants("y", request(), **marks)] if marks else []
+    answers = solved(SHARED, wants("x", *(takes(name, 1, m="60") for name in "abc"), **marks), *others)
+
+    assert "for 3 requests together" in answers["x"]["message"]
+    assert answers["x"]["reason"] == "InsufficientCapacity"
+
+
+def test_two_capacities_and_the_count_of_one_request_are_edited_together_cold_and_warm() -> None:
+    """One edit keeps what another one has changed: each of the three alone is too much."""
+    wanted = wants("x", takes("r", 3, m="80", k="9"))
+
+    for refusal in (solved(SHARED, wanted)["x"], Fleet.from_manifests([ANY, GPU, SHARED]).allocate(wanted)):
+        named = [(one["kind"], one.get("capacity"), one.get("most")) for one in refusal["blockers"]]
+        assert named == [("capacity", "m", None), ("capacity", "k", None), ("amount", None, "2")]
+
+
 def test_a_claim_in_the_way_of_a_group_is_in_the_way_of_each_member() -> None:
     pending = [wants("high", request(), priority="7"), *(wants(name, request(), group="g") for name in "xy")]
     answers = solved(pool("n1", devices(*"ab")), *pending)
