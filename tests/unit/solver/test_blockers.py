@@ -49,6 +49,16 @@ def test_a_blocker_shows_the_amount_that_would_fit_to_the_block() -> None:
     assert (blocker["requested"], blocker["most"]) == ("17Gi", "16Gi")
 
 
+def test_two_amounts_of_one_request_are_reduced_together_cold_and_warm() -> None:
+    """One edit keeps what another one has changed: either amount alone is too much."""
+    card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi", "cores": "4"})])
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi", "cores": "5"}})
+
+    for refusal in (answer("c", GPU, card, wanted), Fleet.from_manifests([GPU, card]).allocate(wanted)):
+        named = [(blocker["kind"], blocker["resource"], blocker["most"]) for blocker in refusal["blockers"]]
+        assert named == [("amount", "memory", "40Gi"), ("amount", "cores", "4")]
+
+
 def test_of_requests_that_cannot_be_together_the_smallest_set_is_named() -> None:
     """Two pairs are on n1, and the third request is for n2 only: leaving it out does."""
     fleet = [gpus(2, "n1"), pool("n2-nics", "n2", "nic", devices=[device("x")])]
