@@ -19,6 +19,7 @@ from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import ApiModel
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import MetadataField
+from devalloc.api.quantity import Quantity
 from devalloc.api.reference import FieldReference, annotation_docs, kind_fields
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,18 +67,21 @@ def _typed_dict(called: str, about: str, model: type[ApiModel]) -> str:
     return f'\n\nclass {called}(TypedDict, total=False):\n    """Fields of {about}."""\n\n{keys}'
 
 
+_VALUES = {bool: "bool", int: "int", str: "str", Quantity: "Amount"}
+
+
 def _type_of(annotation: Any) -> str:
     """The type of an argument for a field."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_of(parts[0])
     if origin is dict:
-        return "Mapping[str, Amount]"
+        return f"Mapping[str, {_type_of(parts[1])}]"
     if origin is list:
         return f"Sequence[{_type_of(parts[0])}]"
     if parts:  # None only says that it is not set
         return _type_of(parts[0])
-    return "Manifest" if issubclass(annotation, ApiModel) else "bool" if annotation is bool else "str"
+    return "Manifest" if issubclass(annotation, ApiModel) else _VALUES[annotation]
 
 
 def names_policy() -> str:

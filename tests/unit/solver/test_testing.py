@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import pytest
+from pydantic import Field
 
-from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.claim import DeviceClaimDetail, DeviceConfigReference
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClassSpec
+from devalloc.api.fields import AmountField, ApiModel, PlainName, Positive, Text
 from devalloc.api.meta import ObjectMeta
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
@@ -103,6 +105,28 @@ def test_arguments_are_the_fields_of_the_models() -> None:
     assert get_type_hints(testing.RequestFields).keys() == field_schemas(DeviceClaimDetail).keys()
     assert get_type_hints(testing.ClassFields).keys() == field_schemas(DeviceClassSpec).keys()
     assert get_type_hints(testing.MetadataFields).keys() <= field_schemas(ObjectMeta).keys()
+
+
+def test_an_argument_has_the_type_of_its_field() -> None:
+    class OneOfEach(ApiModel):
+        text: Text | None = None
+        number: Annotated[int, Field(ge=0)] | None = None
+        is_so: bool | None = None
+        amount: AmountField | None = None
+        amounts: dict[str, Positive] = Field(default_factory=dict)
+        names: list[PlainName] = Field(default_factory=list)
+        configs: list[DeviceConfigReference] = Field(default_factory=list)
+
+    types = reference._typed_dict("Fields", "one", OneOfEach).split('"""')[-1]
+    assert [line.split(": ") for line in types.split("\n    ")[1:]] == [
+        ["text", "str"],
+        ["number", "int"],
+        ["isSo", "bool"],
+        ["amount", "Amount"],
+        ["amounts", "Mapping[str, Amount]"],
+        ["names", "Sequence[str]"],
+        ["configs", "Sequence[Manifest]\n"],
+    ]
 
 
 def test_check_manifests_lists_all_problems() -> None:
