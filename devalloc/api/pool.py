@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -18,7 +19,7 @@ from devalloc.api.fields import (
     not_negative,
     unique_by_name,
 )
-from devalloc.api.meta import DEVMGMT, ObjectMeta
+from devalloc.api.meta import DEVMGMT, UNAVAILABLE, ObjectMeta
 from devalloc.api.quantity import ONE, Quantity
 from devalloc.api.semver import SemVer
 
@@ -135,6 +136,23 @@ class DevicePoolSpec(ApiModel):
     @classmethod
     def _empty_is_network(cls, value: object) -> object:
         return None if value == "" else value
+
+    @property
+    def effective_attributes(self) -> dict[str, Mapping[str, AttributeValue]]:
+        """The attributes of each device: its own, and those of the pool that it does not have itself (S3). Devices
+        without any share those of the pool."""
+        common = {each.name: each.value for each in self.attributes}
+        return {
+            device.name: common | {each.name: each.value for each in device.attributes} if device.attributes else common
+            for device in self.devices
+        }
+
+
+def unavailability(attributes: Mapping[str, object]) -> str | None:
+    """Why only claims with admin access get a device with these effective attributes (S6a); None if all may. Whatever
+    decides, counts or shows asks this; the check alone has the rule again."""
+    why = attributes.get(UNAVAILABLE)
+    return None if why is None else str(why)
 
 
 class DevicePoolStatus(ApiModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -163,33 +163,31 @@ def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
         print_table(["POOL", "KIND", "MODEL", "DRIVER", "NUMA", "OFFERS", "NOTE"], [_pool_row(pool) for pool in pools])
 
 
-def effective_attribute(pool: Object, device: Object, name: str) -> str:
-    """An attribute of a device, or else of its pool."""
-    from devalloc.api.views import attribute_text
-
-    return attribute_text(device, name) or attribute_text(pool["spec"], name)
+def effective_attributes(pool: Object, device: Object) -> defaultdict[str, str]:
+    """The attributes of a device as texts: its own, and those of the pool that it does not have itself (S3)."""
+    entries = (*pool["spec"].get("attributes", ()), *device.get("attributes", ()))
+    pairs = ((entry["name"], next(str(value) for key, value in entry.items() if key != "name")) for entry in entries)
+    return defaultdict(str, pairs)
 
 
 def _pool_row(pool: Object) -> list[Cell]:
-    from devalloc.api import meta
+    from devalloc.api.pool import unavailability
 
-    devices = pool["spec"].get("devices", [])
-    free = [device for device in devices if not effective_attribute(pool, device, meta.UNAVAILABLE)]
-    functions = Counter(effective_attribute(pool, device, "function") for device in free)
+    devices = [effective_attributes(pool, device) for device in pool["spec"].get("devices", [])]
+    functions = Counter(device["function"] for device in devices if unavailability(device) is None)
     offers = ", ".join(f"{count} {function}" if count > 1 else function for function, count in functions.items())
-    reasons = dict.fromkeys(effective_attribute(pool, device, meta.UNAVAILABLE) for device in devices)
+    reasons = dict.fromkeys(map(unavailability, devices))
     reason = "; ".join(text for text in reasons if text)
 
     def common(name: str) -> str:
-        values = dict.fromkeys(effective_attribute(pool, device, name) for device in devices)
+        values = dict.fromkeys(device[name] for device in devices)
         return ", ".join(text for text in values if text)
 
     note: Cell = StyledText(reason, "yellow") if reason else ""
-    model = dict.fromkeys(effective_attribute(pool, device, "model") for device in devices if device)
     return [
         pool["metadata"]["name"],
         common("kind"),
-        next((text for text in model if text), ""),
+        next((device["model"] for device in devices if device["model"]), ""),
         common("driver"),
         common("numa"),
         offers or "-",
@@ -198,19 +196,20 @@ def _pool_row(pool: Object) -> list[Cell]:
 
 
 def _device_row(pool: Object, device: Object) -> list[Cell]:
-    from devalloc.api import meta
+    from devalloc.api.pool import unavailability
 
-    reason = effective_attribute(pool, device, meta.UNAVAILABLE)
+    own = effective_attributes(pool, device)
+    reason = unavailability(own)
     return [
         pool["metadata"]["name"],
         device["name"],
-        effective_attribute(pool, device, "kind"),
-        effective_attribute(pool, device, "function"),
-        effective_attribute(pool, device, "profile") or effective_attribute(pool, device, "model"),
-        effective_attribute(pool, device, "driver"),
-        effective_attribute(pool, device, "numa"),
-        effective_attribute(pool, device, "iommuGroup"),
-        StyledText(reason, "yellow") if reason else effective_attribute(pool, device, "state"),
+        own["kind"],
+        own["function"],
+        own["profile"] or own["model"],
+        own["driver"],
+        own["numa"],
+        own["iommuGroup"],
+        StyledText(reason, "yellow") if reason else own["state"],
     ]
 
 

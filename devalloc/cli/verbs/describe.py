@@ -238,7 +238,7 @@ def _migration_facts(migration: Object) -> list[tuple[str, str]]:
 
 
 def _claim(store: Store, claim: Object) -> None:
-    from devalloc.cli.render.host import effective_attribute
+    from devalloc.cli.render.host import effective_attributes
 
     _print_yaml("Spec", claim["spec"])
     status = claim.get("status", {})
@@ -254,10 +254,8 @@ def _claim(store: Store, claim: Object) -> None:
         pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
         device = next((d for d in pool["spec"].get("devices", []) if d["name"] == entry["deviceName"]), None)
         amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
-        facts = [
-            effective_attribute(pool, device, name) if device else ""
-            for name in ("model", "profile", "pciBusID", "numa")
-        ]
+        own = effective_attributes(pool, device or {})
+        facts = [own[name] if device else "" for name in ("model", "profile", "pciBusID", "numa")]
         rows.append([entry["devicePoolName"], entry["deviceName"], amounts or "whole", *facts])
     print_line()
     print_heading("Devices")
@@ -299,8 +297,9 @@ def _print_reason(store: Store, claim: Object) -> None:
 def _pool(store: Store, pool: Object) -> None:
     from devalloc.api.machine_reservation import booked_entries
     from devalloc.api.moved_claims import moved_claims_among
+    from devalloc.api.pool import unavailability
     from devalloc.api.views import amount_text
-    from devalloc.cli.render.host import effective_attribute
+    from devalloc.cli.render.host import effective_attributes
 
     users: dict[str, list[str]] = {}
     owners = [*filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects)]
@@ -333,8 +332,9 @@ def _pool(store: Store, pool: Object) -> None:
     rows = []
     for device in spec.get("devices", []):
         draws = ", ".join(f"{name} {amount}" for name, amount in device.get("requests", {}).items())
-        state = effective_attribute(pool, device, "devalloc.io/unavailable") or ", ".join(users.get(device["name"], []))
-        what = effective_attribute(pool, device, "profile") or effective_attribute(pool, device, "function")
+        own = effective_attributes(pool, device)
+        state = unavailability(own) or ", ".join(users.get(device["name"], []))
+        what = own["profile"] or own["function"]
         shares = ", ".join(amount_text(entry["name"], entry["capacity"]) for entry in device.get("resources", []))
         rows.append([device["name"], what, draws, shares, state])
     print_table(["DEVICE", "WHAT", "DRAWS ON THE POOL", "SHARES", "USED BY"], rows)

@@ -20,6 +20,7 @@ from devalloc.api.cordon import ALL_DEVICES, CORDONED, cordon_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.owner_names import MACHINE, owner_of
+from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.overview import claims
@@ -199,7 +200,7 @@ def slice_card(
     for name, level in nested_devices(devices, own):
         device, use = devices[name], used.get(name)
         taint = _taint(device, name, concerning)
-        why = own[name].get(UNAVAILABLE) or wrong or taint or cordon
+        why = unavailability(own[name]) or wrong or taint or cordon
         state: DeviceState
         if use is not None and use.is_held:
             state = "shared" if not why and _can_be_shared(device, use) else "held"
@@ -375,15 +376,15 @@ def device_holders(counted: FleetCounts, users: Mapping[ClaimKey, str]) -> dict[
 
 def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHolder]]) -> CardSummary:
     spec, name = one.pool.spec, one.pool.metadata.name
-    common = {each.name: str(each.value) for each in spec.attributes}
-    own = {device.name: common | {each.name: str(each.value) for each in device.attributes} for device in spec.devices}
+    effective = spec.effective_attributes
+    own = {device: {key: str(value) for key, value in each.items()} for device, each in effective.items()}
     shares = _shares_of_pool(one)
     devices = tuple(
         DeviceSummary(
             name=device,
             what=device_kind(own[device]),
             state=(state := _state(device, one, own[device])),
-            why=EXCLUDED if state == "excluded" else shorten(own[device].get(UNAVAILABLE, "")),
+            why=EXCLUDED if state == "excluded" else shorten(unavailability(own[device]) or ""),
             holders=tuple(holders.get((name, device), ())),
             level=level,
             share=shares[device],
@@ -414,7 +415,7 @@ def _state(name: str, one: CountedPool, attributes: Mapping[str, str]) -> Device
         return "shared" if name in one.available else "held"
     if name in one.available:
         return "free"
-    return "unavailable" if UNAVAILABLE in attributes else "excluded"
+    return "excluded" if unavailability(attributes) is None else "unavailable"
 
 
 def _shares_of_pool(one: CountedPool) -> dict[str, float]:

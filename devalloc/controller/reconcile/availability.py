@@ -11,9 +11,9 @@ from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.device_records import DeviceRecord, read_records
-from devalloc.api.meta import COMPATIBILITY_GROUP, DEVICE_RECORDS, UNAVAILABLE
+from devalloc.api.meta import COMPATIBILITY_GROUP, DEVICE_RECORDS
 from devalloc.api.moved_claims import moved_claims_among
-from devalloc.api.pool import AttributeValue, Device, DevicePool
+from devalloc.api.pool import AttributeValue, Device, DevicePool, unavailability
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
 from devalloc.controller.reconcile import vm_scheduling
@@ -297,7 +297,7 @@ def available_devices(pool: DevicePool, use: PoolUse, *, knows_missing: bool = T
     """Names of the devices of which one more claim could get at least a part, each looked at alone. ``knows_missing``:
     whether a device in use that the pool does not have is one that it had."""
     capacity = {resource.name: resource for resource in pool.spec.resources}
-    attributes = _attributes(pool)
+    attributes = pool.spec.effective_attributes
     there = {device.name: device for device in pool.spec.devices}
     held = {name: one for name, one in use.items() if knows_missing or name in there}
     groups = _groups_in_use({name: attributes.get(name) for name in held}, held)
@@ -322,7 +322,7 @@ def available_devices(pool: DevicePool, use: PoolUse, *, knows_missing: bool = T
     def is_available(device: Device) -> bool:
         own = attributes[device.name]
         # A resource that the pool does not define can never be drawn on (S12).
-        if UNAVAILABLE in own or not device.requests.keys() <= capacity.keys():
+        if unavailability(own) is not None or not device.requests.keys() <= capacity.keys():
             return False
         if (own_use := use.get(device.name)) is not None:
             return not own_use.whole and any(
@@ -349,12 +349,3 @@ def _groups_in_use(
         elif not all(record is not None and record.draws is not None for record in records):
             groups.add(UNKNOWN_GROUP)
     return groups - {None}
-
-
-def _attributes(pool: DevicePool) -> dict[str, dict[str, AttributeValue]]:
-    """The effective attributes of each device (S3)."""
-    of_pool = {attribute.name: attribute.value for attribute in pool.spec.attributes}
-    return {
-        device.name: of_pool | {attribute.name: attribute.value for attribute in device.attributes}
-        for device in pool.spec.devices
-    }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from devalloc.api.pool import AttributeValue, Device, DevicePool
+from devalloc.api.pool import AttributeValue, DevicePool
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import HealthState
@@ -257,20 +257,18 @@ def devices_to_observe(
                 seen.add((device.pool, device.device))
                 yield ObservedDevice(device.pool, device.device, partial(bound, device))
     for pool in pools:
-        common = {attribute.name: attribute.value for attribute in pool.spec.attributes}
-        for published in pool.spec.devices:
-            at = _addresses(published, common)
-            if (pool.metadata.name, published.name) not in seen and at:
-                yield ObservedDevice(pool.metadata.name, published.name, partial(first, at))
+        for published, attributes in pool.spec.effective_attributes.items():
+            at = _addresses(attributes)
+            if (pool.metadata.name, published) not in seen and at:
+                yield ObservedDevice(pool.metadata.name, published, partial(first, at))
 
 
-def _addresses(device: Device, common: Mapping[str, AttributeValue]) -> tuple[str, ...]:
+def _addresses(own: Mapping[str, AttributeValue]) -> tuple[str, ...]:
     """The PCI functions to look at, the first that is there or else the last.
 
     That of a VF is its own, or its physical one while it does not exist: VFs come and go with their users, and one that
     went since it was published can be created again.
     """
-    own = {**common} | {attribute.name: attribute.value for attribute in device.attributes}
     names = ("pciBusID", "pfPciBusID") if own.get("function") == "vf" else ("pciBusID",)
     addresses = (own.get(name) for name in names)
     return tuple(address for address in addresses if isinstance(address, str))

@@ -30,7 +30,7 @@ from typing import Any
 from devalloc.api.dedicated_pools import DEVALLOC, TAINT, is_dedicated
 from devalloc.api.fields import is_label, is_subdomain_name
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
-from devalloc.api.pool import AttributeValue, Device, DevicePool
+from devalloc.api.pool import AttributeValue, Device, DevicePool, unavailability
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
@@ -258,8 +258,7 @@ class SlicePool:
 
 def slices_of_pool(pool: DevicePool, features: SliceFeatures) -> SlicePool:
     """The slices of a pool. What the API cannot say is left out, and said in the problems."""
-    shared = {attribute.name: attribute.value for attribute in pool.spec.attributes}
-    attributes = {device.name: _attributes_of(device, shared) for device in pool.spec.devices}
+    attributes = pool.spec.effective_attributes
     aside = is_dedicated(pool.metadata.name)
     left_out: dict[str, str] = {}
     problems: list[Problem] = []
@@ -270,7 +269,7 @@ def slices_of_pool(pool: DevicePool, features: SliceFeatures) -> SlicePool:
         left_out.update(plan.left_out)
     closed = _closed_groups(attributes, plan, features)
     if not features.counters:
-        unavailable = {name for name, values in attributes.items() if UNAVAILABLE in values}
+        unavailable = {name for name, values in attributes.items() if unavailability(values) is not None}
         offered, unsaid = compatible_devices(pool, unavailable | closed.keys())
         left_out.update(unsaid)
 
@@ -281,7 +280,7 @@ def slices_of_pool(pool: DevicePool, features: SliceFeatures) -> SlicePool:
             left_out[name] = "has a name that the API does not accept (a DNS label of at most 63 characters)"
         elif device.resources:
             left_out[name] = "has resources of its own, which slices cannot share yet"
-        elif not features.taints and (UNAVAILABLE in attributes[name] or name in closed):
+        elif not features.taints and (unavailability(attributes[name]) is not None or name in closed):
             left_out[name] = "is not available, which the cluster cannot express: DRADeviceTaints is off"
         elif not features.taints and aside:
             left_out[name] = "is set aside, which the cluster cannot express: DRADeviceTaints is off"
@@ -314,10 +313,6 @@ def _chunks(sets: Sequence[Content], devices: Sequence[Content]) -> list[Content
     return slices or [{}]
 
 
-def _attributes_of(device: Device, shared: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    return {**shared, **{attribute.name: attribute.value for attribute in device.attributes}}
-
-
 def _device(
     device: Device, attributes: Mapping[str, AttributeValue], closed_for: str | None
 ) -> tuple[Content, list[str]]:
@@ -342,8 +337,8 @@ def _device(
     if capacity:
         content["capacity"] = capacity
     taints = []
-    if (reason := attributes.get(UNAVAILABLE)) is not None:
-        taints.append(_taint(UNAVAILABLE, str(reason)))
+    if (reason := unavailability(attributes)) is not None:
+        taints.append(_taint(UNAVAILABLE, reason))
     if closed_for is not None:
         taints.append(_taint(COMPATIBILITY_TAINT, closed_for))
     if taints:
@@ -383,7 +378,7 @@ def _closed_groups(
     }
     if len(set(groups.values())) <= 1 or (features.groups and _share_counter_set(groups, plan)):
         return {}
-    offered = Counter(group for name, group in groups.items() if UNAVAILABLE not in attributes[name])
+    offered = Counter(group for name, group in groups.items() if unavailability(attributes[name]) is None)
     opened = min(offered or groups.values(), key=lambda group: (-offered[group], group))
     return {name: opened for name, group in groups.items() if group != opened}
 

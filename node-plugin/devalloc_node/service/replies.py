@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from devalloc.api.meta import UNAVAILABLE
-from devalloc.api.pool import Attribute, DevicePool
-from devalloc.api.pool import Device as PoolDevice
+from devalloc.api.pool import AttributeValue, DevicePool, unavailability
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
@@ -208,10 +206,9 @@ def devices(
     """The devices of pools by pool and name, with who holds them."""
     by_name: dict[tuple[str, str], pb.Device] = {}
     for pool in sorted(pools, key=lambda one: one.metadata.name):
-        shared = _attributes(pool.spec.attributes)
-        for device in sorted(pool.spec.devices, key=lambda one: one.name):
-            key = (pool.metadata.name, device.name)
-            by_name[key] = _published(pool, device, shared | _attributes(device.attributes), health.get(key))
+        for device, attributes in sorted(pool.spec.effective_attributes.items()):
+            key = (pool.metadata.name, device)
+            by_name[key] = _published(key, attributes, health.get(key))
     for one in held:
         for prepared in one.prepared.devices if one.prepared is not None else ():
             at = by_name.get((prepared.pool, prepared.device))
@@ -221,25 +218,20 @@ def devices(
     return by_name
 
 
-def _published(
-    pool: DevicePool, device: PoolDevice, attributes: Mapping[str, str], health: HealthState | None
-) -> pb.Device:
+def _published(key: tuple[str, str], effective: Mapping[str, AttributeValue], health: HealthState | None) -> pb.Device:
+    attributes = {name: str(value) for name, value in effective.items()}
     return pb.Device(
-        pool=pool.metadata.name,
-        device=device.name,
+        pool=key[0],
+        device=key[1],
         kind=attributes.get("kind", ""),
         function=attributes.get("function", ""),
         address=attributes.get("pciBusID", ""),
         driver=attributes.get("driver", ""),
         state=attributes.get("state", ""),
-        unavailable=attributes.get(UNAVAILABLE, ""),
+        unavailable=unavailability(effective) or "",
         health=pb.Device.UNKNOWN if health is None else _HEALTH[health.state],
         health_message="" if health is None else _cut(health.message),
     )
-
-
-def _attributes(entries: Iterable[Attribute]) -> dict[str, str]:
-    return {entry.name: str(entry.value) for entry in entries}
 
 
 def _json(value: object) -> str:

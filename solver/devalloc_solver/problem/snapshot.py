@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
 from devalloc.api.device_records import DeviceRecord
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
-from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
+from devalloc.api.meta import COMPATIBILITY_GROUP
+from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity, unavailability
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc_solver.problem.ordering import natural_key
@@ -162,12 +162,10 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
     for pool in valid:
         resources = {r.name: Resource.of(r) for r in pool.spec.resources}
         blocks = {r.name: r.block for r in pool.spec.resources}
-        common = {a.name: a.value for a in pool.spec.attributes}
+        effective = pool.spec.effective_attributes
         members: list[Device] = []
         for device in sorted(pool.spec.devices, key=lambda d: natural_key(d.name)):
-            own = {a.name: a.value for a in device.attributes}
-            attributes = own if not common else common | own if own else common
-            why = attributes.get(UNAVAILABLE)
+            attributes = effective[device.name]
             draws = undefined = None
             if device.requests:
                 undefined = next((name for name in sorted(device.requests) if name not in resources), None)
@@ -187,7 +185,7 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
                     resources={r.name: Resource.of(r) for r in device.resources} if device.resources else _NO_RESOURCES,
                     draws=_one_object(draws) if draws else (),
                     undefined=undefined,
-                    unavailable=None if why is None else str(why),
+                    unavailable=unavailability(attributes),
                     compatibility=attributes.get(COMPATIBILITY_GROUP),
                 )
             )

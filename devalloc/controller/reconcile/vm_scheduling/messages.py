@@ -14,6 +14,7 @@ from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
+from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
@@ -373,9 +374,7 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
 def _why_unschedulable(pool: Mapping[str, Any]) -> tuple[cordon.UnschedulableReason, ...]:
     """Why the node of a host pool gets nothing new; empty if it does."""
     whys = {
-        next(
-            (one.get("stringValue", "") for one in device.get("attributes", ()) if one["name"] == meta.UNAVAILABLE), ""
-        )
+        unavailability({one["name"]: one.get("stringValue", "") for one in device.get("attributes", ())}) or ""
         for device in pool["spec"].get("devices", ())
     }
     reasons = [cordon.unschedulable_reasons(why) for why in sorted(whys)]
