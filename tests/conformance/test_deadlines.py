@@ -26,11 +26,13 @@ from tests.support.sentences import at_length
 DEADLINE = 1.0
 GRACE = 1.0
 """Seconds that an answer may take beyond its deadline."""
+BUSY = 1.2
+"""Seconds for each one of a CPU, above which a machine has other work."""
 DEVICES = 128
 
 Answers = dict[str, dict[str, Any]]
 """By the name of the claim."""
-Entry = Callable[[Manifest], Answers]
+Entry = Callable[[Manifest, float], Answers]
 
 
 def nested(size: int, number: int, read: str) -> str:
@@ -98,40 +100,40 @@ def by_name(answers: list[dict[str, Any]]) -> Answers:
     return {one["name"]: one for one in answers}
 
 
-def allocated(evil: Manifest) -> Answers:
+def allocated(evil: Manifest, deadline: float) -> Answers:
     try:
-        allocation = dra.allocate("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+        allocation = dra.allocate("n", [evil], [CLASS], [SLICE], deadline=deadline)
     except dra.AllocationError as error:
         return {"evil": {"allocated": False, "exceeded": error.exceeded, "message": str(error)}}
     return {"evil": {"allocated": allocation is not None}}
 
 
-def explained(evil: Manifest) -> Answers:
+def explained(evil: Manifest, deadline: float) -> Answers:
     try:
-        explanation = dra.explain("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+        explanation = dra.explain("n", [evil], [CLASS], [SLICE], deadline=deadline)
     except dra.AllocationError as error:
         return {"evil": {"allocated": False, "exceeded": error.exceeded, "message": str(error)}}
     return {"evil": {"allocated": explanation["reason"] is None, **explanation}}
 
 
-def solved(evil: Manifest) -> Answers:
-    return by_name(dra.solve_manifests([CLASS, SLICE, evil, VICTIM], deadline=DEADLINE)["claims"])
+def solved(evil: Manifest, deadline: float) -> Answers:
+    return by_name(dra.solve_manifests([CLASS, SLICE, evil, VICTIM], deadline=deadline)["claims"])
 
 
-def one_by_one(evil: Manifest) -> Answers:
+def one_by_one(evil: Manifest, deadline: float) -> Answers:
     fleet = Fleet.from_manifests([CLASS, SLICE])
-    return {"evil": fleet.allocate(evil, DEADLINE)}
+    return {"evil": fleet.allocate(evil, deadline)}
 
 
-def all_at_once(evil: Manifest) -> Answers:
+def all_at_once(evil: Manifest, deadline: float) -> Answers:
     fleet = Fleet.from_manifests([CLASS, SLICE])
-    return by_name(fleet.allocate_all([evil, VICTIM], DEADLINE)["claims"])
+    return by_name(fleet.allocate_all([evil, VICTIM], deadline)["claims"])
 
 
-def by_the_controller(evil: Manifest) -> Answers:
+def by_the_controller(evil: Manifest, deadline: float) -> Answers:
     cluster = RoundSolver(RESOURCE_CLAIMS)
     cluster.update([SLICE, CLASS])
-    return by_name(cluster.solve(by_unit([evil, VICTIM]), DEADLINE)["claims"])
+    return by_name(cluster.solve(by_unit([evil, VICTIM]), deadline)["claims"])
 
 
 # -- DeviceClaims ------------------------------------------------------------------------------------------------------
@@ -164,43 +166,53 @@ def all_of(first: int, count: int, make: Make) -> str:
     return text
 
 
-def solved_own(evil: Manifest) -> Answers:
-    return by_name(solve_manifests([GPU, POOL, evil, PLAIN], deadline=DEADLINE)["claims"])
+def solved_own(evil: Manifest, deadline: float) -> Answers:
+    return by_name(solve_manifests([GPU, POOL, evil, PLAIN], deadline=deadline)["claims"])
 
 
-def one_by_one_own(evil: Manifest) -> Answers:
-    return {"evil": Fleet.from_manifests([GPU, POOL]).allocate(evil, DEADLINE)}
+def one_by_one_own(evil: Manifest, deadline: float) -> Answers:
+    return {"evil": Fleet.from_manifests([GPU, POOL]).allocate(evil, deadline)}
 
 
-def all_at_once_own(evil: Manifest) -> Answers:
-    return by_name(Fleet.from_manifests([GPU, POOL]).allocate_all([evil, PLAIN], DEADLINE)["claims"])
+def all_at_once_own(evil: Manifest, deadline: float) -> Answers:
+    return by_name(Fleet.from_manifests([GPU, POOL]).allocate_all([evil, PLAIN], deadline)["claims"])
 
 
-def by_the_controller_own(evil: Manifest) -> Answers:
-    return by_name(RoundSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
+def by_the_controller_own(evil: Manifest, deadline: float) -> Answers:
+    return by_name(RoundSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=deadline)["claims"])
 
 
-def by_the_command(evil: Manifest) -> Answers:
+def by_the_command(evil: Manifest, deadline: float) -> Answers:
     """What ``devalloc solve`` and ``devalloc explain`` ask."""
-    return by_name(solve_with_machines([GPU, POOL, evil, PLAIN], deadline=DEADLINE)["claims"])
+    return by_name(solve_with_machines([GPU, POOL, evil, PLAIN], deadline=deadline)["claims"])
+
+
+def served(entry: Entry, evil: Manifest) -> dict[str, Any]:
+    """The answer to the claim by an entry point that keeps its deadline and gives the neighbour its device.
+
+    A machine that has other work may take the time from us: then a longer deadline has to show it."""
+    for deadline in (DEADLINE, 2 * DEADLINE, 4 * DEADLINE):
+        began, worked = time.monotonic(), time.process_time()
+        answers = entry(evil, deadline)
+        took, worked = time.monotonic() - began, time.process_time() - worked
+        in_time(took, worked, deadline)
+        is_served = answers.get("victim", {"allocated": True})["allocated"]
+        if is_served or took < BUSY * worked:
+            break
+    assert is_served
+    return answers["evil"]
 
 
 def held(entry: Entry, evil: Manifest) -> None:
-    """The entry point keeps its deadline; the neighbour has its device, and the claim a true reason."""
-    began, worked = time.monotonic(), time.process_time()
-    by_name = entry(evil)
-    took, worked = time.monotonic() - began, time.process_time() - worked
-
-    in_time(took, worked)
-    assert by_name.get("victim", {"allocated": True})["allocated"]
-    one = by_name["evil"]
+    """The same, with a true reason for the claim."""
+    one = served(entry, evil)
     assert one["allocated"] or one.get("exceeded"), one
 
 
-def in_time(took: float, worked: float) -> None:
+def in_time(took: float, worked: float, deadline: float) -> None:
     """A busy machine may stop us just when the time is over. What we compute beyond it is ours, the rest is not."""
-    assert min(took, worked) < DEADLINE + GRACE, f"took {took:.1f} s, {worked:.1f} s of a CPU"
-    assert took < 3 * (DEADLINE + GRACE), f"took {took:.1f} s, most of it waiting"
+    assert min(took, worked) < deadline + GRACE, f"took {took:.1f} s, {worked:.1f} s of a CPU"
+    assert took < 10 * (deadline + GRACE), f"took {took:.1f} s, most of it waiting"
 
 
 def some_pairs(entries: list[Entry]) -> list[tuple[Entry, str]]:
@@ -231,19 +243,9 @@ def test_no_constraint_delays_other_claims(entry: Entry, what: str) -> None:
     [solved_own, all_at_once_own, by_the_command, *([one_by_one_own, by_the_controller_own] if IS_FUZZ else [])],
 )
 def test_no_totals_delay_other_claims(entry: Entry) -> None:
-    """32 times four devices with more memory than four have on the average: any four of 128 may be looked at.
-
-    A machine that has other work may take the whole second from us: then the next try has to show it."""
+    """32 times four devices with more memory than four have on the average: any four of 128 may be looked at."""
     request = {"deviceClass": "gpu", "requests": {"count": 4, "memory": str(4 * 1000 + 400)}}
-
-    def is_neighbour_served() -> bool:
-        began, worked = time.monotonic(), time.process_time()
-        answers = entry(claim("evil", *[request] * 32))
-        in_time(time.monotonic() - began, time.process_time() - worked)
-        assert not answers["evil"]["allocated"]
-        return bool(answers.get("victim", {"allocated": True})["allocated"])
-
-    assert any(is_neighbour_served() for _ in range(5))
+    assert not served(entry, claim("evil", *[request] * 32))["allocated"]
 
 
 # -- without a deadline ------------------------------------------------------------------------------------------------

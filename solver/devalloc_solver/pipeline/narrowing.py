@@ -14,7 +14,7 @@ from functools import cache
 
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.exact.claim_groups import request_key
-from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, UnitReader, fits_on
+from devalloc_solver.place import SearchDeadline, StepBudget, StepsExhausted, UnitReader, fits_on
 from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request, in_plain_terms
 from devalloc_solver.problem.device_groups import node_signatures
@@ -23,6 +23,8 @@ from devalloc_solver.problem.snapshot import Snapshot
 MAX_QUESTIONS = 300
 """Whether a unit fits on a node is asked no more often for a batch; one that needs more is searched as it is. Each
 question takes about 0.1 ms."""
+MAX_STEPS = 5_000
+"""Of the search for each unit, 30 ms. One that needs more may fit: it would take the time of all."""
 
 Node = str | None
 
@@ -86,7 +88,7 @@ def _what_matters(
         by_look: dict[object, list[Node]] = defaultdict(list)
         for node in counting.nodes(unit, held):
             by_look[looks.get(node or "")].append(node)
-        steps, fits = StepBudget(DEFAULT_STEPS, deadline), False
+        steps, fits = StepBudget(MAX_STEPS, deadline), False
         for look, alike in by_look.items():
             if fits and nodes.get(look, set()).issuperset(alike):
                 continue
