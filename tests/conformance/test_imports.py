@@ -32,6 +32,18 @@ def test_help_does_not_pay_for_grpc() -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+def test_the_words_for_placement_do_not_cost_the_solver() -> None:
+    program = (
+        "import sys; from devalloc.cli.main import run\n"
+        "run(['solve', '--help-all'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('devalloc_solver.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = ("problem", "problem.loads", "problem.placement_policy")
+    assert "[pack|spread]" in done.stdout
+    assert done.stderr.splitlines()[-1] == str([f"devalloc_solver.{name}" for name in modules])
+
+
 def test_placement_imports_no_solver() -> None:
     heavy = "{'ortools', 'numpy', 'pandas'}"
     script = f"import sys, devalloc_solver.place; print({{m.partition('.')[0] for m in sys.modules}} & {heavy})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from itertools import product
+from operator import ge
 from random import Random
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.pipeline import strategy as ways
 from devalloc_solver.problem import placement_policy
-from devalloc_solver.problem.loads import UNIT
+from devalloc_solver.problem.loads import UNIT, Measure, growth, unevenness
 from devalloc_solver.problem.placement_policy import SPREAD
 from tests.support import oracle, random_fleets, spread_situations
 from tests.support.answer_verifier import complaints
@@ -168,6 +170,85 @@ def test_each_search_asks_the_policy_by_what_it_weighs_loads(monkeypatch: pytest
         together = solve_manifests([*documents, *waiting], placement=placement)["claims"]
         for answers in (at_once.allocate_all(waiting)["claims"], together):
             assert nodes_of(each for each in answers if each["name"] < "h") == expected
+
+
+def fewest_cards(load: int, capacity: int) -> int:
+    """Grows with the capacity, evenly with the load."""
+    return load * capacity
+
+
+def fewest_cards_evenly(load: int, capacity: int) -> int:
+    """Grows with the capacity, and ever more with the load."""
+    return load * load * capacity // UNIT
+
+
+def cost(weigh: Measure, sizes: Sequence[int], used: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    """Pools, and what a measure of the node and that of its pools grow by when so many more devices are in use."""
+    of_node = growth(UNIT * sum(used), sum(sizes), UNIT * sum(more), weigh)
+    of_pools = (growth(UNIT * u, s, UNIT * m, weigh) for u, s, m in zip(used, sizes, more, strict=True))
+    return sum(map(bool, more)), of_node, sum(of_pools)
+
+
+@pytest.fixture(params=[unevenness, fewest_cards, fewest_cards_evenly])
+def weigh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """By what the policy ``own`` weighs loads."""
+    chosen: Measure = request.param
+    policy = type("Own", (type(SPREAD),), {"name": "own", "measure": staticmethod(chosen)})()
+    monkeypatch.setattr(placement_policy, "POLICIES", (*placement_policy.POLICIES, policy))
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_one_claim_is_where_any_convex_measure_is_least_cold_and_warm(seed: int, weigh: Measure) -> None:
+    """Of claims that one pool serves: not proven is how devices of one request are dealt over several."""
+    random = Random(seed)
+    sizes = [[random.randint(1, 4) for _ in range(random.randint(1, 2))] for _ in range(random.randint(2, 5))]
+    documents = [
+        pool(f"n{node}-p{number}", f"n{node}", devices=[device(f"gpu{n}") for n in range(size)])
+        for node, pools in enumerate(sizes)
+        for number, size in enumerate(pools)
+    ]
+    documents.append(device_class("gpu", driver="gpu"))
+    warm, used, held = Fleet.from_manifests(documents, placement="own"), [[0] * len(each) for each in sizes], []
+    for number in range(5):
+        count = random.choice([1, 1, 2, 3])
+        wanted = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": count}})
+        costs = [
+            cost(weigh, pools, busy, more)
+            for pools, busy in zip(sizes, used, strict=True)
+            for more in product(*(range(size - some + 1) for size, some in zip(pools, busy, strict=True)))
+            if sum(more) == count
+        ]
+        if costs and min(costs)[0] > 1:
+            continue
+        answers = solve_manifests([*documents, *held, wanted], placement="own")["claims"]
+        cold, again = next(each for each in answers if each["name"] == f"c{number}"), warm.allocate(wanted)
+        assert (again["node"], again["allocations"]) == (cold["node"], cold["allocations"])
+        assert cold["allocated"] == bool(costs)
+        if costs:
+            node, given = int(cold["node"][1:]), Counter(each["devicePoolName"] for each in cold["allocations"])
+            more = [given[f"n{node}-p{number}"] for number in range(len(sizes[node]))]
+            assert cost(weigh, sizes[node], used[node], more) == min(costs)
+            used[node] = [*map(sum, zip(used[node], more, strict=True))]
+            held.append(allocated(wanted, cold["allocations"]))
+
+
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_a_claim_of_two_pools_is_where_any_convex_measure_is_least_cold_and_warm(seed: int, weigh: Measure) -> None:
+    """All nodes are as large, so that only the measure of pools tells them apart."""
+    random, kinds = Random(seed), ("gpu", "nic")
+    sizes = [(gpus, 8 - gpus) for gpus in random.choices(range(1, 6), k=5)]
+    documents = [device_class(kind, driver=kind) for kind in kinds]
+    for node, both in enumerate(sizes):
+        for kind, size in zip(kinds, both, strict=True):
+            documents.append(pool(f"n{node}-{kind}", f"n{node}", kind, devices=[device(f"d{n}") for n in range(size)]))
+    counts = random.choice([1, 1, 2]), random.choice([1, 2, 3])
+    requests = [{"deviceClass": kind, "requests": {"count": n}} for kind, n in zip(kinds, counts, strict=True)]
+    wanted = claim("c", *requests)
+    (cold,) = solve_manifests([*documents, wanted], placement="own")["claims"]
+    assert Fleet.from_manifests(documents, placement="own").allocate(wanted)["node"] == cold["node"]
+    costs = [cost(weigh, both, (0, 0), counts) for both in sizes if all(map(ge, both, counts))]
+    assert cost(weigh, sizes[int(cold["node"][1:])], (0, 0), counts) == min(costs)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES // 3))

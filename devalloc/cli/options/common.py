@@ -15,6 +15,7 @@ import click
 from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, parse_duration, parse_interval, require_packages
 from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting, build, declared, settings_of, settings_with_classes
+from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -153,8 +154,8 @@ store_option = option(STORE)
 PLACEMENT = Setting(
     "Among equally good answers: fill nodes that are in use, or prefer nodes of which the smallest share is in use.",
     flag="--placement",
-    type=click.Choice(["pack", "spread"]),
-    default="pack",
+    type=click.Choice([policy.name for policy in POLICIES]),
+    default=DEFAULT_PLACEMENT,
 )
 OTLP_ENDPOINT = Setting(
     "Send traces of claims to this OpenTelemetry collector, by OTLP over HTTP.",

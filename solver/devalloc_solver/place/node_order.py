@@ -12,7 +12,7 @@ from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, dev
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
-from devalloc_solver.problem.loads import Measure, PoolScale, growth, unevenness
+from devalloc_solver.problem.loads import PoolScale, growth
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -74,14 +74,8 @@ class LeastUse:
 
     load: int = 0
     """of a node"""
-    capacity: int = 0
-    """of the largest pool where it may be"""
-    measure: Measure = unevenness
-
-    @property
-    def pools(self) -> int:
-        """What the measure of pools grows by at least."""
-        return growth(0, self.capacity, self.load, self.measure)
+    one_pool: int = 0
+    """what the measure of pools grows by if one pool serves the unit; several may grow by less together"""
 
 
 def least_use(context: SearchContext, unit: PlacementUnit) -> LeastUse:
@@ -98,7 +92,8 @@ def least_use(context: SearchContext, unit: PlacementUnit) -> LeastUse:
             yield index, device, None if snapshot.pools[device.pool].node is None else loads.scale(device.pool)
 
     load = least_load(unit.demands, devices_of)
-    return LeastUse(load, max((loads.scale(pool).capacity for pool in pools), default=0), context.policy.measure)
+    capacities = {loads.scale(pool).capacity for pool in pools}
+    return LeastUse(load, min((growth(0, each, load, context.policy.measure) for each in capacities), default=0))
 
 
 def unit_key(unit: PlacementUnit) -> object | None:

@@ -313,7 +313,7 @@ class _NodeSearch:
             growth = self.context.cost_of_node(after, least.load)
             if score.node_cost < growth:
                 return True
-            liked = score.node_cost == growth and score.pool_cost <= least.pools
+            liked = score.node_cost == growth and score.pools == 1 and score.pool_cost <= least.one_pool
         elif score.node_cost:
             liked = not self._may_be_on_network_alone()
         else:
