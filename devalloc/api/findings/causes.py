@@ -117,37 +117,54 @@ def _step(cause: Fact, style: Style) -> Words:
     why it leaves out the first one (``example``); the ``others``, and how many devices ``more`` rules leave out. In a
     sentence maybe that it is ``lifted`` by what is to be changed, and leaves out only some devices."""
     others, more = cause.get("others", ()), cause.get("more", 0)
-    first = do_of(cause["count"], cause["total"], _rejects(cause, style))
-    brief = do_of(cause["count"], cause["total"], _rejects(cause, style, is_brief=True))
-    rest = [f"{each['count']} {_rejects(each, style)}" for each in others]
-    rest += [f"{more} {agree_verb('fail other rules', more)}"] if more else []
     left = more + sum(each["count"] for each in others)
-    apart = f", {left} {agree_verb('fail other rules', left)}" if left else ""
-    texts = [", ".join([first, *rest]), f"{first}{apart}"]
+    apart, unnamed = (f", {count} {agree_verb('fail other rules', count)}" if count else "" for count in (left, more))
+    rests = [
+        "".join(f", {each['count']} {_rejects(each, style, quoted)}" for each in others) + unnamed
+        for quoted in (None, *_QUOTES[-2:], 0)
+    ]
+    first = do_of(cause["count"], cause["total"], _rejects(cause, style))
+    texts = [f"{first}{rest}" for rest in (*rests, apart)]
     if (rule := RuleCode(cause["rule"])).alone:
         texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
-    shortest = [brief]
-    if cause.get("lifted"):  # the others need not be counted
-        those = f"the devices that would do {_rejects({**cause, 'count': 2}, style, is_brief=True)}"
-        shortest = [those, *(shortest if style.width <= _NARROW else [])]
-    text, *shorter = dict.fromkeys((*texts, f"{brief}{apart}", *shortest))
+    for quoted in dict.fromkeys((style.width, *_QUOTES, *([0] if style.width <= _NARROW else []))):
+        brief = do_of(cause["count"], cause["total"], _rejects(cause, style, quoted))
+        own = [f"{brief}{rests[-1]}", f"{brief}{apart}"]
+        if "lifted" in cause:  # the others need not be counted
+            those, place = ("devices that pass all else", 1) if cause["lifted"] else ("some devices", 2)
+            own.insert(place, f"{those} {_rejects({**cause, 'count': 2}, style, quoted)}")
+        texts += own
+    shortest = [brief] if "lifted" not in cause or style.width <= _NARROW else []
+    text, *shorter = dict.fromkeys((*texts, *shortest))
     return Words(text, obvious=rule.advice, shorter=shorter)
 
 
-def _rejects(step: Fact, style: Style, *, is_brief: bool = False) -> str:
-    example = f" ({style.text(step['example'])})" if "example" in step and not is_brief else ""
+_QUOTED = {RuleCode.CONSTRAINTS: "fail {}", RuleCode.REQUEST_SELECTOR: "fail a selector ({})"}
+"""Brief words of rules that say little without an expression."""
+_QUOTES = (60, 40, 24, 16)
+"""Characters of the end of that expression, which tells most, that a sentence has while names have room."""
+
+
+def _rejects(step: Fact, style: Style, quoted: int | None = None) -> str:
+    """``quoted``: in brief words, with so many characters of an expression."""
+    if quoted and step["rule"] in _QUOTED:
+        expression = printable(str(step.get("example") or step["args"]["expression"]))
+        if len(expression) > quoted:
+            expression = "…" + expression[1 - quoted :].lstrip("&|)'\" ")
+        return agree_verb(_QUOTED[step["rule"]].format(expression), step["count"])
+    example = f" ({style.text(step['example'])})" if "example" in step and quoted is None else ""
+    is_brief = quoted is not None
     return f"{style.text(rule_words(step['rule'], step.get('args'), step['count'], is_brief=is_brief))}{example}"
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
-    name = style.code(cause["name"])
-    what = {"amount": f"{name} to share", "capacity": f"capacity {name}"}.get(
-        cause.get("what", ""), f"attribute {name}"
-    )
-    text = f"{_few(cause['count'], cause['total'])} {what}"
+    name, is_amount = style.code(cause["name"]), cause.get("what") == "amount"
+    what = f"be shared by {name}" if is_amount else f"{cause.get('what', 'attribute')} {name}"
+    text = f"{_few(cause['count'], cause['total'], *(('can', 'can') if is_amount else ()))} {what}"
+    shorter = [f"{_few(cause['count'], cause['total'], 'shares', 'share')} {name}"] if is_amount else []
     advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(name)
-    return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice)
+    return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice, shorter=shorter)
 
 
 _SELECT_OTHERS = {
@@ -157,11 +174,11 @@ _SELECT_OTHERS = {
 """What to do about a name of a kind that no device has."""
 
 
-def _few(count: int, total: int) -> str:
+def _few(count: int, total: int, has: str = "has", have: str = "have") -> str:
     """Such as "none of 3 devices has", or "only 1 of 3 devices has"."""
     if not count:
-        return "no device has" if total == 1 else f"none of {total} devices has"
-    return f"only {count} of {count_devices(total)} {'has' if count == 1 else 'have'}"
+        return f"no device {has}" if total == 1 else f"none of {total} devices {has}"
+    return f"only {count} of {count_devices(total)} {has if count == 1 else have}"
 
 
 def _unknown_value(cause: Fact, style: Style) -> Words:
@@ -243,8 +260,10 @@ def _too_little(cause: Fact, style: Style) -> Words:
     of_node = f" of node {style.name(cause['node'])}" if "node" in cause else ""
     device = f"no device{of_node}{together} has"
     if cause["most"] == "0":
-        text = f"no matching device{of_node}{together} has {resource}"
-        return Words(f"{text} ({cause['wanted']} wanted)", hint=advice, shorter=[text])
+        head, name = f"no matching device{of_node}{together}", style.code(cause["resource"])
+        text = f"{head} has {resource}" if cause.get("free") else f"{head} can be shared by {name}"
+        shorter = [text] if cause.get("free") else [text, f"{head} shares {name}"]
+        return Words(f"{text} ({cause['wanted']} wanted)", hint=advice, shorter=shorter)
     if cause.get("devices") == 1:
         return Words(f"{device} {what}{most}", hint=advice, shorter=[f"{device} {what}"])
     on = f" on {count_devices(cause['devices'])}" if "devices" in cause else " on its devices"

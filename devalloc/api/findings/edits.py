@@ -112,6 +112,8 @@ _NO_REASON = 24
 """The width of names at which a remedy does not say why a device is unavailable, or which node an annotation names."""
 _LONGEST_EXPRESSION = 40
 """Characters of an expression that a remedy quotes."""
+_REPAIRS = {"reserved: ": "free", "in use": "free", "unhealthy": "repair", "reset failed": "repair"}
+"""Beginnings of why a device is unavailable, and what to do about it."""
 _Step = tuple[str, str]
 """A verb in the imperative, and its object."""
 
@@ -343,7 +345,9 @@ def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
         device = "it" if style.is_named else device
         if is_cordon_reason(str(edit.get("why"))):
             return "uncordon", f"{device}{why}"
-        return "free or repair", f"{device}{why}"
+        parts = str(edit.get("why")).split("; ")
+        verbs = {next((_REPAIRS[start] for start in _REPAIRS if part.startswith(start)), "") for part in parts}
+        return (verbs.pop() if len(verbs) == 1 else "") or "free or repair", f"{device}{why}"
     if "node" not in edit:
         return "free or repair", "the unavailable devices"
     reasons, node = unschedulable_reasons(edit["why"]), style.name(edit["node"])

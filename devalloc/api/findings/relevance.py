@@ -29,8 +29,7 @@ _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 
 def relevant(finding: Finding) -> Finding:
     """What a sentence tells of a finding."""
-    causes = [{**each, "lifted": True} if _is_lifted(each, finding) else each for each in _relevant_causes(finding)]
-    causes = [*_of_member(causes)]
+    causes = [*_of_member([_with_lifted(each, finding) for each in _relevant_causes(finding)])]
     if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
         causes = causes[:1]
     changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
@@ -39,12 +38,14 @@ def relevant(finding: Finding) -> Finding:
     return replace(finding, causes=causes, blockers=changes)
 
 
-def _is_lifted(cause: Fact, finding: Finding) -> bool:
-    """Whether a rule that leaves out only some devices is lifted by what is to be changed."""
+def _with_lifted(cause: Fact, finding: Finding) -> Fact:
+    """A cause; of a rule that leaves out only some devices, and is lifted by what is to be changed, whether by all of
+    that."""
     if "rule" not in cause or cause["count"] == cause["total"]:
-        return False
+        return cause
     lifted_by = RuleCode(cause["rule"]).lifted_by
-    return any(each["kind"] in lifted_by and not _is_of_other_request(each, cause) for each in finding.blockers)
+    lifts = [each["kind"] in lifted_by and not _is_of_other_request(each, cause) for each in finding.edits]
+    return {**cause, "lifted": all(lifts)} if any(lifts) else cause
 
 
 def _is_of_other_request(edit: Mapping[str, Any], cause: Fact) -> bool:

@@ -98,7 +98,7 @@ class RuleCode(StrEnum):
     )
     NO_ATTRIBUTE = ("noAttribute", "have no attribute {attribute}", "match another one", ("matchAttribute",))
     PART = ("part", "go only to claims that say {say} while whole ones are offered", "select a part in constraints")
-    NOTHING_TO_SHARE = ("nothingToShare", "have no {resources} to share", "remove the amount to get whole devices")
+    NOTHING_TO_SHARE = ("nothingToShare", "cannot be shared by {resources}", "remove the amount to get whole devices")
     POOL_STATE = (
         "poolState",
         "are of an {state} pool",

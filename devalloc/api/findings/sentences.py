@@ -212,10 +212,10 @@ def _with_one_of(finding: Finding, style: Style, changes: Sequence[Mapping[str, 
 
 
 def _counted_edits(finding: Finding, style: Style) -> Iterator[str]:
-    """The first cause, and one of the changes, without where to find the others."""
+    """The first cause, and one of the changes, with a short word on where the others are."""
     count = len(finding.blockers) - 1
     if count and not _is_open(finding):
-        rest = f"(and {count} more {'change' if count == 1 else 'changes'})"
+        rest = f"({count} more: `explain`)"
         yield from (joined([cause, f"{step} {rest}"]) for cause, step in _steps(finding, style, finding.blockers))
 
 

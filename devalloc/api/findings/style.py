@@ -133,7 +133,7 @@ def count_of(count: int, total: int) -> str:
 
 def do_of(count: int, total: int, what: str) -> str:
     """What so many of all devices do, such as "2 of 3 devices fail" or "none of 3 devices is"."""
-    for lacks, none in (("are not ", "is "), ("have no ", "has ")):
+    for lacks, none in (("are not ", "is "), ("have no ", "has "), ("cannot ", "can ")):
         if count == total > 1 and what.startswith(lacks):
             return f"none of {total} devices {none}{what.removeprefix(lacks)}"
     return f"{count_of(count, total)} {what}"

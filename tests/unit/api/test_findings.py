@@ -106,7 +106,7 @@ def test_a_device_that_would_do_is_the_cause_where_no_other_rule_is_to_change() 
     taken = {"kind": "unavailable", "pool": "gpus", "node": "n1", "device": "g0", "why": "unhealthy: too hot"}
     rule = fact(Cause.STEP, rule="otherDriver", args={"drivers": "gpu.io"}, count=3, total=4)
     assert message_of(Finding([fact(Cause.NO_MATCH), rule], [taken])) == (
-        "device gpus/g0 would do, but is unhealthy: too hot; free or repair it"
+        "device gpus/g0 would do, but is unhealthy: too hot; repair it"
     )
 
 
@@ -140,8 +140,72 @@ def test_an_amount_that_no_device_has_is_said_once() -> None:
     short = fact(Cause.TOO_LITTLE, resource="cores", wanted="3", most="0")
     none = fact(Cause.UNKNOWN_NAME, name="cores", what="amount", count=0, total=4)
     assert message_of(Finding([short, none])) == (
-        "none of 4 devices has `cores` to share; remove `cores` from requests to get whole devices"
+        "none of 4 devices can be shared by `cores`; remove `cores` from requests to get whole devices"
     )
+
+
+def test_an_amount_that_no_matching_device_can_be_shared_by_is_not_one_that_is_in_use() -> None:
+    short = fact(Cause.TOO_LITTLE, resource="memory", wanted="9Gi", most="0")
+    request = {"kind": "request", "request": "0", "path": "spec.claims[1]"}
+    assert message_of(Finding([short], [request])) == (
+        "no matching device can be shared by `memory` (9Gi wanted); remove spec.claims[1]"
+    )
+    assert message_of(Finding([{**short, "free": True}], [TAKEN])) == (
+        "no matching device has free memory (9Gi wanted); delete claim default/a, or wait for it"
+    )
+
+
+IS_FPGA = "device.attributes['gpu.io'].kind == 'fpga'"
+SELECTORS = {"kind": "selector", "path": "spec.devices.requests[0].exactly.selectors", "expressions": [IS_FPGA]}
+
+
+def test_a_sentence_says_as_much_of_a_selector_as_fits() -> None:
+    """What it compares tells most, and that is at its end."""
+    step = fact(Cause.STEP, rule="requestSelector", count=5, total=5, example=IS_FPGA)
+    relax = "relax requests[0].selectors"
+    assert message_of(Finding([step], [SELECTORS])) == (
+        f"all 5 devices fail a selector of the request ({IS_FPGA}); {relax}"
+    )
+    count = {**COUNT, "path": "spec.devices.requests[0].exactly.count"}
+    assert message_of(Finding([step], [SELECTORS, count, TAKEN])) == (
+        f"all 5 devices fail a selector (…gpu.io'].kind == 'fpga'); {relax}, and 2 more (`devalloc explain`)"
+    )
+
+
+def test_devices_pass_all_else_only_if_nothing_else_is_to_change() -> None:
+    kind = {"expression": "device.kind == 'b'"}
+    other = {"rule": "otherDriver", "args": {"drivers": "gpu.devalloc.io or nic.devalloc.io"}, "count": 9}
+    step = fact(Cause.STEP, rule="constraints", args=kind, count=1, total=11, others=(other,), more=1)
+    relax = {"kind": "constraint", "path": "spec.claims[0].oneOf[0].constraints", **kind}
+    assert message_of(Finding([step], [relax, TAKEN])).startswith(
+        "devices that pass all else fail device.kind == 'b'; "
+    )
+    changes = [relax, {**COUNT, "path": "spec.claims[0].oneOf[0].requests.count"}]
+    assert message_of(Finding([step], changes)).startswith("some devices fail device.kind == 'b'; relax ")
+
+
+def test_of_two_rules_a_sentence_names_both() -> None:
+    other = {"rule": "classSelector", "args": {"device_class": "b"}, "count": 10, "example": "device.driver == 'b.io'"}
+    step = fact(Cause.STEP, rule="requestSelector", count=10, total=20, example="device.driver == 'a'", others=(other,))
+    remove = {"kind": "request", "request": "r", "path": "spec.devices.requests[0]"}
+    selectors = "10 of 20 devices fail a selector of the request (device.driver == 'a')"
+    assert message_of(Finding([step], [remove])) == f"{selectors}, 10 are not of class b; remove request r"
+
+
+@pytest.mark.parametrize(
+    ("why", "verb"),
+    [
+        ("unhealthy: too hot", "repair"),
+        ("reset failed: timeout", "repair"),
+        ("reserved: default route", "free"),
+        ("in use", "free"),
+        ("unhealthy; cordoned: node, by root", "free or repair"),
+        ("by policy", "free or repair"),
+    ],
+)
+def test_a_device_is_freed_or_repaired_as_its_reason_says(why: str, verb: str) -> None:
+    edit = {"kind": "unavailable", "pool": "p", "node": "n", "device": "d", "why": why}
+    assert edit_words(edit) == f"{verb} device p/d ({why})"
 
 
 def test_a_remedy_quotes_the_expression_where_it_fits() -> None:

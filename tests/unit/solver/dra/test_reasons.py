@@ -300,7 +300,8 @@ def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it
     }
     assert "both devices fail a selector of the request (device.driver == 'no'); relax" in answers["x"]["message"]
     assert answers["y"]["message"] == (
-        "claim default/x of group g: both devices fail the selectors; relax requests[0].selectors of claim default/x"
+        "claim default/x: both devices fail a selector (device.driver == 'no'); "
+        "relax requests[0].selectors of claim default/x"
     )
     assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
     assert answers["x"]["blockers"] == answers["y"]["blockers"]
