@@ -322,19 +322,19 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
 
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:
-    if "missing" not in edit:
-        return "ask", "for fewer or smaller devices"
-    lacks = f" (pool {style.name(edit['pool'])} lacks {edit['missing']} of {style.name(edit['resource'])})"
-    return "ask", f"for fewer or smaller devices{lacks if style.says_why else ''}"
+    return _draw_less(edit, style.name(edit["resource"]), style.name(edit["pool"]), style)
 
 
 def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
-    if "missing" not in edit:
-        return "ask", "for fewer or smaller devices"
     which = style.name(f"{edit['counterSet']}/{edit['counter']}")
-    pool = style.name(f"{edit['driver']}/{edit['pool']}")
-    lacks = f" (pool {pool} lacks {edit['missing']} of counter {which})"
-    return "ask", f"for fewer or smaller devices{lacks if style.says_why else ''}"
+    return _draw_less(edit, f"counter {which}", style.name(f"{edit['driver']}/{edit['pool']}"), style)
+
+
+def _draw_less(edit: Mapping[str, Any], what: str, pool: str, style: Style) -> _Step:
+    lacks = f"pool {pool} lacks" if style.says_why else "pool lacks"
+    if "missing" in edit and (style.says_why or style.width > _NO_REASON):
+        return "ask", f"for fewer or smaller devices ({lacks} {edit['missing']} of {what})"
+    return "ask", "for fewer or smaller devices"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:

@@ -242,6 +242,13 @@ def test_a_finding_that_leaves_nothing_advises_nothing() -> None:
     )
 
 
+def test_what_a_pool_lacks_is_said_without_its_name_where_that_does_not_fit() -> None:
+    lacks = {"kind": "poolResource", "pool": "nvidia-00-dgxa100", "resource": "memory-slices-0", "missing": "1"}
+    assert message_of(Finding([fact(Cause.EXCLUSIVE, of="limits")], [lacks])) == (
+        "the devices draw more than their pool has; ask for fewer or smaller devices (pool lacks 1 of memory-slices-0)"
+    )
+
+
 def test_what_is_not_certain_is_said_where_it_fits() -> None:
     assert message_of(Finding([SHORT], [TAKEN], caveats=["notSmallest"])).endswith("; fewer changes may suffice")
 
