@@ -8,7 +8,7 @@ start. It does not so with groups, so batches with groups stay as they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -81,13 +81,15 @@ def _what_matters(
     counting, reader = NodeCounts(snapshot), UnitReader()
     usage = counting.state(held).usage
     looks = node_signatures(snapshot, usage, [*kinds.values()], lambda pool: None)
+    numbers: dict[object, int] = defaultdict(lambda: len(numbers))  # signatures are large, and hashed anew each time
+    numbered: Mapping[Node, int] = {node: numbers[looks.get(node)] for node in snapshot.nodes}
+    all_by_look = _by_look(numbered, snapshot.nodes)
     fitting: set[object] = set()
-    nodes: dict[object, set[Node]] = {}
+    nodes: dict[int | None, set[Node]] = {}
     questions = 0
     for kind, unit in kinds.items():
-        by_look: dict[object, list[Node]] = defaultdict(list)
-        for node in counting.nodes(unit, held):
-            by_look[looks.get(node or "")].append(node)
+        there = counting.nodes(unit, held)
+        by_look = all_by_look if len(there) == len(numbered) else _by_look(numbered, there)
         steps, fits = StepBudget(MAX_STEPS, deadline), False
         for look, alike in by_look.items():
             if fits and nodes.get(look, set()).issuperset(alike):
@@ -105,6 +107,13 @@ def _what_matters(
         if fits:
             fitting.add(kind)
     return fitting, frozenset(node for alike in nodes.values() for node in alike)
+
+
+def _by_look(numbered: Mapping[Node, int], nodes: Iterable[Node]) -> Mapping[int | None, Sequence[Node]]:
+    by_look: dict[int | None, list[Node]] = defaultdict(list)
+    for node in nodes:
+        by_look[numbered.get(node)].append(node)
+    return by_look
 
 
 def _on_nodes(snapshot: Snapshot, candidates: Candidates, nodes: frozenset[Node]) -> Candidates:

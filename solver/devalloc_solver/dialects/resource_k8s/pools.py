@@ -76,11 +76,12 @@ class ResourcePool:
 
 
 def faults_by_driver(left_out: Mapping[str, str], pools: Iterable[ResourcePool]) -> dict[str, str]:
-    """What else than devices shows that drivers published something wrong: slices that are ``left_out``, and pools of
+    """What else than devices shows that drivers published something wrong: slices that are ``left_out``, or pools of
     which no device is there."""
-    faults = {**left_out}
-    for pool in pools:
-        if pool.fault and not any(one.devices for one in pool.slices):
+    faults, broken = {**left_out}, [pool for pool in pools if pool.fault]
+    with_devices = {pool.driver for pool in broken if any(one.devices for one in pool.slices)}
+    for pool in broken:
+        if pool.driver not in left_out and pool.driver not in with_devices:
             faults[pool.driver] = min(pool.fault, faults.get(pool.driver, pool.fault))
     return faults
 
