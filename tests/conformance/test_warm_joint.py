@@ -33,6 +33,8 @@ def test_a_warm_fleet_answers_as_a_cold_solve(dialect: Dialect, seed: int) -> No
         ("DeviceClaims", 910008, 4),
         ("DeviceClaims", 910014, 12),
         ("DeviceClaims", 910025, 1),
+        ("DeviceClaims", 980004, 2),
+        ("DeviceClaims", 980019, 3),
         ("ResourceClaims", 910003, 4),
         ("ResourceClaims", 910007, 1),
         ("ResourceClaims", 910010, 2),

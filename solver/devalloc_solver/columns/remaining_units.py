@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.exact.goal_search import GoalSearch
-from devalloc_solver.exact.goals import optimize_goals
+from devalloc_solver.exact.goals import may_fit, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes
@@ -114,10 +113,4 @@ class RemainingUnits:
         except SearchTimeout:
             return True
         except StepsExhausted:
-            try:
-                model = build_model(self.snapshot, self.allocations, [unit], ends=self.ends)
-            except SearchTimeout:
-                return True
-            search = GoalSearch(model, self.ends)
-            _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
-            return bound > 0
+            return may_fit(self.snapshot, self.allocations, unit, self.ends)

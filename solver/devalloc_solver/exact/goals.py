@@ -14,12 +14,16 @@ from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.bounds.shared_amounts import SharedAmountBound, make_shared_amount_bound
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.goal_search import SMALL_MODEL, GoalSearch
+from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms
-from devalloc_solver.problem.demand import Demand, Request
+from devalloc_solver.place.step_budget import SearchTimeout
+from devalloc_solver.problem.allocations import Holding
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import GoalLevel
 from devalloc_solver.problem.placement_policy import PlacementPolicy
+from devalloc_solver.problem.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -34,6 +38,17 @@ MAX_TOGETHER = 2**24
 as long."""
 SMALL_TO_SPREAD = 400
 """Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
+
+
+def may_fit(snapshot: Snapshot, allocations: Sequence[Holding], unit: PlacementUnit, ends: float | None) -> bool:
+    """Whether a unit fits by itself; False only when it is proven that it does not."""
+    try:
+        model = build_model(snapshot, allocations, [unit], ends=ends)
+    except SearchTimeout:
+        return True
+    search = GoalSearch(model, ends)
+    _, bound = search.maximize([(1, model.satisfied[0])], best=1)
+    return bound > 0
 
 
 def optimize_goals(

@@ -165,9 +165,10 @@ def join_subproblems(parts: Sequence[Subproblem]) -> Subproblem:
     return Subproblem(units, frozenset[int]().union(*(part.pools for part in parts)))
 
 
-def _search_effort(part: Subproblem) -> tuple[bool, int, int]:
-    """A single unit needs no search among several, and what there is to decide grows with both numbers."""
-    return len(part.units) > 1, len(part.units) * len(part.pools), len(part.units)
+def _search_effort(part: Subproblem) -> int:
+    """What there is to decide grows with the units. It grows with the pools, too, but a warm fleet has not all of those
+    that are alike, and claims get the same devices only if parts are solved in the same order."""
+    return len(part.units)
 
 
 @dataclass(slots=True)

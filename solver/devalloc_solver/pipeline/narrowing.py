@@ -14,7 +14,9 @@ from functools import cache
 
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.exact.claim_groups import request_key
+from devalloc_solver.exact.goals import may_fit
 from devalloc_solver.place import SearchDeadline, StepBudget, StepsExhausted, UnitReader, fits_on
+from devalloc_solver.place.step_budget import SharesInterfere
 from devalloc_solver.problem.allocations import Holding
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request, in_plain_terms
 from devalloc_solver.problem.device_groups import node_signatures
@@ -25,6 +27,8 @@ MAX_QUESTIONS = 300
 question takes about 0.1 ms."""
 MAX_STEPS = 5_000
 """Of the search for each unit, 30 ms. One that needs more may fit: it would take the time of all."""
+MAX_HARD_QUESTIONS = 30
+"""How many of these the exact model answers; those beyond count as yes. Each takes about 5 ms."""
 
 Node = str | None
 
@@ -86,7 +90,7 @@ def _what_matters(
     all_by_look = _by_look(numbered, snapshot.nodes)
     fitting: set[object] = set()
     nodes: dict[int | None, set[Node]] = {}
-    questions = 0
+    questions = hard = 0
     for kind, unit in kinds.items():
         there = counting.nodes(unit, held)
         by_look = all_by_look if len(there) == len(numbered) else _by_look(numbered, there)
@@ -99,6 +103,10 @@ def _what_matters(
                 return None
             try:
                 does_fit = fits_on(snapshot, usage, unit, alike[0], steps=steps, reader=reader)
+            except SharesInterfere:  # a warm fleet, too, leaves out what the exact model proves not to fit
+                hard += 1
+                pinned = replace(unit, pin=alike[0])
+                does_fit = hard > MAX_HARD_QUESTIONS or may_fit(snapshot, held, pinned, deadline.ends)
             except StepsExhausted:
                 does_fit = True
             if does_fit:
