@@ -18,7 +18,7 @@ from devalloc_solver.columns.node_geometry import group_nodes
 from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import prepare
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline import strategy
+from devalloc_solver.pipeline import narrowing, strategy
 from devalloc_solver.place import SearchTimeout
 from devalloc_solver.problem.allocations import Usage
 from tests.support.call_count import calls
@@ -98,6 +98,7 @@ def test_each_search_of_a_solver_is_given_what_is_left_of_the_deadline(
     """Of batches as exact models, of batches by columns, of single claims beyond their steps, and of explanations."""
     for module in (strategy, remaining_units):
         monkeypatch.setattr(module, "DEFAULT_STEPS", 3)
+    monkeypatch.setattr(narrowing, "MAX_QUESTIONS", 0)  # else no search is asked of what fits nowhere
     documents = [*classes(), *pools(6), *pools_of_parts(6)]
     hard = [claim(f"x{n}", *entries(n)) for n in range(3)]
     small = [claim(f"s{n}", {"deviceClass": f"c{n % KINDS}", "requests": {"count": 2 + n % 3}}) for n in range(20)]

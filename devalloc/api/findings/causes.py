@@ -267,8 +267,9 @@ def _too_little(cause: Fact, style: Style) -> Words:
     if cause.get("devices") == 1:
         return Words(f"{device} {what}{most}", hint=advice, shorter=[f"{device} {what}"])
     on = f" on {count_devices(cause['devices'])}" if "devices" in cause else " on its devices"
-    text = f"{_lacks(cause, style)} {what}{{}}{together}{{}}"
-    return Words(text.format(on, most), hint=advice, shorter=[text.format("", most), text.format("", "")])
+    head = f"{_lacks(cause, style)} {what}"
+    shorter = [f"{head}{together}{most}", f"{head}{together}"]
+    return Words(f"{head}{on}{together}{most}", hint=advice, shorter=shorter)
 
 
 def _too_few_agree(cause: Fact, style: Style) -> Words:

@@ -166,7 +166,9 @@ def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
 def effective_attributes(pool: Object, device: Object) -> defaultdict[str, str]:
     """The attributes of a device as texts: its own, and those of the pool that it does not have itself (S3)."""
     entries = (*pool["spec"].get("attributes", ()), *device.get("attributes", ()))
-    pairs = ((entry["name"], next(str(value) for key, value in entry.items() if key != "name")) for entry in entries)
+    pairs = (
+        (entry["name"], next((str(value) for key, value in entry.items() if key != "name"), "")) for entry in entries
+    )
     return defaultdict(str, pairs)
 
 

@@ -436,7 +436,12 @@ class RoundSolver:
             return None
         ordered, is_single = sorted(claims, key=order_of), len(claims) == 1
         gives = is_single or (self._kind.gives_alone and any(_may_fit(fleet, claim) for claim in ordered[:1]))
-        if not gives and any(_may_fit(fleet, claim) for claim in ordered):
+        most, began = self._searches.bounded(None), time.monotonic()
+
+        def is_over() -> bool:
+            return most is not None and time.monotonic() - began > most
+
+        if not gives and any(is_over() or _may_fit(fleet, claim) for claim in ordered):
             return None
 
         def stands(answer: _Answer) -> bool:
@@ -444,10 +449,8 @@ class RoundSolver:
             return gives if answer["allocated"] else (is_single or not gives) and self._is_settled_alone(answer)
 
         answers: list[Any] = []
-        most = None if gives else self._searches.bounded(None)
-        began = time.monotonic()
         for number, claim in enumerate(ordered):
-            if most is not None and time.monotonic() - began > most:
+            if not gives and is_over():
                 break
             left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and len(claims) > 1 else left

@@ -116,9 +116,8 @@ def overuse_cause(
 ) -> Fact:
     """What is held, and by whom."""
     titles = [*dict.fromkeys(map(device, overuse.devices))]  # a device and its ghost have one
-    refs = [*map(holder, overuse.claims)]
-    holders = [ref for number, ref in enumerate(refs) if ref not in refs[:number]]  # as have parts of a machine
-    held = first_of("devices", titles, more="moreDevices") | first_of("holders", holders)
+    holders = {tuple(sorted(ref.items())): ref for ref in map(holder, overuse.claims)}  # parts of a machine have one
+    held = first_of("devices", titles, more="moreDevices") | first_of("holders", [*holders.values()])
     if overuse.resource is None:
         return fact(Cause.SEVERAL_OWNERS, **held)
     return fact(Cause.OVER_DRAWN if overuse.is_of_pool else Cause.OVER_COMMITTED, **held, resource=overuse.resource)

@@ -338,3 +338,12 @@ def test_a_request_without_a_name_of_its_own_is_named_by_its_path() -> None:
     assert message_of(Finding([cause])) == (
         "no node has 2 devices with equal `root` for spec.claims[0] (at most 1); ask for fewer devices"
     )
+
+
+@pytest.mark.parametrize("name", ["{m}", "{9}", "{", "}", "%s"])
+@pytest.mark.parametrize("most", ["0", "4Gi"])
+def test_a_name_is_no_template(name: str, most: str) -> None:
+    """Publishers choose names of resources and attributes."""
+    for more in ({}, {"devices": 1}, {"devices": 3}):
+        cause = fact(Cause.TOO_LITTLE, resource=name, wanted="9Gi", most=most, attributes=[name], **more)
+        assert name in message_of(Finding((cause,)))

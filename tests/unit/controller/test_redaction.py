@@ -285,6 +285,8 @@ def test_the_solver_names_only_claims_and_machines_that_there_are() -> None:
             if one["kind"] in names
         }
         placing = scheduling_input(documents)
+        keys = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in placing.documents]
+        assert len({*keys}) == len(keys)
         waiting = [one for one in placing.documents if one["kind"] == "DeviceClaim" and "status" not in one]
         answer = solve_manifests(placing.documents)
         fleet = Fleet.from_manifests([one for one in placing.documents if one not in waiting])

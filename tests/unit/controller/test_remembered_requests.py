@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from devalloc.controller.reconcile.resource_claims import pending
 from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
-from devalloc.controller.reconcile.resource_claims.pending import pending_groups
+from devalloc.controller.reconcile.resource_claims.pending import PendingClaims, pending_groups
 from devalloc.store import Key
 from tests.support.examples import examples
 
@@ -89,3 +90,26 @@ def test_requests_that_are_remembered_are_those_of_a_start(seed: int) -> None:
         wanted = [want for want in warm.wants() if random.random() < 0.9]
         assert warm.build_requests(wanted, avoided, wide) == new.build_requests(wanted, avoided, wide)
         assert warm.unused() == new.unused()
+
+
+@pytest.mark.parametrize("tie", ["group", "shared claim"])
+def test_a_change_in_a_large_group_looks_at_each_pod_a_few_times(tie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, there, pods = 200, dict[tuple[str, str], Object](), []
+    for number in range(count):
+        names = [f"c{number}", *(["shared"] if tie == "shared claim" else [])]
+        for name in names:
+            notes = {"devalloc.io/group": "g"} if tie == "group" else {}
+            labels = {"devalloc.io/allocator": "devalloc"}
+            there["a", name] = {"metadata": {"namespace": "a", "name": name, "labels": labels, "annotations": notes}}
+        used = [{"name": name, "resourceClaimName": name} for name in names]
+        metadata = {"namespace": "a", "name": f"p{number}", "uid": f"{number}"}
+        pods.append({"metadata": metadata, "spec": {"resourceClaims": used}})
+    warm = PendingClaims()
+    warm.look(pods, there)
+    looks: list[object] = []
+    names_of = pending._names_of
+    monkeypatch.setattr(pending, "_names_of", lambda pod: looks.append(pod) or names_of(pod))
+    changed = {**there, ("a", "c0"): {**there["a", "c0"]}}
+    warm.look(pods, changed)
+    assert len(looks) <= 5 * count
+    assert warm.groups == pending_groups(pods, changed)

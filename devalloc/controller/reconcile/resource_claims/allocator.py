@@ -393,11 +393,14 @@ class ResourceClaimAllocator:
         """The wants that wait for a node to change, by their claims; and by claim the nodes that it is not to have now,
         and whether it may have those where fewer of its pods have room."""
         waiting, avoided, wide = dict[tuple[Key, ...], SolverRequest](), dict[Key, frozenset[str]](), set[Key]()
+        judged: dict[tuple[Key, ...], SolverRequest | None] = {}
         for uid in [uid for uid, notes in self._notes.items() if notes.avoided or notes.tries or notes.is_wide]:
             key, notes = key_of(by_uid[uid]), self._notes[uid]
             if (want := self._cluster.want_of(key)) is None:
                 continue
-            if notes.tries >= MAX_TRIES and (request := self._waiting(want, now)) is not None:
+            if notes.tries >= MAX_TRIES and want.claims not in judged:
+                judged[want.claims] = self._waiting(want, now)
+            if notes.tries >= MAX_TRIES and (request := judged[want.claims]) is not None:
                 waiting[want.claims] = request
             else:
                 avoided[key] = self._avoided(by_uid[uid], now)

@@ -130,12 +130,11 @@ class PendingClaims:
         self._pods, self._claims = there, claims
         if not touched:
             return
-        near = [*touched]
+        users, near, seen = set[Key](), [*touched], set[object]()
         while near:
-            more = {*self._related(near.pop())} - touched
+            more = {*self._related(near.pop(), users, seen)} - touched
             touched |= more
             near += more
-        users = {user for key in touched for user in self._users.get(key, ())}
         for user in users:
             self.holding.pop(user, None)
             if any(name in claims and allocation_of(claims[name]) is not None for name in _names_of(there[user])):
@@ -176,13 +175,20 @@ class PendingClaims:
             self._members.setdefault((key[0], groups[1]), {})[key] = None
         yield key
 
-    def _related(self, key: Key) -> Iterator[Key]:
-        """The claims that belong or belonged together with this one, directly."""
+    def _related(self, key: Key, users: set[Key], seen: set[object]) -> Iterator[Key]:
+        """The claims that belong or belonged together with this one, directly, but for those of pods and groups that
+        were looked at."""
         for user in self._users.get(key, ()):
-            yield from _names_of(self._pods[user])
-        if (claim := self._claims.get(key)) is not None and (group := _annotation(claim, GROUP)) is not None:
+            if user not in users:
+                users.add(user)
+                yield from _names_of(self._pods[user])
+        claim = self._claims.get(key)
+        group = None if claim is None else _annotation(claim, GROUP)
+        if group is not None and (key[0], group) not in seen:
+            seen.add((key[0], group))
             yield from self._members[key[0], group]
-        if (before := self._group_of.get(key)) is not None:
+        if (before := self._group_of.get(key)) is not None and id(before) not in seen:
+            seen.add(id(before))
             yield from before.claims
 
 

@@ -362,7 +362,7 @@ class _InputBuilder:
                 name = pool["metadata"]["name"]
                 on_it = ((key, doc) for key, (doc, held) in counted if _has_entries_in(name, held))
                 key, doc = next(on_it)  # none of it is there without one
-                self._add(key, "over", doc, (), {meta.ALLOCATED_NODE: node}, entries)
+                self._add(key, f"over-{node}", doc, (), {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> MachineRequest:
         amounts = required_amounts(machine.spec)

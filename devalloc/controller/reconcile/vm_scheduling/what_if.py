@@ -58,7 +58,8 @@ def solve_with_machines(
 
 def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
     claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-    own = [_with_owner(one, placing) for key, one in claims.items() if is_object(key)]
+    answered = (one for key, one in claims.items() if is_object(key) or one["reason"] == Reason.CLAIM_INVALID)
+    own = [_with_owner(one, placing) for one in answered]
     own += withheld_answers(placing)
     own.sort(key=lambda one: (one["namespace"], one["name"]))
     machine_answers, messages = [], MachineMessages(placing, answer["claims"])

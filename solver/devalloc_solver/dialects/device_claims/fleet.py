@@ -219,7 +219,7 @@ def _class_expression_error(document: ManifestRecord) -> Iterator[Problem]:
 
 def _without_expression(detail: Manifest) -> Manifest:
     rest = {name: value for name, value in detail.items() if name != "constraints"}
-    return {**rest, "oneOf": [*map(_without_expression, rest["oneOf"])]} if "oneOf" in rest else rest
+    return {**rest, "oneOf": [*map(_without_expression, rest["oneOf"])]} if rest.get("oneOf") else rest
 
 
 def settled_answer(state: DeviceFleetState, read: ManifestRecord) -> ClaimAnswer:
