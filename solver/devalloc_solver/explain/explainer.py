@@ -42,6 +42,7 @@ from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Holding, Key, LeaveMode
 from devalloc_solver.problem.answer import ClaimAnswer
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -717,7 +718,7 @@ class Explainer(ABC):
         ]
         if not held:
             return ()
-        claim, device, pool = held[0]
+        claim, device, pool = min(held, key=lambda one: (one[0], natural_key(one[2].name), natural_key(one[1].name)))
         less = any(other.name == device.name and other.ghost is None for other in pool.devices)
         holder, more = self.holder(claim), len(held) - 1 or None
         return (fact(Cause.UNPUBLISHED, holder=holder, pool=pool.name, device=device.name, less=less, more=more),)

@@ -81,6 +81,14 @@ def test_nothing_overlaps_a_device_that_is_published_no_longer(solve: Any) -> No
 
 
 @WAYS
+def test_of_several_devices_that_are_published_no_longer_the_first_by_name_is_named(solve: Any) -> None:
+    entries = [entry("card", name) for name in ("g10", "g2", "g3")]
+    held = allocated(claim("held", request("any", 3)), entries, node="n1", details=["0", "0", "0"])
+    answer = solve(card(*HALVES), held)
+    assert "device card/g2, which no longer exists (and 2 more such)" in answer["message"]
+
+
+@WAYS
 def test_what_is_recorded_counts_and_no_more(solve: Any) -> None:
     half = recorded(HELD, HALVES[0])
     assert names(solve(card(HALVES[1]), half, claim("waiter", request("any")))) == ["h2"]
