@@ -120,7 +120,7 @@ class Reason(StrEnum):
     MATCH_ATTRIBUTES_CONFLICT = (
         "MatchAttributesConflict",
         IMPOSSIBLE_VERDICT,
-        "Enough devices exist, but not with equal values of matchAttributes.",
+        "Enough devices exist, but not with the same values of matchAttributes.",
         "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
     )
     POOL_RESOURCES_EXHAUSTED = (

@@ -178,7 +178,7 @@ def fewest_cards(load: int, capacity: int) -> int:
 
 
 def fewest_cards_evenly(load: int, capacity: int) -> int:
-    """Grows with the capacity, and ever more with the load."""
+    """Grows with the capacity, and more steeply with the load."""
     return load * load * capacity // UNIT
 
 

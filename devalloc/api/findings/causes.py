@@ -214,10 +214,10 @@ def _lacks(cause: Fact, style: Style) -> str:
 
 
 def _together(cause: Fact, style: Style) -> str:
-    """Such as " with equal `numa` and `root`"."""
+    """Such as " with the same `numa` and `root`"."""
     names = cause.get("attributes", ())
     is_any = cause["most"] == "0" or cause.get("devices", cause.get("wanted")) == 1
-    return f" with {'' if is_any else 'equal '}{' and '.join(map(style.code, names))}" if names else ""
+    return f" with {'' if is_any else 'the same '}{' and '.join(map(style.code, names))}" if names else ""
 
 
 def _of_request(cause: Fact, style: Style) -> str:
@@ -278,7 +278,7 @@ def _too_few_agree(cause: Fact, style: Style) -> Words:
     name, of = style.code(cause["attribute"]), _of_request(cause, style)
     if cause["most"] == "0":
         return _none(cause, style, f"device with {name}{of}", cause["wanted"], "match another attribute")
-    what = f"all different in {name}" if cause.get("distinct") else f"with equal {name}"
+    what = f"all different in {name}" if cause.get("distinct") else f"with the same {name}"
     what = f"with {name}" if cause["wanted"] == 1 else what
     without = f"; {cause['without']} of {cause['total']} have no {name}" if "without" in cause else ""
     text, most = (
@@ -521,7 +521,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.COMPETITION: _competition,
     Cause.AMOUNTS: _amounts,
     Cause.DIFFER: lambda cause, style: (
-        f"no node has enough devices with equal {' and '.join(map(style.code, cause['attributes']))}"
+        f"no node has enough devices with the same {' and '.join(map(style.code, cause['attributes']))}"
     ),
     Cause.TOO_FEW_AGREE: _too_few_agree,
     Cause.CONSTRAINTS: lambda cause, style: (

@@ -57,7 +57,7 @@ def test_demo_shows_the_main_job(devalloc: Shell) -> None:
     assert "dgx-0000-47-00/whole, dgx-0000-4b-00/" in rows["rdma-train"]
     assert "edge-a10/0000-17-00-0 (memory 4Gi)" in rows["desktop"]
     assert "default/router is not allocated: MatchAttributesConflict" in output.out
-    assert "no node has 4 devices with equal `numa` (at most 3)" in output.out
+    assert "no node has 4 devices with the same `numa` (at most 3)" in output.out
     assert not devalloc.store.exists()
 
 

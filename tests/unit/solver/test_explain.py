@@ -53,7 +53,7 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     refusal = answer("c", GPU, gpus(4), wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
     assert refusal["message"] == (
-        "no node has 3 devices with equal `numa` (at most 2); remove `numa` from spec.claims[0].matchAttributes"
+        "no node has 3 devices with the same `numa` (at most 2); remove `numa` from spec.claims[0].matchAttributes"
     )
     assert refusal["verdict"] == "impossible even on an empty fleet"
     (blocker,) = refusal["blockers"]
@@ -200,7 +200,7 @@ def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
     refusal = answer("c", GPU, card, wanted)
     assert refusal["reason"] == "MatchAttributesConflict"
-    assert "no node has 2 devices with equal `numa`" in refusal["message"]
+    assert "no node has 2 devices with the same `numa`" in refusal["message"]
     assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in refusal["blockers"]] == [
         ("matchAttribute", "numa", None),
         ("poolResource", None, "1"),

@@ -408,7 +408,7 @@ def test_a_match_that_fails_says_how_many_agree() -> None:
     content = [device(name, {"numa": index % 2}) for index, name in enumerate("abc")] + [device("d")]
     answer = solved(pool("n1", content), wants("x", request("r", 3), match="gpu.io/numa"))["x"]
 
-    assert "no node has 3 devices with equal `gpu.io/numa`" in answer["message"]
+    assert "no node has 3 devices with the same `gpu.io/numa`" in answer["message"]
     assert "(at most 2; 1 of 4 have no `gpu.io/numa`)" in answer["message"]
 
 
