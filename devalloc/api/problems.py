@@ -21,14 +21,15 @@ def closest_match(word: str, candidates: Iterable[str], *, alike: float = 0.6) -
     Among several candidates, it returns the one with the fewest edits, then one of the same length, then the first in
     order.
     """
-    wanted = _normalized(word[:MAX_WORD])
-    by_folded = {_normalized(name): name for name in sorted(candidates, reverse=True)}
+    wanted = normalized(word[:MAX_WORD])
+    by_folded = {normalized(name): name for name in sorted(candidates, reverse=True)}
     matches = get_close_matches(wanted, sorted(by_folded), n=5, cutoff=alike)
     best = min(matches, key=lambda m: (_edit_distance(wanted, m), abs(len(m) - len(wanted)), m), default=None)
     return None if best is None else by_folded[best]
 
 
-def _normalized(word: str) -> str:
+def normalized(word: str) -> str:
+    """Make one text of all that differ in case or in characters that look alike."""
     return word.lower().translate(_SIMILAR_CHARACTERS)
 
 

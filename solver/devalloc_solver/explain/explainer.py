@@ -11,6 +11,7 @@ the sentence.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -732,7 +733,7 @@ class Explainer(ABC):
         # A node of two members is one edit for each, and a machine may hold by several parts.
         entries = [dict(edit.entry) for edit in finding.edits if not edit.why]
         entries += [_claim_entry(self.holding_of[key]) for key in finding.claims]
-        return [each for number, each in enumerate(entries) if each not in entries[:number]]
+        return [*{json.dumps(each, sort_keys=True, default=str): each for each in entries}.values()]
 
 
 def counts_devices(request: Request) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from devalloc.api.findings import Cause, Fact, fact
-from devalloc.api.problems import closest_match
+from devalloc.api.problems import MAX_WORD, closest_match, normalized
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Node
@@ -208,7 +208,9 @@ def _mistyped_text(name: str, literal: str, values: Collection[str], total: int,
     is_case = any(len(value) == len(literal) for value in wider)
     # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
     as_word = [] if is_case else [value for value in wider if word.search(value)]
-    alike = [value for value in values if _has_numbers_of(literal, value)]
+    # With other numbers a value is another address or model, and no other spelling.
+    numbers, spelled = _numbers(literal), normalized(literal[:MAX_WORD])
+    alike = [each for each in values if _numbers(each) == numbers or normalized(each[:MAX_WORD]) == spelled]
     near = None if as_word else closest_match(literal, alike) or _longest_word_match(literal, values)
     wider = as_word or wider
     there: dict[str, Any] = {"name": name, "value": literal, "total": total}
@@ -222,10 +224,8 @@ def _mistyped_text(name: str, literal: str, values: Collection[str], total: int,
     return Typo("", cause, repr(literal), None)
 
 
-def _has_numbers_of(literal: str, value: str) -> bool:
-    """Whether two texts may be spellings of one: with other numbers it is another address or model, and no typo."""
-    have, wanted = (re.findall(r"\d+", text) for text in (value, literal))
-    return have == wanted or closest_match(literal, [value], alike=1.0) is not None
+def _numbers(text: str) -> list[str]:
+    return re.findall(r"\d+", text[:MAX_WORD])
 
 
 def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
