@@ -164,12 +164,12 @@ class PendingClaims:
     def _enter_claim(self, key: Key, old: Object | None, new: Object | None) -> Iterator[Key]:
         """The same of a claim."""
         groups = [None if one is None else _annotation(one, GROUP) for one in (old, new)]
-        for group in groups:
-            yield from self._members.get((key[0], group or ""), ())
         if groups[0] is not None and groups[0] != groups[1]:
             members = self._members[key[0], groups[0]]
             members.pop(key, None)
-            if not members:
+            if members:
+                yield next(iter(members))  # the others are related to it
+            else:
                 del self._members[key[0], groups[0]]
         if groups[1] is not None:
             self._members.setdefault((key[0], groups[1]), {})[key] = None
