@@ -259,17 +259,20 @@ def wait_until(
     stricter test of the state. ``overruled``: why others want another state of an object by now; empty if they do not.
     ``gives_up``: the user named no time, so that it ends soon where nothing serves, or the host lacks something.
 
-    Looks at all of them after each event: what seemed hopeless may have been changed. Says on stderr what they wait
+    Looks at all of them after each event: what seemed hopeless may have been changed. One reading of an object answers
+    whether it has the state and whether it will, because it may get there between two. Says on stderr what they wait
     for, once for each new reason.
     """
     until = time.monotonic() + timeout
     notes = _Notes(store, state, len(keys))
     since = store.list(()).resource_version
     uids = {key: _uid(store, key) for key in keys}
-    waiting = [key for key in keys if not _reached(store, key, state, uids[key], test)]
     kinds = {key.kind for key in keys}
+    waiting = list(keys)
     while True:
-        reasons = {key: _why_never(store, key, state, uids[key], overruled) for key in waiting}
+        objects = {key: _same_object(store, key, uids[key]) for key in waiting}
+        waiting = [key for key in waiting if not _reached(objects[key], key, state, test)]
+        reasons = {key: _why_never(objects[key], key, state, overruled) for key in waiting}
         if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
             return reasons
         pause = notes.say(waiting)
@@ -278,7 +281,6 @@ def wait_until(
         for event in store.watch(kinds, since, timeout=min(left, pause)):
             since = event.resource_version
             break
-        waiting = [key for key in waiting if not _reached(store, key, state, uids[key], test)]
 
 
 SAY_SECONDS = 2.0
@@ -402,12 +404,10 @@ def _same_object(store: Store, key: Key, uid: str | None) -> dict[str, Any] | No
     return obj if uid is None or obj["metadata"].get("uid") == uid else None
 
 
-def _why_never(store: Store, key: Key, state: str, uid: str | None, overruled: Callable[[dict[str, Any]], str]) -> str:
-    """Why an object will not get to the state until someone changes it; empty if it may."""
+def _why_never(obj: dict[str, Any] | None, key: Key, state: str, overruled: Callable[[dict[str, Any]], str]) -> str:
+    """Why an object will not get to the state until someone changes it; empty if it may. None: it was deleted."""
     from devalloc.api.views import MigrationView
-    from devalloc.store.errors import NotFound
 
-    obj = _same_object(store, key, uid)
     if obj is None:
         return "because it was deleted"
     if why := overruled(obj):
@@ -415,26 +415,20 @@ def _why_never(store: Store, key: Key, state: str, uid: str | None, overruled: C
     if state in ("allocated", *_OF_MACHINES_THAT_RUN) and obj["metadata"].get("deletionTimestamp"):
         return "because it is being deleted"
     if key.kind == MIGRATION and state != "deleted":
-        with suppress(NotFound):
-            return "and will not, because it is over" if MigrationView(store.get(*key)).is_over else ""
-    return _why_never_running(store, key, state) if state in _OF_MACHINES_THAT_RUN else ""
+        return "and will not, because it is over" if MigrationView(obj).is_over else ""
+    return _why_never_running(obj, state) if state in _OF_MACHINES_THAT_RUN else ""
 
 
 _STAYS = "and stays so until that is changed"
 _OF_MACHINES_THAT_RUN = ("running", "ready", "paused", "scaled")
 
 
-def _why_never_running(store: Store, key: Key, state: str) -> str:
+def _why_never_running(obj: dict[str, Any], state: str) -> str:
     """Why a machine will not run, or be paused, until someone changes it; empty if it may."""
     from devalloc.api.decode import decode
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
-    from devalloc.store.errors import NotFound
 
-    try:
-        obj = store.get(*key)
-    except NotFound:
-        return ""
     machine = decode(obj).object
     if not isinstance(machine, VirtualMachine):
         return ""
@@ -467,10 +461,10 @@ def _is_refused_for_good(machine: dict[str, Any]) -> bool:
     return is_current and placed.get("status") == "False" and placed.get("reason") in _PERMANENT
 
 
-def _reached(store: Store, key: Key, state: str, uid: str | None, test: StateTest | None) -> bool:
+def _reached(obj: dict[str, Any] | None, key: Key, state: str, test: StateTest | None) -> bool:
+    """Whether an object has the state. None: it was deleted."""
     from devalloc.api.views import rests_on_request
 
-    obj = _same_object(store, key, uid)
     if obj is None:
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
     if test is not None:

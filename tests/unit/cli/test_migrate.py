@@ -15,6 +15,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView
 from devalloc.cli.verbs import migrate as verb
+from devalloc.cli.verbs.wait import wait_until
 from devalloc.controller import cordon
 from devalloc.controller.drain import withdraw_requests
 from devalloc.controller.migration_cleanup import MigrationCleanup
@@ -120,6 +121,25 @@ class TestMigrate:
         assert waited.code == 1
         assert "has not succeeded and will not, because it is over" in waited.err
         assert "the connection was cut" in waited.err
+
+    @pytest.mark.parametrize("before", range(6))
+    def test_one_that_ends_between_two_readings_of_a_wait_has_succeeded(
+        self, fleet: Shell, monkeypatch: pytest.MonkeyPatch, before: int
+    ) -> None:
+        """``before``: readings of the wait that see it run."""
+        fleet("migrate", "vm/web", "--no-wait")
+        readings, get = iter(range(before)), SQLiteStore.get
+
+        def later(store: SQLiteStore, kind: str, *name: str) -> Object:
+            obj = get(store, kind, *name)
+            if kind == KIND and next(readings, None) is None and not MigrationView(obj).is_over:
+                obj = store.replace_status({**obj, "status": {**obj.get("status", {}), "phase": "Succeeded"}})
+            return obj
+
+        key = Key(KIND, *MigrationView(stored(fleet, KIND)).key)
+        monkeypatch.setattr(SQLiteStore, "get", later)
+        with closing(SQLiteStore(fleet.store)) as store:
+            assert wait_until(store, [key], "succeeded", timeout=60) == {}
 
     def test_words_of_its_nodes_do_nothing_to_the_terminal(self, fleet: Shell) -> None:
         """The holder of the token of its target writes them."""
