@@ -17,7 +17,7 @@ from devalloc_solver.pipeline import strategy as ways
 from devalloc_solver.problem import placement_policy
 from devalloc_solver.problem.loads import UNIT, Measure, growth, unevenness
 from devalloc_solver.problem.placement_policy import SPREAD
-from tests.support import oracle, random_fleets, spread_situations
+from tests.support import dra_builders, oracle, random_fleets, spread_situations
 from tests.support.answer_verifier import complaints
 from tests.support.examples import examples
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
@@ -398,6 +398,24 @@ def test_a_partition_counts_as_much_as_it_draws_of_its_card() -> None:
     assert answers[0][0] == "n1"
     waiting = [claim(f"a{n}", {"deviceClass": "quarter"}) for n in range(3)]
     assert Counter(each["node"] for each in one_by_one(documents, waiting)) == {"n1": 2, "n0": 1}
+
+
+@pytest.mark.parametrize("of_n1", [("d0", "d1", "d2"), ("d0", "d0", "d1", "d2")], ids=["valid", "names a device twice"])
+def test_a_node_has_the_devices_of_an_invalid_pool_as_well(of_n1: Sequence[str]) -> None:
+    """One of at least six devices of n1 is in use, and one of the four of n2."""
+
+    def gpus(name: str, *names: str) -> Manifest:
+        return dra_builders.slice_(name, dra_builders.devices(*names), pool=name, nodeName=name[:2])
+
+    def wanted(name: str) -> Manifest:
+        return dra_builders.claim(dra_builders.request(), name=name)
+
+    own = [gpus("n1-b", "g0", "g1", "g2"), gpus("n2-b", "g0", "g1", "g2", "g3")]
+    documents = [dra_builders.ANY, gpus("n1-a", *of_n1), *own]
+    documents += [dra_builders.held(wanted(f"h{n}"), "g0", pool=f"n{n}-b") for n in (1, 2)]
+    answers = three_answers(documents, wanted("a"))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == "n1"
 
 
 @pytest.mark.parametrize("dialect", ["DeviceClaims", "ResourceClaims"])

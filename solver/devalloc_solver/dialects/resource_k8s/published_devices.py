@@ -540,12 +540,12 @@ SHOWN = 3
 
 
 def find_duplicates(offers: Iterable[PublishedDevice]) -> dict[DeviceId, list[PublishedDevice]]:
-    """The devices that are there more than once."""
+    """The devices that are in several pools, as nodes see these; one that is in a pool twice makes that invalid."""
     first: dict[DeviceId, PublishedDevice] = {}
     twins: dict[DeviceId, list[PublishedDevice]] = {}
     for offer in offers:
         name = offer.id
-        if (earlier := first.setdefault(name, offer)) is not offer:
+        if (earlier := first.setdefault(name, offer)).pool is not offer.pool:
             twins.setdefault(name, [earlier]).append(offer)
     return twins
 
