@@ -138,8 +138,9 @@ def merged(changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             by_place.setdefault(_OF_LIMITS, each)
         elif (one := _ONE_OF.get(each["kind"])) and one.same in each and "didYouMean" not in each:
             place = tuple(each.get(name) for name in ("kind", one.same, "claim", "machine"))
-            before = by_place.get(place, {}).get(one.listed, [])
-            by_place[place] = {**each, one.listed: [*before, each[one.by]]}
+            listed = by_place[place][one.listed] if place in by_place else []
+            listed.append(each[one.by])
+            by_place[place] = {**each, one.listed: listed}
         else:
             by_place[number] = each
     return [*by_place.values()]
@@ -211,7 +212,7 @@ def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
     is leaving waited for."""
     own = [each for each in holders if _is_own(each)]
     claims, machines = ([each for each in own if each["kind"] == kind] for kind in ("claim", "machine"))
-    others = [each for each in holders if each not in own]
+    others = [each for each in holders if not _is_own(each)]
     most = len(holders) if style.is_whole else _NAMED
     parts = (("delete", claims), ("stop", machines), ("wait for", others))
     return " and ".join(f"{verb} {style.owners(refs, most)}" for verb, refs in parts if refs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from devalloc.api.findings.data import HOLDERS, Cause, Fact, Finding
+from devalloc.api.findings.data import HOLDERS, MAX_LISTED, Cause, Fact, Finding
 from devalloc.api.findings.rules import RuleCode
 
 _OF_ANY_NAME = frozenset(("class", "request", "member"))
@@ -29,7 +30,7 @@ _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 
 def relevant(finding: Finding) -> Finding:
     """What a sentence tells of a finding."""
-    causes = [*_of_member([_with_lifted(each, finding) for each in _relevant_causes(finding)])]
+    causes = [*_of_member([_with_lifted(each, finding) for each in _relevant_causes(finding)[:MAX_LISTED]])]
     if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
         causes = causes[:1]
     changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
@@ -85,11 +86,14 @@ def _of_member(causes: Sequence[Fact]) -> Sequence[Fact]:
 def _relevant_causes(finding: Finding) -> list[Fact]:
     """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
     name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
-    causes = _with_the_rule([each for n, each in enumerate(finding.causes) if each not in finding.causes[:n]])
-    unknown = [each for each in causes if each["code"] == Cause.UNKNOWN_NAME and "near" not in each]
+    first_of_each: dict[str, Fact] = {}
+    for each in finding.causes:
+        first_of_each.setdefault(json.dumps(each, sort_keys=True), each)
+    causes = _with_the_rule([*first_of_each.values()])
+    unknown = [each for each in causes if _is_odd_name(each)]
     if not unknown:
         return causes
-    others = [each for each in causes if each not in unknown]
+    others = [each for each in causes if not _is_odd_name(each)]
     edits = finding.edits
     # An edit of a whole class or request does not say which names it is about.
     named = {*_names_of(edits), *(_names_of(others) if all(each["kind"] in _OF_ANY_NAME for each in edits) else ())}
@@ -101,6 +105,11 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
     is_withheld = bool(edits) and edits[0]["kind"] == "unavailable"
     says_enough = has_none or is_withheld or any(each["code"] != Cause.NO_MATCH or "rule" in each for each in remaining)
     return [*remaining, *has_none] if says_enough else causes
+
+
+def _is_odd_name(cause: Fact) -> bool:
+    """Whether a cause is a name that few devices have, and that is near no other."""
+    return cause["code"] == Cause.UNKNOWN_NAME and "near" not in cause
 
 
 def _forms_of(name: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
-from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, Cause, Fact, Finding, Reader, visible
+from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, MAX_LISTED, Cause, Fact, Finding, Reader, visible
 from devalloc.api.findings.edits import (
     and_more,
     changes_in_explain,
@@ -150,12 +150,11 @@ def _advised(finding: Finding, style: Style) -> Iterator[str]:
 
 def _versions(causes: Sequence[Fact], style: Style) -> Iterator[list[Words]]:
     """The causes in words: all of them, without those that say little, then with shorter texts, and fewer of them."""
-    lists = [*_fewer(causes)]
-    whole = sum({each["code"] for each in causes if each not in some} <= _WEAK_CODES for some in lists)
-    yield from ([words_of(each, style) for each in some] for some in lists[:whole])
+    weighty = [*_weighty(causes)]
+    yield from ([words_of(each, style) for each in some] for some in weighty)
     if style.width == WHOLE:
         return
-    for some in lists[max(0, whole - 1) :]:
+    for some in (weighty[-1], *_first(weighty[-1])):
         words = [words_of(each, style) for each in some]
         yield words
         if len(words) == 1:
@@ -178,11 +177,22 @@ def _withheld(finding: Finding, style: Style) -> str:
 
 def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
     """All causes, then without those that say little if others say more, then without the last ones."""
+    weighty = [*_weighty(causes)]
+    yield from weighty
+    yield from _first(weighty[-1])
+
+
+def _weighty(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """All causes, then without those that say little if others say more."""
     yield causes
     says_more = any(each["code"] not in _WEAK for each in causes)
     for weak in reversed(_WEAK) if says_more else _WEAK:
         if (rest := [each for each in causes if each["code"] != weak]) and len(rest) < len(causes):
             yield (causes := rest)
+
+
+def _first(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """Causes without the last ones."""
     for advice in (each for each in causes[1:] if each["code"] in _ADVISING):
         yield from ([causes[0], advice], [advice])
     yield from (causes[:count] for count in range(len(causes) - 1, 0, -1))
@@ -190,7 +200,7 @@ def _fewer(causes: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 
 def _single_edits(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and one of the changes."""
-    return _with_one_of(finding, style, finding.blockers)
+    return _with_one_of(finding, style, finding.blockers[:MAX_LISTED])
 
 
 def _first_edits(finding: Finding, style: Style) -> Iterator[str]:
@@ -200,7 +210,7 @@ def _first_edits(finding: Finding, style: Style) -> Iterator[str]:
 
 def _single_releases(finding: Finding, style: Style) -> Iterator[str]:
     """The same with one of those that hold something."""
-    return _with_one_of(finding, style, finding.holders)
+    return _with_one_of(finding, style, finding.holders[:MAX_LISTED])
 
 
 def _with_one_of(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -213,10 +223,10 @@ def _with_one_of(finding: Finding, style: Style, changes: Sequence[Mapping[str, 
 
 def _counted_edits(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and one of the changes, with a short word on where the others are."""
-    count = len(finding.blockers) - 1
+    count, changes = len(finding.blockers) - 1, finding.blockers[:MAX_LISTED]
     if count and not _is_open(finding):
         rest = f"({count} more: `explain`)"
-        yield from (joined([cause, f"{step} {rest}"]) for cause, step in _steps(finding, style, finding.blockers))
+        yield from (joined([cause, f"{step} {rest}"]) for cause, step in _steps(finding, style, changes))
 
 
 def _steps(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

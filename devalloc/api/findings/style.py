@@ -75,15 +75,15 @@ class Style:
     def owners(self, refs: Sequence[Mapping[str, Any]], most: int = 3, more: int = 0) -> str:
         """Claims and machines, and ``more`` of them; those without a name are counted."""
         own = [each for each in refs if each.get("name") is not None]
-        titles = {*map(_title, own)}
-        names = [self.owner(each) for each in own]
+        shown, titles = own[:most], {*map(_title, own)}
+        names = [self.owner(each) for each in shown]
         if len(own) > 1 and len(titles) == 1:
-            names = [f"{titles.pop()}s {self._own_name(own[0])}", *map(self._own_name, own[1:])]
+            names = [f"{titles.pop()}s {self._own_name(shown[0])}", *map(self._own_name, shown[1:])]
         foreign = [each for each in refs if each.get("name") is None]
-        if len(foreign) > 1:
-            names.append(f"{len(foreign)} {plural_of(foreign)} of other namespaces")
-        names += map(self.owner, foreign) if len(foreign) == 1 else ()
-        return listed(names, most=most, more=more)
+        if foreign and len(names) < most:
+            several = f"{len(foreign)} {plural_of(foreign)} of other namespaces"
+            return listed([*names, several if len(foreign) > 1 else self.owner(foreign[0])], most=most, more=more)
+        return listed(names, most=most, more=more + len(refs) - len(shown))
 
 
 def listed(texts: Sequence[str], last: str = "and", most: int = 3, more: int = 0) -> str:

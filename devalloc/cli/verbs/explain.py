@@ -287,9 +287,12 @@ def _print_problems_about(subject: Key, answer: dict[str, Any], question: Solver
         return one.get("namespace") or "default", str(one.get("name"))
 
     repeated = {warning for one in answer["claims"] for warning in one.get("warnings", ()) if key(one) == subject[1:]}
-    own = [one for one in answer["problems"] if (one.get("kind"), *key(one)) == tuple(subject)]
-    rest = [one for one in answer["problems"] if one not in own or one["message"] not in repeated]
-    print_answer_problems({**answer, "problems": rest}, question.documents, lambda problem: problem.to_dict() in own)
+
+    def is_own(one: Mapping[str, Any]) -> bool:
+        return (one.get("kind"), *key(one)) == tuple(subject)
+
+    rest = [one for one in answer["problems"] if not is_own(one) or one["message"] not in repeated]
+    print_answer_problems({**answer, "problems": rest}, question.documents, lambda one: is_own(one.to_dict()))
 
 
 def _how_to_get_it(files: Sequence[str], *, is_of_template: bool) -> str:

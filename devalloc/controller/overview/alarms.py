@@ -11,7 +11,6 @@ from devalloc.api.owner_names import Owner, owner_of
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.controller.overview.model import Alarm, Dialect, shorten
 from devalloc.controller.overview.pools import (
-    CounterName,
     PoolName,
     SliceDeviceUses,
     SlicePool,
@@ -63,7 +62,7 @@ def slice_alarms(pools: Iterable[SlicePool], uses: SliceDeviceUses) -> Iterator[
     """Among what ResourceClaims hold of any driver; shares and counters count where ``pools`` has their devices."""
     by_name = {(pool.driver, pool.name): pool for pool in pools}
     devices = {(*key, str(device.get("name", ""))): device for key, pool in by_name.items() for device in pool.devices}
-    totals: dict[PoolName, Mapping[CounterName, int]] = {}
+    totals: dict[PoolName, Mapping[str, int]] = {}
 
     def holds() -> Iterator[DeviceHold[_Name]]:
         for name, use in uses.items():
@@ -85,8 +84,8 @@ def slice_alarms(pools: Iterable[SlicePool], uses: SliceDeviceUses) -> Iterator[
     def total(counter: tuple[PoolName, str]) -> int | None:
         pool, name = counter
         if pool not in totals:
-            totals[pool] = {key: amount.nano for key, amount in pool_counters(by_name[pool]).items()}
-        return {"/".join(key): nano for key, nano in totals[pool].items()}.get(name)
+            totals[pool] = {"/".join(key): amount.nano for key, amount in pool_counters(by_name[pool]).items()}
+        return totals[pool].get(name)
 
     yield from _alarms("ResourceSlice", find_overuse(holds(), capacity, draws, total))
 

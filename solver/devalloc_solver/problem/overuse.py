@@ -97,10 +97,9 @@ def _of_pools(
     overuses: dict[tuple[D, ...], Overuse[D]] = {}
     for counter, amount in drawn.items():
         there = total(counter)
-        if there is not None and amount > there:
-            devices = tuple(drawing[counter])
+        if there is not None and amount > there and (devices := tuple(drawing[counter])) not in overuses:
             owners = _owners(hold for device in devices for hold in by_device[device])
-            overuses.setdefault(devices, Overuse(devices, owners, counter[1], is_of_pool=True))
+            overuses[devices] = Overuse(devices, owners, counter[1], is_of_pool=True)
     yield from overuses.values()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, get_args
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar, get_args
 
 import pytest
 
@@ -12,6 +15,7 @@ from devalloc.api.findings import (
     HOLDERS,
     Cause,
     Finding,
+    Reader,
     Rule,
     RuleCode,
     agree_verb,
@@ -28,6 +32,7 @@ from devalloc.api.findings import (
 )
 from devalloc.api.findings.style import Style
 from devalloc_solver.answer_types import BlockerKind
+from tests.support.call_count import calls
 
 SHORT = fact(Cause.TOO_FEW, wanted=9, most="3")
 COUNT = {"kind": "amount", "path": "spec.claims[0].requests.count", "requested": "9", "most": "3"}
@@ -304,6 +309,62 @@ def test_a_sentence_of_long_content_is_not_cached() -> None:
         edit = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": f"{number}" * 10_000}
         assert message_of(Finding([SHORT], [edit])).endswith("; relax spec.claims[0].constraints")
     assert sentences._fitted.cache_info().currsize == before
+
+
+@pytest.mark.parametrize("width", [None, 120], ids=["whole", "short"])
+@pytest.mark.parametrize("part", ["own", "leaving", "foreign", "edits", "fields", "bound", "names", "counts", "steps"])
+def test_a_sentence_costs_no_more_than_what_it_is_of(
+    part: str, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is shared has thousands of holders: none of them is compared with the others."""
+    compared: list[_Compared] = []
+    monkeypatch.setattr(_Compared, "all", compared)
+    read = partial(json.loads, object_hook=_Compared)
+    monkeypatch.setattr(sentences, "json", SimpleNamespace(dumps=json.dumps, loads=read))
+    few, many = (
+        calls(lambda count=count: message_of(_of_many(part, count), Reader("default", width))) for count in (100, 800)
+    )
+    assert many < 16 * few  # the square would be 64 times as much
+    assert len(compared) < 100
+
+
+class _Compared(dict[str, Any]):
+    """A part of a finding that notes when it is compared with another one."""
+
+    all: ClassVar[list[Any]] = []
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        self.all.append(self)
+        return dict(self) == other
+
+
+def _of_many(part: str, count: int) -> Finding:
+    numbers = range(count)
+    claims: list[dict[str, Any]] = [{**TAKEN, "name": f"c{number}"} for number in numbers]
+    short = {"code": "tooFew", "wanted": 9, "most": "3", "free": True}
+    match part:
+        case "own":
+            return Finding([short], claims)
+        case "leaving":
+            return Finding([short], [{**each, "leaving": True} for each in claims])
+        case "foreign":
+            return Finding([short], [{**each, "namespace": "other"} for each in claims])
+        case "edits":
+            return Finding([short], [{"kind": "request", "request": f"r{number}"} for number in numbers])
+        case "fields":
+            same = {"kind": "matchAttribute", "path": "spec.matchAttributes"}
+            return Finding([short], [{**same, "attribute": f"a{number}"} for number in numbers])
+        case "bound":
+            return Finding([short], [{"kind": "node", "node": "n", "boundBy": claims}])
+        case "names":
+            names = [fact(Cause.UNKNOWN_NAME, name=f"a{number}", count=0, total=3) for number in numbers]
+            return Finding(names, claims)
+        case "counts":
+            return Finding([{**short, "request": f"r{number}"} for number in numbers], claims)
+    tests = ({"expression": f"device.a == {number}"} for number in numbers)
+    steps = [fact(Cause.STEP, rule="constraints", args=each, count=3, total=4) for each in tests]
+    return Finding([fact(Cause.NO_MATCH, request="r"), *steps], claims)
 
 
 def test_edits_of_one_verb_say_it_once() -> None:
