@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
 from devalloc_solver.place.components import make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
-from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
+from devalloc_solver.place.cover_dp import Cover, PolicyCost, cover, improve_cover
+from devalloc_solver.place.demand_vector import DemandVector
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
 from devalloc_solver.place.matching import can_match
@@ -88,32 +90,46 @@ _RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 
 
 def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
     """The cover that the policy prefers, or the one at hand where that takes too long."""
-    demand_vector, cover = settled.demand_vector, settled.cover
-    pools = demand_vector.stock.node_view.pools
-    if not cover.parts or (
-        cover.components == cover.pools
-        and not any(candidate_group.draws for candidate_group in demand_vector.stock.node_view.candidate_groups)
+    demand_vector, initial = settled.demand_vector, settled.cover
+    node_view = demand_vector.stock.node_view
+    if not initial.parts or (
+        initial.components == initial.pools
+        and not any(candidate_group.draws for candidate_group in node_view.candidate_groups)
     ):
-        return cover
+        return initial
     own = StepBudget(min(_POLICY_STEPS, steps.left), steps.deadline)
     try:
         keeps_partitions = context.policy.keeps_partitions
         components = make_components(demand_vector, own, context.partitions if keeps_partitions else None)
+        if _prefers_network(context, demand_vector):
+            network = [component for component in components if node_view.pools[component.pool].node is None]
+            alone = cover(demand_vector, network, own, most=initial.pools)
+            if alone is not None and (alone.pools, alone.cost) == (initial.pools, initial.cost):
+                components, initial = network, alone
         opening = tuple(
             _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, UNIT)
-            for rank, pool in enumerate(pools)
+            for rank, pool in enumerate(node_view.pools)
         )
         return improve_cover(
             demand_vector,
             components,
-            cover,
+            initial,
             PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if keeps_partitions else 0),
             own,
         )
     except StepsExhausted:
-        return cover
+        return initial
     finally:
         steps.left -= min(_POLICY_STEPS, steps.left) - own.left
+
+
+def _prefers_network(context: SearchContext, demand_vector: DemandVector) -> bool:
+    """Whether network devices alone may bring less of the node into use: it counts if the unit is bound to it."""
+    node_view = demand_vector.stock.node_view
+    bound = None if node_view.unit_requests.unit.is_free else node_view.node
+    return context.cost_of_node(bound, 0) < context.cost_of_node(node_view.node, UNIT) and all(
+        node_view.pools[number].node is None for number in demand_vector.stock.opened
+    )
 
 
 POLICY_SAMPLE = 64
@@ -296,18 +312,19 @@ class _NodeSearch:
         """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
 
         Nodes come in the order of the policy, so those to come, the first of which is ``after``, are no better than the
-        best in that; to spread, no better than ``least`` would be there.
+        best in that, unless devices of the network alone are; to spread, no better than ``least`` would be there.
         """
         if self.best is None or not self._is_optimal(self.best.score):
             return False
         score = self.best.score
         self.policy_sampled += 1
-        liked: object = not score.pool_cost or score.node_cost
         if self.context.policy.weighs_loads:
             growth = self.context.cost_of_node(after, least.load)
             if score.node_cost < growth:
                 return True
             liked = score.node_cost == growth and score.pools == 1 and score.pool_cost <= least.one_pool
+        else:
+            liked = not self._may_be_on_network_alone if score.node_cost else not score.pool_cost
         return bool(liked and not score.partition_loss) or self.policy_sampled > POLICY_SAMPLE
 
     def _is_optimal(self, score: PlacementScore) -> bool:
@@ -318,6 +335,18 @@ class _NodeSearch:
             self._floor = min_pools(self.context.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 
+    @cached_property
+    def _may_be_on_network_alone(self) -> bool:
+        """Whether every detail has candidates of the network, so that perhaps no node comes into use."""
+        if not self.unit.is_free:
+            return False
+        network = [device for pool in self.context.snapshot.pools_by_node.get(None, ()) for device in pool.devices]
+        details = (detail for demand in self.unit.demands for detail in demand.details)
+        return bool(network) and all(
+            any(device.index in request.candidates.accepted for request in detail for device in network)
+            for detail in details
+        )
+
     def _search(self, node: Place) -> UnitPlacement | None:
         if (chooser := self._chooser(node)) is None:
             return None
@@ -326,8 +355,8 @@ class _NodeSearch:
         if best is None:
             return None
         _, settled = best
-        cover = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
-        placements = assign_devices(settled.demand_vector, cover, settled.chosen)
+        liked = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
+        placements = assign_devices(settled.demand_vector, liked, settled.chosen)
         where = placements[0].node  # none where all devices are of the network
         return UnitPlacement(placements, score_of(self.context, placements, where))
 

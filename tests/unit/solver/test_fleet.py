@@ -250,15 +250,34 @@ def test_network_devices_have_no_node() -> None:
 # -- groups and batches ----------------------------------------------------------------------------------------------
 
 
-def test_devices_of_the_network_bring_no_node_into_use() -> None:
+@pytest.mark.parametrize("devices", [(1,), (1, 1), (0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("wanted", [{}, {"limits": {"memory": "8Gi"}}], ids=["one device", "a limit"])
+def test_devices_of_the_network_bring_no_node_into_use(wanted: Manifest, devices: tuple[int, ...]) -> None:
     """That weighs more than a large partition that is lost (S17, goal 5)."""
     parts = [{"name": "whole", "requests": {"slices": 4}}, {"name": "half", "requests": {"slices": 2}}]
     network = pool("net", None, "part", devices=parts)
     network["spec"]["resources"] = [{"name": "slices", "capacity": "4"}]
-    documents = [pool("p1", "n1", "g"), pool("p2", "n2", "g", devices=[device("g0")]), network]
-    pending = claim("a", {})
+    own = [pool(f"p{n}", f"n{n}", "g", devices=[device("g0")] * count) for n, count in enumerate(devices)]
+    documents = [*own, network]
+    pending = claim("a", wanted)
     (cold,) = solve_manifests([*documents, pending])["claims"]
     assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(pending)) == ["net/half"]
+
+
+def test_a_device_of_the_network_is_taken_where_it_is_reached() -> None:
+    """No node comes into use by it, so the first node is not the best one."""
+    nodes = [dra_builders.node(f"n{number}") for number in range(3)]
+    one = dra_builders.device("d", {})
+    own = [dra_builders.slice_(f"own-{n}", [one], driver="g.io", pool=f"own-{n}", nodeName=f"n{n}") for n in range(3)]
+    reached = [one | {"nodeName": "n2"}]
+    network = dra_builders.slice_("net", reached, driver="net.io", pool="net", perDeviceNodeSelection=True)
+    documents = [*nodes, *own, network, dra_builders.device_class("any")]
+    pending = dra_builders.claim({"name": "r", "exactly": dra_builders.ask(1, class_name="any")})
+    (cold,) = solve_manifests([*documents, pending])["claims"]
+    warm = Fleet.from_manifests(documents).allocate(pending)
+    for answer in (cold, warm):
+        assert answer["node"] == "n2"
+        assert [one["pool"] for one in answer["allocations"]["devices"]["results"]] == ["net"]
 
 
 def test_a_member_of_a_group_is_answered_with_its_group_only() -> None:

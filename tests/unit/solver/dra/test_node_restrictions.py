@@ -177,12 +177,20 @@ def test_it_gets_what_it_would_get_without_the_other_nodes(seed: int) -> None:
         claim["metadata"].pop("annotations", None)
         nodes = frozenset(name for name in cluster.nodes if cluster.rng.random() < 0.6)
         left = [one for one in documents if one["kind"] != "ResourceSlice" or one["spec"]["nodeName"] in nodes]
-        alone = answer(*left, claim, name=claim["metadata"]["name"])
+        free = answer(*left, claim, name=claim["metadata"]["name"])
         for rules in (only(*nodes), but(*(frozenset(cluster.nodes) - nodes))):
             limited = {**claim, FIELD: rules}
             cold = answer(*documents, limited, name=claim["metadata"]["name"])
-            assert _given(cold) == _given(alone)
+            assert _given(cold) == _given(answer(*left, limited, name=claim["metadata"]["name"]))
+            assert _has_pools_of_several_nodes(documents) or _given(cold) == _given(free)
             assert Fleet.from_manifests(documents).allocate(limited) == cold
+
+
+def _has_pools_of_several_nodes(documents: list[Manifest]) -> bool:
+    """Their devices bring no node into use, but a claim with rules for nodes does wherever it is (S17, goal 5)."""
+    slices = [one["spec"] for one in documents if one["kind"] == "ResourceSlice"]
+    places = {(one["driver"], one["pool"]["name"], one["nodeName"]) for one in slices}
+    return len({place[:2] for place in places}) < len(places)
 
 
 def _given(answer: dict[str, Any]) -> tuple[object, ...]:
