@@ -98,7 +98,7 @@ def test_each_search_of_a_solver_is_given_what_is_left_of_the_deadline(
     """Of batches as exact models, of batches by columns, of single claims beyond their steps, and of explanations."""
     for module in (strategy, remaining_units):
         monkeypatch.setattr(module, "DEFAULT_STEPS", 3)
-    monkeypatch.setattr(narrowing, "MAX_QUESTIONS", 0)  # else no search is asked of what fits nowhere
+    monkeypatch.setattr(narrowing, "UNIT_STEPS", 0)  # else no search is asked of what fits nowhere
     documents = [*classes(), *pools(6), *pools_of_parts(6)]
     hard = [claim(f"x{n}", *entries(n)) for n in range(3)]
     small = [claim(f"s{n}", {"deviceClass": f"c{n % KINDS}", "requests": {"count": 2 + n % 3}}) for n in range(20)]

@@ -65,7 +65,7 @@ class DeviceBound:
 
 def make_device_bound(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit]) -> DeviceBound:
     """What there is to count. ``usage``: what was in use before the batch."""
-    requests = [s for unit in units for demand in unit.demands for s in demand.requests if takes_exclusively(s)]
+    requests = [s for unit in units for s in unit.requests if takes_exclusively(s)]
     sets, signatures, contents = signatures_of(
         len(snapshot.devices), [request.candidates.accepted for request in requests]
     )

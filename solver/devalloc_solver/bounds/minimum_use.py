@@ -108,7 +108,7 @@ class MinimumUse:
     def _parcels(self, driver: str) -> list[int]:
         """Numbers of devices by which to count: a node of 8 devices has room for two requests of three, since a request
         is on one node."""
-        requests = (request for unit in self.units for demand in unit.demands for request in demand.requests)
+        requests = (request for unit in self.units for request in unit.requests)
         sizes = {_whole_devices(request) for request in requests if self._driver_of(request) == driver}
         return sorted(size for size in sizes if size > 1)[:MAX_PARCELS]
 
@@ -149,7 +149,7 @@ class MinimumUse:
         """resource -> devices that shares may take of it"""
         accepted: dict[str, set[int]] = {}
         seen: set[tuple[int, str]] = set()
-        requests = (request for unit in self.units for demand in unit.demands for request in demand.requests)
+        requests = (request for unit in self.units for request in unit.requests)
         for request in (request for request in requests if request.mode is AllocationMode.SHARE):
             for resource in request.requests:
                 if (key := (id(request.candidates), resource)) not in seen:

@@ -218,7 +218,7 @@ class ShareVariables:
         """
         if name not in self._measures:
             model = self.draft.model
-            requests = (request for unit in model.units for demand in unit.demands for request in demand.requests)
+            requests = (request for unit in model.units for request in unit.requests)
             amounts = {
                 request.requests[name]
                 for request in requests

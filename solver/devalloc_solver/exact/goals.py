@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.bounds.shared_amounts import SharedAmountBound, make_shared_amount_bound
 from devalloc_solver.exact.claim_groups import request_key
-from devalloc_solver.exact.goal_search import SMALL_MODEL, GoalSearch
+from devalloc_solver.exact.goal_search import SMALL_MODEL, STEP_LIMIT, GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms
@@ -40,14 +40,21 @@ SMALL_TO_SPREAD = 400
 """Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
 
 
-def may_fit(snapshot: Snapshot, allocations: Sequence[Holding], unit: PlacementUnit, ends: float | None) -> bool:
-    """Whether a unit fits by itself; False only when it is proven that it does not."""
+def may_fit(
+    snapshot: Snapshot,
+    allocations: Sequence[Holding],
+    unit: PlacementUnit,
+    ends: float | None,
+    *,
+    limit: float = STEP_LIMIT,
+) -> bool:
+    """Whether a unit fits by itself; False only when it is proven that it does not, within CP-SAT's ``limit``."""
     try:
         model = build_model(snapshot, allocations, [unit], ends=ends)
     except SearchTimeout:
         return True
     search = GoalSearch(model, ends)
-    _, bound = search.maximize([(1, model.satisfied[0])], best=1)
+    _, bound = search.maximize([(1, model.satisfied[0])], best=1, limit=limit)
     return bound > 0
 
 

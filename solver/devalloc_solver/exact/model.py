@@ -56,7 +56,7 @@ def model_size(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit],
     for number, unit in enumerate(units):
         if number in counted:
             continue
-        for request in (request for demand in unit.demands for request in demand.requests):
+        for request in unit.requests:
             key = id(request.candidates)
             if key not in sizes:
                 accepted = request.candidates.accepted
@@ -75,7 +75,7 @@ def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
     different = [units[numbers[0]] for numbers in group_equal_units(units)]
     pools: dict[int, int] = {}
     total = len(units)
-    for request in (request for unit in different for demand in unit.demands for request in demand.requests):
+    for request in (request for unit in different for request in unit.requests):
         key = id(request.candidates)
         if key not in pools:
             pools[key] = len({snapshot.devices[index].pool for index in request.candidates.accepted})
@@ -135,7 +135,7 @@ def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
         network.append({b for b in eligible if model.device_groups[b].node is None})
         own.append({model.device_groups[b].node for b in eligible})
     every_network, any_own = set[int]().union(*network), set[Place]().union(*own)
-    requests = [request for demand in unit.demands for request in demand.requests]
+    requests = [*unit.requests]
     barred = [*dict.fromkeys(request.candidates.barred for request in requests if request.candidates.barred)]
     places: list[Place] = []
     seen: set[object] = set()

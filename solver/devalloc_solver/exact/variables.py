@@ -107,7 +107,7 @@ class BatchModel:
 
 def sharing_requests(units: Sequence[PlacementUnit]) -> list[Request]:
     """The requests that may take part of a device: shares or portions."""
-    requests = (request for unit in units for demand in unit.demands for request in demand.requests)
+    requests = (request for unit in units for request in unit.requests)
     return [
         request
         for request in requests

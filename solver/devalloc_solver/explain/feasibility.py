@@ -123,22 +123,8 @@ class FeasibilityQuestion:
     def with_requests(
         self, change: Callable[[Demand, Request], Request | None], only: Key | None = None
     ) -> FeasibilityQuestion:
-        """The same with every request changed, or those of one claim; what stays the same is the same object.
-
-        A request that becomes None goes, as does a detail without any.
-        """
-
-        def changed(demand: Demand) -> Demand:
-            if only not in (None, demand.key):
-                return demand
-            details = []
-            for detail in demand.details:
-                requests = tuple([new for request in detail if (new := change(demand, request)) is not None])
-                if requests:
-                    details.append(detail if requests == detail else requests)
-            return demand if details == [*demand.details] else replace(demand, details=tuple(details), shape=None)
-
-        return self.with_demands(changed)
+        """The same with other requests: see ``PlacementUnit.with_requests``."""
+        return replace(self, unit=self.unit.with_requests(change, only))
 
     def with_demands(self, change: Callable[[Demand], Demand | None]) -> FeasibilityQuestion:
         """The same with every demand changed; one that becomes None goes."""

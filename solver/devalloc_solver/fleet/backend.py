@@ -20,7 +20,7 @@ from devalloc_solver.deadline import ALLOCATE_SECONDS, Call, end_time
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 from devalloc_solver.fleet.explainer import FleetExplainer
 from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.joint import MAX_CLAIMS, Echoes, nodes_that_matter, place_in_fleet
+from devalloc_solver.fleet.joint import Echoes, nodes_that_matter, place_in_fleet
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.placed import PlacedClaim
 from devalloc_solver.fleet.shape_search import ShapeSearch
@@ -34,6 +34,7 @@ from devalloc_solver.pipeline.decomposition import (
     summarize_units,
 )
 from devalloc_solver.pipeline.flow import UnsolvedProblem
+from devalloc_solver.pipeline.narrowing import MAX_CLAIMS
 from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key

@@ -21,8 +21,6 @@ from devalloc_solver.problem.answer import ClaimAnswer, Solution
 from devalloc_solver.problem.placement import Placement
 
 Restrictions = tuple[NodeRestriction, ...]
-MAX_CLAIMS = 256
-"""Claims of which it is found out: of more, most of a fleet may matter."""
 MAX_NODES = 256
 
 

@@ -73,7 +73,7 @@ def summarize_units(
     reach = _UsableThings(snapshot, contested.of)
     summaries: list[SubproblemSummary] = []
     for unit in units:
-        requests = (request for demand in unit.demands for request in demand.requests)
+        requests = unit.requests
         things = frozenset(thing for request in requests for group in reach.of(request, unit.pin) for thing in group)
         pools = frozenset(snapshot.devices[thing].pool for thing in things)
         in_use = {item.device for number in fingerprints.holders(pools) for item in allocations[number].items}
@@ -111,7 +111,7 @@ def split_by_pool(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> list[Su
 
 def _pools(snapshot: Snapshot, unit: PlacementUnit) -> set[int]:
     """The pools of devices that a unit may use."""
-    accepted = (request.candidates.accepted for demand in unit.demands for request in demand.requests)
+    accepted = (request.candidates.accepted for request in unit.requests)
     pools = {snapshot.devices[index].pool for indexes in accepted for index in indexes}
     return pools if unit.pin is None else {pool for pool in pools if snapshot.pools[pool].node in (unit.pin, None)}
 
@@ -144,7 +144,7 @@ def _units_by_root(
     """of each unit something that it may use"""
     for unit in units:
         start: int | None = None
-        for request in (request for demand in unit.demands for request in demand.requests):
+        for request in unit.requests:
             for reached in reach.of(request, unit.pin):
                 start = reached[0] if start is None else start
                 sets.join(start, reached)

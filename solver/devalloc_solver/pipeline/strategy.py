@@ -31,7 +31,7 @@ from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement, growth_of
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
-from devalloc_solver.problem.snapshot import Device, Snapshot, join_pools, renumber
+from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
 
 EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns. At 1,000, the 40
@@ -539,7 +539,16 @@ def _as_on_node_alone(
     held = usage.as_holding()
     items = [replace(item, device=position[item.device]) for item in held.items if item.device in position]
     own = Usage.of(join_pools(renumber(pools), (node,)), [replace(held, items=tuple(items))])
-    there = _with_devices(unit, devices)
+
+    def limited(_: Demand, request: Request) -> Request:
+        accepted, portions = request.candidates.accepted, request.portions
+        return replace(
+            request,
+            candidates=Candidates({n: accepted[d.index] for n, d in enumerate(devices) if d.index in accepted}, ()),
+            portions={n: portions[d.index] for n, d in enumerate(devices) if d.index in portions},
+        )
+
+    there = replace(unit.with_requests(limited), pin=None)
     try:
         if node == exhausted:
             placements_there = solve_unit(own.snapshot, [own.as_holding()], there, policy, ends)
@@ -559,28 +568,8 @@ def _as_on_node_alone(
 
 
 def _nodes_of_candidates(snapshot: Snapshot, unit: PlacementUnit) -> set[str | None]:
-    accepted = {
-        index for demand in unit.demands for request in demand.requests for index in request.candidates.accepted
-    }
+    accepted = {index for request in unit.requests for index in request.candidates.accepted}
     return {snapshot.pools[snapshot.devices[index].pool].node for index in accepted}
-
-
-def _with_devices(unit: PlacementUnit, devices: Sequence[Device]) -> PlacementUnit:
-    """The unit in terms of these devices, each by its position, without pin."""
-
-    def limited(request: Request) -> Request:
-        accepted, portions = request.candidates.accepted, request.portions
-        return replace(
-            request,
-            candidates=Candidates({n: accepted[d.index] for n, d in enumerate(devices) if d.index in accepted}, ()),
-            portions={n: portions[d.index] for n, d in enumerate(devices) if d.index in portions},
-        )
-
-    demands = [
-        replace(demand, details=tuple(tuple(map(limited, detail)) for detail in demand.details))
-        for demand in unit.demands
-    ]
-    return replace(unit, demands=tuple(demands), pin=None)
 
 
 def place_unit(

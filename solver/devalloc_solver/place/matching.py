@@ -17,7 +17,7 @@ MAX_CANDIDATES = 20_000
 
 def can_match(snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str) -> bool | None:
     """Whether each request of a unit can have devices of its own on a node; None for a unit that asks for more."""
-    requests = [request for demand in unit.demands for request in demand.requests]
+    requests = [*unit.requests]
     candidates = sum(len(request.candidates.accepted) for request in requests)
     if len(requests) <= FEW_REQUESTS or candidates > MAX_CANDIDATES or not all(map(_is_plain, unit.demands)):
         return None

@@ -213,6 +213,32 @@ class PlacementUnit:
     """owners that may leave for it; None: any that may leave"""
 
     @property
+    def requests(self) -> Iterator[Request]:
+        """All alternatives of all details of all demands."""
+        return (request for demand in self.demands for request in demand.requests)
+
+    def with_requests(
+        self, change: Callable[[Demand, Request], Request | None], only: Key | None = None
+    ) -> PlacementUnit:
+        """The same with every request changed, or those of one claim; what stays the same is the same object.
+
+        A request that becomes None goes, as does a detail without any. Shapes stay: what is equal must change alike.
+        """
+
+        def changed(demand: Demand) -> Demand:
+            if only not in (None, demand.key):
+                return demand
+            details = []
+            for detail in demand.details:
+                requests = tuple([new for request in detail if (new := change(demand, request)) is not None])
+                if requests:
+                    details.append(detail if requests == detail else requests)
+            return demand if details == [*demand.details] else replace(demand, details=tuple(details))
+
+        demands = tuple(map(changed, self.demands))
+        return self if demands == self.demands else replace(self, demands=demands)
+
+    @property
     def bound_by(self) -> tuple[Key, ...]:
         """Members of the group that hold devices, on the node that the others must go to."""
         return tuple(sorted(self.pinned_by - {demand.key for demand in self.demands}))

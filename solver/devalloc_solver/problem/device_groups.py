@@ -194,7 +194,7 @@ def _node_signatures(
     network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]
     network_values = {value for device in network for name in view.attributes for value in device.values(name)}
     reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
-    requests = (request for unit in units for demand in unit.demands for request in demand.requests)
+    requests = (request for unit in units for request in unit.requests)
     barred = [*dict.fromkeys(request.candidates.barred for request in requests if request.candidates.barred)]
     with_candidates = {snapshot.pools[index].node for index in view.pools}
     for node in order:
