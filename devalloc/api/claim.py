@@ -121,12 +121,12 @@ class DeviceClaimDetail(ApiModel):
 
     @property
     def value_restrictions(self) -> tuple[ValueRestriction, ...]:
-        """What is asked of the values of devices besides, by the caller of the solver."""
+        """Values of attributes that its devices must have, as the caller of the solver restricts them."""
         return ()
 
     @property
     def driver(self) -> str | None:
-        """The only driver of its devices, by the caller of the solver; it may have those for one class only, too."""
+        """The only driver of its devices, if the caller of the solver names one: then also those kept for one class."""
         return None
 
 

@@ -10,7 +10,7 @@ from devalloc.api.meta import DEVMGMT
 DRIVER: Final = "host.devalloc.io"
 """Driver of such pools."""
 CLASS: Final = "host.devalloc.io"
-"""The only class by which claims could have its devices: an admin would create it. Machines need none."""
+"""The only class whose claims may have its devices. It exists only if an admin creates it; machines name none."""
 SUFFIX: Final = "host"
 """Suffix of the pool's name, after the node's name."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.columns import allocate_batch, allocate_quickly, remaining_units
+from devalloc_solver.columns import allocate_batch, remaining_units
 from devalloc_solver.dialects.device_claims.manifest_records import read_documents
 from devalloc_solver.dialects.device_claims.problem import DeviceClaimProblem, prepare
 from devalloc_solver.dialects.resource_k8s import manifests as dra_documents
@@ -352,9 +352,9 @@ def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
     ready = prepare(
         read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
     )
-    quickly = allocate_quickly(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None)
+    quickly = allocate_batch(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
     outcome = search_parts(ready.snapshot, ready.allocations, ready.units, policy=PACK, ends=None, is_quick=True)
-    assert quickly is None
+    assert quickly == ([], [])
     assert [level.value for level in outcome.levels if level.goal == "satisfied"] == [4]
     assert not outcome.unproven
 

@@ -378,8 +378,8 @@ class RoundSolver:
     def _recorded_refusal(
         self, fleet: Fleet, claim: Object, key: Hashable | None, anew: set[Hashable]
     ) -> _Answer | None:
-        """The answer to a claim that has a refusal recorded for what it asks for, and still fits nowhere; None for one
-        of the first classes of a call. ``key``: its ``waiting_key``. ``anew`` has those of these."""
+        """Return the recorded refusal of a claim that still fits nowhere; None if it is to be answered anew, as the
+        first different claims of each call are. ``key``: its ``waiting_key``. ``anew``: the keys of these."""
         if (stored := self._recorded.get(key_of_claim(claim))) is None:
             return None
         view, generation = ClaimView(stored), stored["metadata"].get("generation")
@@ -425,12 +425,12 @@ class RoundSolver:
         return {**answer, "claims": given}
 
     def _answer_alone(self, fleet: Fleet, claims: Sequence[Object], ends: float | None) -> list[_Answer] | None:
-        """The answers to claims one by one; None if they are to be answered jointly: there is a group, or what one gets
-        may depend on the others, because some get something.
+        """Answer claims one by one; None if they are to be answered jointly: there is a group, or what one gets may
+        depend on the others, because some get something.
 
-        Of several each has its share of a quarter of the time, and all that are refused have as much as a round may
-        search. What takes longer is answered with the others, and what takes longer than a round has beside the loop,
-        or in turns if it is expressions.
+        Several claims share a quarter of the time that is left, and all refusals together take no longer than a round
+        may search. If any takes longer, all are answered jointly. A search that is too long for a round goes on beside
+        the loop, and expressions that take too long are evaluated in turns.
         """
         if any(ClaimView(claim).group is not None for claim in claims) or self._searches.is_late(claims):
             return None

@@ -45,11 +45,6 @@ def size_of(draws: Draws, capacity: Mapping[str, int]) -> int:
     return sum(1000 * blocks // capacity[name] for name, blocks in draws if capacity[name])
 
 
-def largest_free(shapes: Shapes, free: Mapping[str, int]) -> int:
-    """The size of the largest that fits into what is free."""
-    return next((size for size, _ in _fit(shapes, free)), 0)
-
-
 def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Sequence[Draws]) -> int:
     """What a pool loses of its largest devices by giving away devices that draw so much; see ``losses``."""
     drawn = {name for draws in taken for name, _ in draws}

@@ -38,8 +38,8 @@ _Holder = DeviceClaim | RejectedClaimView | tuple[PendingClaim, Answer]
 class IncrementalChecker:
     """Pools, classes and held devices as they are now. Not thread-safe."""
 
-    def __init__(self, verdicts: CelResults | None = None) -> None:
-        self._verdicts = CelResults() if verdicts is None else verdicts
+    def __init__(self) -> None:
+        self._verdicts = CelResults()
         self._fleet = KnownPools(())
         self._catalogue = ClassCatalogue((), self._verdicts)
         self._specs = SpecCache(self._catalogue)

@@ -11,6 +11,6 @@ states. The bound of every level is computed in integers from the prices of the 
 - ``device_naming``: from paths to device names
 """
 
-from devalloc_solver.columns.allocate import allocate_batch, allocate_quickly
+from devalloc_solver.columns.allocate import allocate_batch
 
-__all__ = ["allocate_batch", "allocate_quickly"]
+__all__ = ["allocate_batch"]

@@ -31,8 +31,9 @@ def allocate_batch(
     *,
     policy: PlacementPolicy,
     ends: float | None,
+    is_quick: bool = False,
 ) -> tuple[list[Placement], list[GoalLevel]]:
-    """Placements of the units that can be satisfied, and the levels of S17 in their order.
+    """Place the units that can be satisfied; with the levels of S17 in their order.
 
     Args:
         snapshot: the fleet.
@@ -40,23 +41,10 @@ def allocate_batch(
         units: in the order in which they are to be satisfied.
         policy: how to choose among answers that are as good in goals 1 to 4 of S17.
         ends: monotonic time at which to answer with the best found so far; None for as long as it takes.
+        is_quick: give up in milliseconds, without levels, if units are no column's, or columns take long to find.
     """
-    batch = _ColumnSolve(snapshot, allocations, units, policy, ends)
-    batch.run()
-    return batch.placements, batch.levels()
-
-
-def allocate_quickly(
-    snapshot: Snapshot,
-    allocations: Sequence[Holding],
-    units: Sequence[PlacementUnit],
-    *,
-    policy: PlacementPolicy,
-    ends: float | None,
-) -> tuple[list[Placement], list[GoalLevel]] | None:
-    """The same, if all units are columns' and these are soon found; else None, after some milliseconds."""
-    batch = _ColumnSolve(snapshot, allocations, units, policy, ends, is_quick=True)
-    return (batch.placements, batch.levels()) if batch.run() else None
+    batch = _ColumnSolve(snapshot, allocations, units, policy, ends, is_quick)
+    return (batch.placements, batch.levels()) if batch.run() else ([], [])
 
 
 @dataclass(slots=True, eq=False)

@@ -180,9 +180,9 @@ def _quick_outcome(
     if size > EXACT_SIZE and may_be_large:
         return _search_jointly(snapshot, allocations, part, policy, ends, exhausted)
     if COLUMNS_SIZE < size <= EXACT_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        answer = _place_quickly_by_columns(snapshot, allocations, part.units, policy, ends)
-        if answer is not None and _is_proven_best(answer[1]):
-            return SearchOutcome(*answer)
+        placements, levels = _place_by_columns(snapshot, allocations, part.units, policy, ends, is_quick=True)
+        if levels and _is_proven_best(levels):
+            return SearchOutcome(placements, levels)
     if size <= QUICK_SIZE and is_solver_loaded() and not _deadline_passed(ends):
         outcome = _search_jointly(snapshot, allocations, part, policy, ends, exhausted)
         if not outcome.unproven:
@@ -393,22 +393,12 @@ def _place_by_columns(
     units: Sequence[PlacementUnit],
     policy: PlacementPolicy,
     ends: float | None,
+    *,
+    is_quick: bool = False,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
-    return allocate_batch(snapshot, allocations, units, policy=policy, ends=ends)
-
-
-def _place_quickly_by_columns(
-    snapshot: Snapshot,
-    allocations: Sequence[Holding],
-    units: Sequence[PlacementUnit],
-    policy: PlacementPolicy,
-    ends: float | None,
-) -> tuple[list[Placement], list[GoalLevel]] | None:
-    from devalloc_solver.columns import allocate_quickly
-
-    return allocate_quickly(snapshot, allocations, units, policy=policy, ends=ends)
+    return allocate_batch(snapshot, allocations, units, policy=policy, ends=ends, is_quick=is_quick)
 
 
 def add_rejected_claims(levels: Sequence[GoalLevel], priorities: Iterable[int]) -> list[GoalLevel]:

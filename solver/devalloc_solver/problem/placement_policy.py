@@ -47,7 +47,7 @@ class PlacementPolicy(Protocol):
 
     @property
     def measure(self) -> Measure:
-        """What it weighs loads by, if it weighs them."""
+        """What a load costs, if it weighs loads: the policy keeps the sum low."""
 
     @property
     def prefers_used(self) -> bool:

@@ -157,7 +157,7 @@ _PLACES: Mapping[type, Mapping[str, str]] = {
         "move it below spec.devices[]",
     ),
 }
-"""model -> a field that is not of it ("": any) -> where it belongs"""
+"""Hints by model, and by the name of a field that the model does not have ("": any): where the field belongs."""
 
 
 def _unknown_field(name: str, names: list[str], model: type | None) -> str:
