@@ -59,8 +59,8 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
             why = "the controller creates its machines, so they are not part of the answer"
             yield f"{about}: {why}; write a VirtualMachine with the spec of its template to place one"
             continue
-        if _is_read(api_version, kind) or (verb != "apply" and is_dra and not group):
-            continue  # Nodes and Pods go with ResourceClaims
+        if _is_read(api_version, kind) or (verb != "apply" and is_dra and (verb == "solve" or not group)):
+            continue  # Nodes and Pods go with ResourceClaims; of each object of other kinds their solver warns
         if (api_version, kind) == ("v1", NODE_KIND) and verb != "apply" and has_pools:
             continue  # they say which pools give nothing new
         if named is None:

@@ -216,6 +216,14 @@ def test_kinds_that_devalloc_does_nothing_with_are_named(devalloc: Shell, verb: 
     assert output.err == "warning: Pod p: devalloc does not use this kind\n"
 
 
+def test_beside_resource_claims_solve_names_such_an_object_once(devalloc: Shell) -> None:
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "driver"}}
+
+    output = devalloc("solve", "-f", "-", stdin=text(FOREIGN_CLASS, role))
+
+    assert output.err.count("ClusterRole driver") == 1
+
+
 def test_a_config_that_a_class_names_is_no_such_kind(devalloc: Shell) -> None:
     config = {"apiVersion": "a.example.com/v1", "kind": "NetConfig", "metadata": {"name": "n", "namespace": "default"}}
     configs = [{"apiVersion": "a.example.com/v1", "kind": "NetConfig", "namespace": "default", "name": "n"}]

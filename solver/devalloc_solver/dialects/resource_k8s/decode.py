@@ -49,7 +49,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice, ResourceSliceSpec
-from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, OF_EXACTLY, misplaced_field
+from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, OF_EXACTLY, V1ALPHA3, V1BETA1, misplaced_field
 
 T = TypeVar("T")
 
@@ -180,10 +180,11 @@ _WORDING = Wording(
 def check_version(content: Mapping[str, Any]) -> None:
     """Raises FieldError for another version of the API (``as_v1`` converts some), and for a field of another one."""
     version = content.get("apiVersion")
+    if version not in (None, API_VERSION, V1BETA1):
+        advice = f"write {V1BETA1}" if version == V1ALPHA3 else f"convert the object to {API_VERSION}"
+        raise FieldError("apiVersion", f"{short_text(version)!r} is not supported; {advice}")
     if (misplaced := misplaced_field(content)) is not None:
         raise FieldError(*misplaced)
-    if version not in (None, API_VERSION):
-        raise FieldError("apiVersion", f"{short_text(version)!r} is not supported; convert the object to {API_VERSION}")
 
 
 def read_node(content: Mapping[str, Any] | str) -> ClusterNode:

@@ -41,6 +41,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slice_check import check_length, find_refusal
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.templates import KIND as TEMPLATE
 from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
 from devalloc_solver.pipeline.units import RejectedClaim
 
@@ -262,8 +263,7 @@ def key_of(content: Manifest) -> Key:
 def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
     kind, key = _kind(content), key_of(content)
     if kind not in KINDS:
-        message = f"kind {kind!r} is ignored: the solver reads {', '.join(KINDS)}"
-        problem_input.problems.append(Problem(message, kind=kind, name=key[1], severity="warning"))
+        problem_input.problems.append(Problem(_why_ignored(content), kind=kind, name=key[1], severity="warning"))
         return
     if kind == "ResourceClaim":
         _read_claim(problem_input, content, gates, twice=twice)
@@ -291,6 +291,17 @@ def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str],
         )
     else:
         _read_slice(problem_input, content, gates)
+
+
+def _why_ignored(content: Manifest) -> str:
+    """Why an object of another kind does not count, and what to do if it is about claims."""
+    kind, spec = _kind(content), content.get("spec")
+    if kind == TEMPLATE:
+        return "is no claim: `devalloc explain resourceclaimtemplate/NAME` shows what one of it gets"
+    claims = spec.get("resourceClaims") if kind == "Pod" and isinstance(spec, Mapping) else None
+    if isinstance(claims, list) and len(claims) > 1:
+        return f"is ignored: its claims may get different nodes; give them the same annotation {GROUP}"
+    return f"kind {kind!r} is ignored: the solver reads {', '.join(KINDS)}"
 
 
 def _read_slice(problem_input: ClusterInput, content: Manifest, gates: frozenset[str]) -> None:

@@ -59,8 +59,9 @@ class ResourceTypoFinder(UnitTypos):
         yield from (self._name(_attributes, None, constraint.attribute) for constraint in claim.constraints)
         for subrequest in claim.subrequests:
             yield from chain.from_iterable(map(self._of_expression, subrequest.selectors))
+            having = survey.names(_own_capacities)
             for name in subrequest.capacity:  # which is named as the devices name it
-                yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity")
+                yield mistyped_name(name, having, survey.total, what="capacity", nearest=_nearest_capacity)
         classes = {request.spec.subrequest.class_name: request.spec.judge.classes for request in demand.requests}
         for name, of_name in classes.items():
             yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
@@ -129,6 +130,14 @@ def _values(offer: PublishedDevice, name: str) -> Iterable[object]:
         return ()
     kind, value = attribute
     return (SemVer(value) if kind == "version" else value,)
+
+
+def _nearest_capacity(name: str, others: Collection[str]) -> str | None:
+    """The nearest of names as devices write them. With the driver's domain and without it, a request means two of them,
+    other than a selector."""
+    identifier = name.rpartition("/")[2]
+    alike = (other for other in others if ("/" in other) != ("/" in name) and other.rpartition("/")[2] == identifier)
+    return min(alike, default=None) or closest_match(name, others)
 
 
 def nearest_name(name: str, full_names: Collection[str]) -> str | None:

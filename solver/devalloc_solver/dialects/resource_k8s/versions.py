@@ -13,7 +13,9 @@ from devalloc.api.json_content import MAPPINGS
 
 API_VERSION = "resource.k8s.io/v1"
 V1BETA1, V1BETA2 = "resource.k8s.io/v1beta1", "resource.k8s.io/v1beta2"
-TAINT_RULE_VERSIONS = ("resource.k8s.io/v1alpha3", V1BETA2)
+V1ALPHA3 = "resource.k8s.io/v1alpha3"
+"""Only DeviceTaintRules are read as it has them; the form of its other objects is that of ``v1beta1``."""
+TAINT_RULE_VERSIONS = (V1ALPHA3, V1BETA2)
 """Older versions that have DeviceTaintRules, in the form of ``v1``."""
 OF_EXACTLY = (
     *("deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity"),

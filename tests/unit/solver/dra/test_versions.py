@@ -136,14 +136,19 @@ def test_so_is_one_of_a_device(version: str, device: Manifest, problem: tuple[st
     assert problem[1] in reported["message"]
 
 
-def test_an_unknown_version_is_refused() -> None:
-    claim = {**documents(V1)[2], "apiVersion": "resource.k8s.io/v1alpha2"}
+@pytest.mark.parametrize(
+    ("version", "advice"), [("v1alpha2", "convert the object to resource.k8s.io/v1"), ("v1alpha3", f"write {V1BETA1}")]
+)
+def test_an_unsupported_version_is_refused_before_any_field(version: str, advice: str) -> None:
+    version = f"resource.k8s.io/{version}"
+    as_it_has_them = [{**one, "apiVersion": version} for one in documents(V1BETA1)[:3]]
 
-    (problem,) = solve_manifests([*documents(V1)[:2], claim])["problems"]
-    assert (problem["path"], problem["message"].split(";")[0]) == (
-        "apiVersion",
-        "'resource.k8s.io/v1alpha2' is not supported",
-    )
+    problems = solve_manifests(as_it_has_them)["problems"]
+
+    assert [(one["kind"], one["path"], one["message"]) for one in problems if one["severity"] == "error"] == [
+        (kind, "apiVersion", f"{version!r} is not supported; {advice}")
+        for kind in ("DeviceClass", "ResourceSlice", "ResourceClaim")
+    ]
 
 
 TOLERATION = {"key": "dra.example.com/unhealthy", "operator": "Exists"}
