@@ -12,3 +12,8 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The text, escaped line by line."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def one_line(expression: str) -> str:
+    """An expression that was written on several lines, as a sentence quotes it: for CEL a line end is a space."""
+    return expression if expression.isprintable() else " ".join(filter(None, map(str.strip, expression.split("\n"))))

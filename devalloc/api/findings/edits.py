@@ -9,7 +9,7 @@ from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
 from devalloc.api.findings.data import Finding
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
-from devalloc.printable import printable
+from devalloc.printable import one_line, printable
 
 
 class ObjectName(TypedDict):
@@ -253,7 +253,7 @@ def _correction(edit: Mapping[str, Any], style: Style) -> _Step | None:
 def _relax(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
-    expressions = edit.get("expressions") or ([edit["expression"]] if "expression" in edit else [])
+    expressions = [*map(one_line, edit.get("expressions") or ([edit["expression"]] if "expression" in edit else []))]
     if style.says_why and len(expressions) == 1 and len(expressions[0]) <= min(style.width, _LONGEST_EXPRESSION):
         return "relax", f"{printable(expressions[0])} in {style.path(edit['path'])}"
     return "relax", style.path(edit["path"])

@@ -66,8 +66,9 @@ def test_too_few_anywhere_is_not_blamed_on_the_match() -> None:
     assert refusal["reason"] == "NotEnoughDevices"
 
 
-def test_no_device_of_that_kind() -> None:
-    wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'x'"})
+@pytest.mark.parametrize("constraints", ["device.model == 'x'", "device.model\n  == 'x'\n"], ids=["a line", "a block"])
+def test_no_device_of_that_kind(constraints: str) -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": constraints})
     refusal = answer("c", GPU, gpus(2, model="y"), wanted)
     assert refusal["reason"] == "NoMatchingDevices"
     assert "both devices fail device.model == 'x'" in refusal["message"]

@@ -13,6 +13,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import is_empty
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
+from devalloc.printable import one_line
 from devalloc_solver.cel.budget import Bound, CommonBudgetExceeded, check_deadline
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.dialects.device_claims.expressions import LANGUAGE
@@ -454,9 +455,8 @@ class CandidateFinder:
             error = error or (verdict if isinstance(verdict, str) else None)
         only = of_driver[0]
         if len(of_driver) == 1:
-            by = rule(
-                RuleCode.CLASS_CONSTRAINTS, expression=only.spec.constraints or "", device_class=only.metadata.name
-            )
+            expression = one_line(only.spec.constraints or "")
+            by = rule(RuleCode.CLASS_CONSTRAINTS, expression=expression, device_class=only.metadata.name)
             return Mismatch(2, by, error)
         return Mismatch(2, rule(RuleCode.ALL_CLASSES, type=detail.device_type or ""), error)
 
@@ -466,7 +466,7 @@ class CandidateFinder:
         """What speaks against a device of the right class."""
         verdict = self._verdict(detail.constraints, device)
         if verdict is not True:
-            by = rule(RuleCode.CONSTRAINTS, expression=detail.constraints or "")
+            by = rule(RuleCode.CONSTRAINTS, expression=one_line(detail.constraints or ""))
             return Mismatch(3, by, verdict if isinstance(verdict, str) else None)
         for _, attribute, values in detail.value_restrictions:
             if device.attributes.get(attribute) not in values:

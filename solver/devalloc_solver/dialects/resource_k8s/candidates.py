@@ -18,6 +18,7 @@ from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.node_rules import NodeRestriction, barred_nodes
 from devalloc.api.quantity import NANO
+from devalloc.printable import one_line
 from devalloc_solver.cel.budget import OUT_OF_TIME, CommonBudgetExceeded, OutOfTime
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
@@ -412,7 +413,7 @@ class RequestJudge:
             for number, expression in enumerate(expressions):
                 with self._located(f"{at}: selector #{number}"):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
-                failed, passed = DeviceMismatch(by, expression), []
+                failed, passed = DeviceMismatch(by, one_line(expression)), []
                 for offer, outcome in zip(left, outcomes, strict=True):
                     if outcome is True:
                         passed.append(offer)

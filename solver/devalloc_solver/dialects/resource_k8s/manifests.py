@@ -297,7 +297,7 @@ def _why_ignored(content: Manifest) -> str:
     """Why an object of another kind does not count, and what to do if it is about claims."""
     kind, spec = _kind(content), content.get("spec")
     if kind == TEMPLATE:
-        return "is no claim: `devalloc explain resourceclaimtemplate/NAME` shows what one of it gets"
+        return "is not a claim: `devalloc explain resourceclaimtemplate/NAME` shows what one of it gets"
     claims = spec.get("resourceClaims") if kind == "Pod" and isinstance(spec, Mapping) else None
     if isinstance(claims, list) and len(claims) > 1:
         return f"is ignored: its claims may get different nodes; give them the same annotation {GROUP}"

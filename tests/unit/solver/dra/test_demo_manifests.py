@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import solve_manifests
+from tests.support.sentences import at_length
 
 Content = dict[str, Any]
 
@@ -20,6 +21,19 @@ def of_v1(kind: str, name: str, spec: Content) -> Content:
 def pod(*claims: str) -> Content:
     entries = [{"name": name, "resourceClaimName": name} for name in claims]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"resourceClaims": entries}}
+
+
+CLASS = of_v1("DeviceClass", "gpu.example.com", {})
+SLICE = of_v1(
+    "ResourceSlice",
+    "slice",
+    {
+        "driver": "gpu.example.com",
+        "nodeName": "node-a",
+        "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0", "attributes": {"model": {"string": "A"}}}],
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +51,19 @@ def test_what_is_about_claims_and_no_claim_has_a_warning_that_says_what_to_do(co
     assert (problem["kind"], problem["severity"]) == (content["kind"], "warning")
     assert advice in problem["message"]
     assert len(problem["message"]) <= 120
+
+
+BLOCKS = ["device.attributes['gpu.example.com'].model == 'B'\n", "device.driver == 'gpu.example.com' &&\n  false\n"]
+
+
+@pytest.mark.parametrize("expression", BLOCKS, ids=["a line end", "two lines"])
+def test_a_selector_written_as_a_block_is_quoted_on_one_line(expression: str) -> None:
+    asks = {"deviceClassName": "gpu.example.com", "selectors": [{"cel": {"expression": expression}}]}
+    claim = of_v1("ResourceClaim", "gpu", {"devices": {"requests": [{"name": "gpu", "exactly": asks}]}})
+
+    (answer,) = solve_manifests([CLASS, SLICE, claim])["claims"]
+
+    line = " ".join(expression.split())
+    assert answer["funnel"][0]["steps"][0]["example"] == line
+    assert line in at_length(answer)
+    assert "\\n" not in answer["message"]

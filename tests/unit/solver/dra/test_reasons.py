@@ -487,13 +487,13 @@ def test_a_misspelt_attribute_is_named(pending: Content, message: str) -> None:
     assert message in solved(pool("n1", CARD), pending)["x"]["message"]
 
 
-@pytest.mark.parametrize(("asked", "written"), [("gpu.io/memory", "memory"), ("memory", "gpu.io/memory")])
-def test_a_request_names_a_capacity_with_the_domain_only_if_its_devices_do(asked: str, written: str) -> None:
+@pytest.mark.parametrize(("requested", "written"), [("gpu.io/memory", "memory"), ("memory", "gpu.io/memory")])
+def test_a_request_names_a_capacity_with_the_domain_only_if_its_devices_do(requested: str, written: str) -> None:
     answer = solved(
-        pool("n1", [device("a", capacity={written: "10", "cores": "4"})]), wants("x", request(amounts={asked: "1"}))
+        pool("n1", [device("a", capacity={written: "10", "cores": "4"})]), wants("x", request(amounts={requested: "1"}))
     )["x"]
 
-    assert f"no device has capacity `{asked}`; did you mean `{written}`?" in answer["message"]
+    assert f"no device has capacity `{requested}`; did you mean `{written}`?" in answer["message"]
 
 
 def test_a_class_that_is_not_there_while_a_near_one_is() -> None:
