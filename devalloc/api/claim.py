@@ -289,9 +289,8 @@ class DeviceClaimStatus(ApiModel):
 
 def check_annotations(annotations: Mapping[str, str]) -> None:
     """Check the values of devalloc's annotations on a claim. Raises ValidationError."""
-    text = annotations.get(meta.PRIORITY)
-    if text is not None:
-        _check_priority(text)
+    if (text := annotations.get(meta.PRIORITY)) is not None and (fault := priority_fault(text)):
+        raise_faults([(("metadata", "annotations", meta.PRIORITY), fault)])
     if meta.GROUP_MATCH in annotations:
         _check_group_match(annotations)
     for name in (meta.GROUP, meta.NODE):
@@ -314,13 +313,11 @@ def _check_group_match(annotations: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _check_priority(text: str) -> None:
+def priority_fault(text: str) -> str:
+    """What is wrong with the text of a priority; empty if nothing is."""
     if _INTEGER.fullmatch(text) is None:
-        raise_faults([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {quote_value(text)}")])
-    if len(text) > 20 or abs(int(text)) > INT64_MAX:
-        raise_faults(
-            [(("metadata", "annotations", meta.PRIORITY), f"must be a 64-bit integer, not {quote_value(text)}")]
-        )
+        return f"must be an integer, not {quote_value(text)}"
+    return f"must be a 64-bit integer, not {quote_value(text)}" if len(text) > 20 or abs(int(text)) > INT64_MAX else ""
 
 
 class DeviceClaim(ApiModel):
@@ -375,16 +372,15 @@ class DeviceClaim(ApiModel):
         nodes: tuple[NodeRestriction, ...],
         values: Collection[ValueRestriction],
         driver: str | None,
-        name: str,
+        metadata: ObjectMeta,
     ) -> DeviceClaim:
-        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests. ``name``: of
-        another owner than a claim (``owner_names``)."""
+        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests. ``metadata``:
+        with names that no object can have (``owner_names``)."""
         claims = [*self.spec.claims]
         for number in {each.request for each in values} if driver is None else range(len(claims)):
             own = tuple(each for each in values if each.request == number)
             claims[number] = RestrictedRequest.of(claims[number], own, driver)
         spec = self.spec.model_copy(update={"claims": claims})
-        metadata = self.metadata.model_copy(update={"name": name})
         fields = {**dict(self), "spec": spec, "metadata": metadata}
         one = RestrictedClaim.model_construct(self.model_fields_set, **fields)
         one._restrictions = nodes

@@ -21,8 +21,8 @@ from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
-from devalloc.api.node_rules import FIELD, driver_of, restrictions_of, value_restrictions_of
-from devalloc.api.owner_names import object_name
+from devalloc.api.node_rules import FIELD, driver_of, is_given, restrictions_of, value_restrictions_of
+from devalloc.api.owner_names import as_of_object, is_object, owner_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
 from devalloc.api.validation.errors import validation_errors
@@ -109,7 +109,7 @@ def decode(manifest: object) -> Decoded:
     plain = _fast_pool(manifest)
     if plain is not None:
         return Decoded(plain, [])
-    if type(manifest.get(FIELD)) is tuple:
+    if is_given(manifest):
         return _decode_restricted(manifest)
     about = _Subject.of(manifest)
     try:
@@ -129,19 +129,21 @@ def decode(manifest: object) -> Decoded:
 
 
 def _decode_restricted(manifest: dict[str, Any]) -> Decoded:
-    """Read what a caller of the solver made: with rules beside it, and the name of an owner that may be no claim."""
-    plain, metadata = {name: value for name, value in manifest.items() if name != FIELD}, manifest.get("metadata")
-    if isinstance(metadata, dict) and "name" in metadata:
-        plain["metadata"] = {**metadata, "name": object_name(metadata["name"])}
-    decoded = decode(plain)
+    """Read what a caller of the solver made or changed: with rules beside it, and names that may be of no object."""
+    given = manifest["metadata"]
+    plain = {name: value for name, value in manifest.items() if name != FIELD}
+    decoded = decode({**plain, "metadata": as_of_object(given)})
+    key, problems = (given.get("namespace") or "default", given["name"]), decoded.problems
+    if not is_object(key):
+        # No user wrote it: warnings, and errors of names and times, are the object's own, which is read as well.
+        owner = owner_of(key)
+        own = (each for each in problems if each.is_error and not each.path.startswith("metadata"))
+        problems = [replace(each, kind=owner.kind, name=owner.name) for each in own]
     if not isinstance(claim := decoded.object, DeviceClaim):
-        return decoded
+        return replace(decoded, problems=problems)
     rules = restrictions_of(manifest), value_restrictions_of(manifest), driver_of(manifest)
-    # No user wrote what asks for devices of a driver by itself: warnings of it would tell users of nothing of theirs.
-    problems = (
-        decoded.problems if rules[-1] is None else [each for each in decoded.problems if each.severity == "error"]
-    )
-    return replace(decoded, object=claim.restricted(*rules, name=manifest["metadata"]["name"]), problems=problems)
+    names = {"name": given["name"], "annotations": given.get("annotations") or {}}
+    return Decoded(claim.restricted(*rules, claim.metadata.model_copy(update=names)), problems)
 
 
 def normalize(manifest: dict[str, Any]) -> dict[str, Any]:

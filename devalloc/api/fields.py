@@ -126,6 +126,15 @@ def plain_name(value: object) -> object:
     return value
 
 
+def name_fault(text: str) -> str:
+    """What is wrong with a text as a plain name; empty if nothing is."""
+    try:
+        plain_name(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def quote_value(value: object) -> str:
     """A value for a message, cut to one line."""
     text = repr(getattr(value, "text", value))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from devalloc.api import meta
-from devalloc.api.fields import plain_name, raise_faults
+from devalloc.api.fields import name_fault, raise_faults
 from devalloc.api.reasons import Reason
 
 
@@ -77,6 +77,11 @@ def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, 
     return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _names_in(text)))
 
 
+def is_given(manifest: Mapping[Any, Any]) -> bool:
+    """Whether a caller of the solver made a manifest, or changed it: no file can have such a field."""
+    return type(manifest.get(FIELD)) is tuple
+
+
 def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
     """Read the rules for nodes that a caller gave a claim, and no file can."""
     return _given(manifest, NodeRestriction)
@@ -93,8 +98,7 @@ def driver_of(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _given(manifest: Mapping[str, Any], kind: type[RestrictionT]) -> tuple[RestrictionT, ...]:
-    given = manifest.get(FIELD)
-    return tuple(each for each in given if type(each) is kind) if type(given) is tuple else ()
+    return tuple(each for each in manifest[FIELD] if type(each) is kind) if is_given(manifest) else ()
 
 
 def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:
@@ -120,10 +124,8 @@ def check_node_rules(annotations: Mapping[str, str]) -> None:
 @lru_cache(maxsize=1024)
 def check_node_name(annotation: str, text: str) -> None:
     """Raises ValidationError for a name that an annotation must not have."""
-    try:
-        plain_name(text)
-    except ValueError as error:
-        raise_faults([(("metadata", "annotations", annotation), str(error))])
+    if fault := name_fault(text):
+        raise_faults([(("metadata", "annotations", annotation), fault)])
 
 
 def _names_in(text: str) -> frozenset[str]:

@@ -1,15 +1,19 @@
 """What the solver calls owners of devices beside claims: a machine, a part of it, and what asks on another node
-for the devices of a claim that moves.
+for the devices of a claim that moves; and the groups that machines are with their claims.
 
-No object can have such a name, so that none of them is taken for a claim that a user made.
+No object can have such a name, and no manifest that is read, valid or not: what separates its parts is escaped there.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.meta import GROUP
 
 CLAIM, MACHINE = "DeviceClaim", "VirtualMachine"
-_SEPARATOR = "/"
+_SEPARATOR = "\x1f"
 
 
 class Owner(NamedTuple):
@@ -32,9 +36,19 @@ def owner_of(key: tuple[str, str], kind: str = CLAIM) -> Owner:
     return Owner(of, key[0], names[0]) if names and of in (CLAIM, MACHINE) else Owner(kind, *key)
 
 
-def object_name(name: object) -> object:
-    """The name of the object that an owner of this name is; anything but a text as it is."""
-    return owner_of(("", name)).name if isinstance(name, str) else name
+def read_name(text: str) -> str:
+    """The name of an object or group as a manifest has it, which is never that of something else."""
+    return escape_invalid_unicode(text).replace(_SEPARATOR, repr(_SEPARATOR)[1:-1])
+
+
+def as_of_object(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of an owner, or of a claim in the group of one, with names that objects and groups can have."""
+    own, notes = dict(metadata), metadata.get("annotations")
+    if isinstance(name := own.get("name"), str):
+        own["name"] = owner_of(("", name)).name
+    if isinstance(notes, Mapping) and isinstance(group := notes.get(GROUP), str):
+        own["annotations"] = {**notes, GROUP: owner_of(("", group)).name}
+    return own
 
 
 def is_object(key: tuple[str, str]) -> bool:

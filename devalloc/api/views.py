@@ -18,7 +18,9 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
 from devalloc.api.conditions import ALLOCATED, WAITING, find_condition
 from devalloc.api.host_pool_names import CPU
-from devalloc.api.json_content import ContentError, content_faults, escape_invalid_unicode
+from devalloc.api.json_content import ContentError, content_faults
+from devalloc.api.node_rules import is_given
+from devalloc.api.owner_names import read_name
 from devalloc.api.quantity import count_text
 
 Object = dict[str, Any]
@@ -481,9 +483,8 @@ def claim_key_or_none(document: object) -> ClaimKey | None:
     if not isinstance(metadata, Mapping) or not isinstance(name := metadata.get("name"), str):
         return None
     namespace = metadata.get("namespace")
-    return escape_invalid_unicode(namespace) if isinstance(
-        namespace, str
-    ) and namespace else "default", escape_invalid_unicode(name)
+    own = str if is_given(document) else read_name
+    return own(namespace) if isinstance(namespace, str) and namespace else "default", own(name)
 
 
 def admin_class_names(documents: Iterable[Object]) -> frozenset[str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import add
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from devalloc.api import host_pool_names
-from devalloc.api.claim import DeviceAllocation
+from devalloc.api.claim import DeviceAllocation, priority_fault
 from devalloc.api.fields import (
     RELATED,
     AmountField,
@@ -27,13 +27,15 @@ from devalloc.api.fields import (
     SubdomainName,
     Text,
     Unit,
+    name_fault,
     quote_value,
     raise_faults,
     unique_by,
 )
 from devalloc.api.host_names import InterfaceName, SocketPath
 from devalloc.api.machine_start import MAX_NUMA_NODES, MachineStart
-from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
+from devalloc.api.meta import DEVALLOC, LAST_NODE, PRIORITY, Condition, ObjectMeta
+from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 
 MIB = 2**20
@@ -597,3 +599,20 @@ class VirtualMachine(ApiModel):
     def key(self) -> tuple[str, str]:
         """(namespace, name)"""
         return self.namespace, self.metadata.name
+
+
+_PLACING_NOTES: Mapping[str, Callable[[str], str]] = {
+    PRIORITY: priority_fault,
+    LAST_NODE: lambda text: name_fault(text) if text else "",
+}
+
+
+def annotation_problems(machine: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with annotations of a machine's manifest that decide where and when it is placed. Its node does not
+    read them, and goes on with a machine that has such a problem."""
+    metadata = machine["metadata"]
+    for name, fault_of in _PLACING_NOTES.items():
+        text = (metadata.get("annotations") or {}).get(name)
+        if isinstance(text, str) and (fault := fault_of(text)):
+            path = f"metadata.annotations[{name}]"
+            yield Problem(fault, path, "VirtualMachine", metadata.get("namespace"), metadata["name"])

@@ -102,7 +102,8 @@ def _configs(objects: Iterable[Object]) -> Iterator[tuple[str, str]]:
 
 
 def annotation_problems(document: Document) -> Iterator[Problem]:
-    """Problems of a machine's scaling annotations, and warnings about those that are ignored."""
+    """Problems of a machine's annotations, and warnings about those that are ignored."""
+    from devalloc.api import virtual_machine
     from devalloc.api.problems import Problem
     from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
     from devalloc.scaling.resources import ANNOTATION as BOUNDS
@@ -111,6 +112,7 @@ def annotation_problems(document: Document) -> Iterator[Problem]:
     annotations = metadata.get("annotations") or {}
     if content["kind"] != "VirtualMachine":
         return
+    yield from map(document.place, virtual_machine.annotation_problems(content))
     here = document.place(Problem("", ANNOTATION_PATH, content["kind"], metadata.get("namespace"), metadata["name"]))
     if BOUNDS in annotations:
         message = "is ignored: set min and max in spec.cpu and spec.memory instead"

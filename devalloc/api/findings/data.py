@@ -98,6 +98,14 @@ def claim_ref(key: tuple[str, str]) -> dict[str, str]:
     return owner_ref(owner_of(key))
 
 
+def group_ref(label: str | None) -> dict[str, str | None]:
+    """The group that a cause names; ``machine``: whose it is, if it is that of a machine with its claims."""
+    if label is None or is_object(("", label)):
+        return {"group": label}
+    name = owner_of(("", label)).name
+    return {"group": f"of machine {name}", "machine": name}
+
+
 def member_ref(key: tuple[str, str]) -> dict[str, str]:
     """The same where the kind is another: ``title`` is there of a machine."""
     ref = claim_ref(key)

@@ -221,7 +221,11 @@ class DeviceClaimAllocator:
             self._settings.admin_namespaces,
             kept_out,
         )
-        answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
+        answer = {
+            **answer,
+            "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)],
+            "problems": [*answer["problems"], *(problem.to_dict() for problem in solver_input.problems)],
+        }
         as_solved = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         answer["claims"] = [
             self._read_in(one["namespace"], vm_scheduling.of_machine(one, solver_input)) for one in answer["claims"]

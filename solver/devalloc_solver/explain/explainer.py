@@ -21,7 +21,7 @@ from typing import Any
 
 from devalloc.api import findings
 from devalloc.api.cordon import is_cordon_or_unschedulable
-from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of
+from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of, group_ref
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
@@ -280,7 +280,7 @@ class Explainer(ABC):
             return self._with_left_out(self._search_reasons(unit))
         findings = self._search_reasons(unit)
         guilty, drivers = next((key, names) for key, names in missing.items() if names)
-        common = fact(Cause.MEMBERS, group=unit.group, members=[claim_ref(guilty)])
+        common = fact(Cause.MEMBERS, **group_ref(unit.group), members=[claim_ref(guilty)])
         return {
             key: replace(
                 finding,
@@ -523,7 +523,7 @@ class Explainer(ABC):
                 raise Undecided
             return self._all_apart(unit, [*alone])
         together = self.find_beside_others(unit)
-        causes = (fact(Cause.GROUP, group=unit.group), *together.causes)
+        causes = (fact(Cause.GROUP, **group_ref(unit.group)), *together.causes)
         return dict.fromkeys(alone, replace(together, causes=causes))
 
     def _fits_together(self, unit: PlacementUnit) -> bool | None:
@@ -548,7 +548,7 @@ class Explainer(ABC):
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(whole, without_redundant(edits), self.finder)
-        others = fact(Cause.MEMBERS, group=unit.group, **first_of("members", [*map(claim_ref, hopeless)]))
+        others = fact(Cause.MEMBERS, **group_ref(unit.group), **first_of("members", [*map(claim_ref, hopeless)]))
         first = hopeless[0]
         lack = (others, *self.lack(alone[first], reasons[first], edits))
         common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, lack)
@@ -583,7 +583,7 @@ class Explainer(ABC):
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Explanation:
         """The finding that a member reports of that."""
-        causes = (fact(Cause.GROUP, group=unit.group), *self.lack(unit, reason, edits))
+        causes = (fact(Cause.GROUP, **group_ref(unit.group)), *self.lack(unit, reason, edits))
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, causes)
 
     # -- causes --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from devalloc.api.findings import text_fact
+from devalloc.api.findings import group_ref, text_fact
 from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
@@ -115,7 +115,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
         if settled is not None:
             return self._write(settled)
         if read.group is not None:
-            message = f"is a member of group {read.group}, and a group is answered as a whole: use allocate_all"
+            group = group_ref(read.group)["group"]
+            message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
             causes = (text_fact(message),)
             return self._write(RejectedClaim(read.key, Reason.GROUP_UNSATISFIABLE, causes, read.group).answer(), read)
         try:

@@ -18,8 +18,7 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
 from devalloc.api.findings import HOLDERS, Finding, claim_ref, message_of, text_fact
-from devalloc.api.json_content import is_valid_unicode
-from devalloc.api.owner_names import is_object, owner_of
+from devalloc.api.owner_names import is_object, owner_of, read_name
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
 from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, claim_key_or_none, device_claims_in
 from devalloc_solver.pipeline import quota
@@ -95,9 +94,7 @@ def _is_well_formed(content: Object) -> bool:
         return False
     if is_admission_object(content):
         return True
-    if not is_valid_unicode(name) or not is_valid_unicode(
-        namespace
-    ):  # the solver answers by another name, which can be written
+    if read_name(name) != name or read_name(namespace) != namespace:  # the solver answers by another name
         return False
     annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
     return (

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.claim import DeviceClaimStatus
-from devalloc.api.findings import AT_LENGTH, Cause, Fact, Finding, claim_ref, fact, first_of, message_of, text_fact
+from devalloc.api.findings import (
+    AT_LENGTH,
+    Cause,
+    Fact,
+    Finding,
+    claim_ref,
+    fact,
+    first_of,
+    group_ref,
+    message_of,
+    text_fact,
+)
 from devalloc.api.meta import NODE
 from devalloc.api.owner_names import owner_of
 from devalloc.api.reasons import Reason
@@ -160,7 +171,7 @@ def _group_unit(
     if failing:
         first = min(failing, key=lambda one: one.key)
         why: dict[str, Any] = {"reason": str(first.reason), "cause": dict(first.causes[0])}
-        return fact(Cause.MEMBER_FAILS, group=name, member=claim_ref(first.key), **why)
+        return fact(Cause.MEMBER_FAILS, **group_ref(name), member=claim_ref(first.key), **why)
     bound = [(demand.key, demand.claim.pinned_node) for demand in members]
     bound += [(claim.key, rules.node_of(claim)) for claim in allocated]
     # An invalid member that holds devices is not solved, and fixes the node all the same.
@@ -172,9 +183,9 @@ def _group_unit(
     if len(pins) > 1:
         names = {node: sorted({owner_of(key).name for key in keys}) for node, keys in sorted(pins.items())}
         nodes = [{"node": node, **first_of("members", own)} for node, own in names.items()]
-        return fact(Cause.MEMBERS_APART, group=name, **first_of("nodes", nodes), see=NODE)
+        return fact(Cause.MEMBERS_APART, **group_ref(name), **first_of("nodes", nodes), see=NODE)
     pin, members_there = next(iter(pins.items()), (None, set()))
     agreeing = rules.agreeing(members, allocated)
     if not isinstance(agreeing, list):
-        return {**agreeing, "group": name}
+        return {**agreeing, **group_ref(name)}
     return PlacementUnit(tuple(agreeing), name, pin, frozenset(members_there))

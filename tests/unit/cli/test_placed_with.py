@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.meta import PRIORITY
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
@@ -287,3 +288,16 @@ def test_the_advice_for_a_pool_that_is_left_out_is_to_correct_it(devalloc: Shell
     output = devalloc("explain", "gpu", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"), wrong, other))
     assert "What to do: Correct that pool" in output.out
     assert "Publish devices" not in output.out
+
+
+@pytest.mark.parametrize("verb", ["validate", "solve", "apply"])
+def test_a_priority_that_is_wrong_has_its_file_document_and_field(devalloc: Shell, verb: str) -> None:
+    urgent = machine("web", "1", "1Gi")
+    urgent["metadata"]["annotations"] = {PRIORITY: "high"}
+    run = devalloc(verb, "-f", "-", stdin=text(host("a"), urgent))
+    (line,) = [line for line in run.err.splitlines() if "priority" in line]
+    assert (run.code, line.startswith("error: stdin, document 2, line ")) == (2, True)
+    assert line.endswith(
+        f": VirtualMachine default/web: metadata.annotations[{PRIORITY}]: must be an integer, not 'high'"
+    )
+    assert "DeviceClaim" not in run.out + run.err

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from devalloc.api import meta
 from devalloc.api.node_rules import FIELD
-from devalloc.api.owner_names import CLAIM, MACHINE, Owner, is_object, owner_name, owner_of
-from devalloc_solver import Fleet, solve_manifests
+from devalloc.api.owner_names import CLAIM, MACHINE, Owner, is_object, owner_name, owner_of, read_name
+from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
 from tests.support.manifests import Manifest
 
@@ -43,10 +44,56 @@ def test_a_name_says_whose_the_devices_are(name: str, owner: Owner) -> None:
     assert owner_of(("ns", name)) == owner
 
 
-def test_no_object_has_such_a_name() -> None:
-    forged = {name: value for name, value in of_machine().items() if name != FIELD}
-    assert answer(owner_name(MACHINE, "vm"), GPU, POOL, forged)["reason"] == "ClaimInvalid"
-    assert is_object(("ns", "vm.virtualmachine"))
+@pytest.mark.parametrize("kind", [MACHINE, CLAIM])
+@pytest.mark.parametrize("part", ["", "io", "move"])
+@pytest.mark.parametrize("has", [False, True])
+def test_a_claim_that_a_file_calls_like_an_owner_is_another_one(*, kind: str, part: str, has: bool) -> None:
+    forged = {one: value for one, value in of_machine(part, kind=kind).items() if one != FIELD}
+    forged |= {"status": {"allocations": [entry("p", "g1")]}} if has else {}
+    name = read_name(owner_name(kind, "vm", part))
+    assert answer(owner_name(kind, "vm", part), GPU, POOL, forged, of_machine(part, kind=kind))["allocated"]
+    other = answer(name, GPU, POOL, forged, of_machine(part, kind=kind))
+    assert "ClaimInvalid" in (other["reason"], *(text.partition(":")[0] for text in other.get("warnings", ())))
+    assert is_object(("ns", name))
+    late = answer("late", GPU, POOL, forged, of_machine(part, kind=kind, held="g0"), claim("late", request("gpu", 2)))
+    named = {(one["kind"], one["name"]) for one in late["blockers"]}
+    assert named == {("machine" if kind == MACHINE else "claim", "vm")} | ({("claim", name)} if has else set())
+
+
+def test_so_is_a_resource_claim() -> None:
+    name = owner_name(MACHINE, "vm")
+    forged = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {}}
+    plain = {**forged, "metadata": {"name": "c"}}
+    (refused, _) = dra.solve_manifests([forged, plain])["claims"]
+    assert (refused["name"], refused["reason"]) == (read_name(name), "ClaimInvalid")
+    fleet = Fleet.from_manifests([])
+    assert [fleet.allocate(one)["reason"] for one in (plain, forged)] == [None, "ClaimInvalid"]
+
+
+def test_a_claim_that_names_the_group_of_a_machine_is_in_none() -> None:
+    group = owner_name(MACHINE, "vm")
+    own = {**claim("own", request("gpu"), group="g"), FIELD: ()}
+    own["metadata"]["annotations"][meta.GROUP] = group
+    others = claim("others", request("gpu", 9))
+    others["metadata"]["annotations"] = {meta.GROUP: group}
+    assert answer("own", GPU, POOL, own, others)["allocated"]
+    assert answer("others", GPU, POOL, own, others)["reason"] == "ClaimInvalid"
+    fleet = Fleet.from_manifests([GPU, POOL])
+    assert [one["allocated"] for one in fleet.allocate_all([others, own])["claims"]] == [False, True]
+
+
+def test_what_is_wrong_with_an_owner_is_said_of_its_object() -> None:
+    held = {**of_machine(), "status": {"allocations": [{**entry("p", "g0"), "allocations": [{"name": "m"}]}]}}
+    problems = solve_manifests([GPU, POOL, held])["problems"]
+    assert {(one["kind"], one["name"], one["path"].partition("[")[0]) for one in problems} == {
+        (MACHINE, "vm", "status.allocations")
+    }
+
+
+def test_what_an_owner_has_like_a_claim_is_the_problem_of_that_claim_only() -> None:
+    held = allocated(claim("c", request("gone")), [entry("p", "g1")], node="n1")
+    both = [POOL, held, {**of_machine("moved", held="g0"), "spec": held["spec"]}]
+    assert [one["name"] for one in solve_manifests(both)["problems"]] == ["c"]
 
 
 def test_a_machine_is_named_as_one_whatever_part_of_it_is_in_the_way() -> None:

@@ -12,6 +12,7 @@ import pytest
 from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import GROUP, GROUP_MATCH, ONLY_CLASS
 from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.owner_names import MACHINE, owner_name
 from devalloc.api.reasons import Reason
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -101,8 +102,9 @@ def test_a_driver_without_devices_is_missing_as_that_of_a_class() -> None:
 
 
 def test_a_request_by_driver_warns_of_nothing_that_no_user_wrote() -> None:
-    documents = [HOSTS, of_driver("host")]
-    assert not answer(*documents).keys() & {"warnings"}
+    name = owner_name(MACHINE, "vm")
+    documents = [HOSTS, of_driver("host", name)]
+    assert not answer(*documents, name=name).keys() & {"warnings"}
     assert "warnings" not in Fleet.from_manifests(documents[:1]).allocate(documents[1])
     assert answer(HOSTS, claim("c", request()))["warnings"], "one of a user matches devices of any kind"
 

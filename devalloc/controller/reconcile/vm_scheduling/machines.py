@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
+from devalloc.api.fields import name_fault
 from devalloc.api.machine_reservation import (
     booked_entries,
     missing_amounts,
@@ -22,7 +23,7 @@ from devalloc.api.machine_reservation import (
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine, annotation_problems
 from devalloc.store import Object
 
 KIND = "VirtualMachine"
@@ -398,6 +399,8 @@ class _MachineSorter:
 
     def _obstacle(self, key: MachineKey, doc: Object) -> tuple[str, str] | None:
         """What must change before it makes sense to look for a place."""
+        if problem := next(iter(annotation_problems(doc)), None):
+            return Reason.MACHINE_INVALID.value, str(problem)
         if refused := start_refusal(doc):
             why = f"node {running_node(doc)} cannot start it: {refused.get('reason')}: {refused.get('message')}"
             return Reason.START_REFUSED.value, why
@@ -408,6 +411,8 @@ class _MachineSorter:
             if ClaimView(claim_doc).entries:
                 if ClaimView(claim_doc).wants_release:
                     return Reason.CLAIM_RELEASED.value, f"claim {name} is being released"
+            elif fault := name_fault(ClaimView(claim_doc).group or name):
+                return Reason.GROUP_UNSATISFIABLE.value, f"claim {name}: metadata.annotations[{meta.GROUP}]: {fault}"
             elif ObjectView(claim_doc).is_deleting:
                 return Reason.CLAIM_BEING_DELETED.value, f"claim {name} is being deleted"
             elif ClaimView(claim_doc).is_held:

@@ -17,7 +17,7 @@ from devalloc.api.machine_reservation import missing_amounts, parse_nano, requir
 from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, device_claims_in
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
@@ -114,7 +114,7 @@ class MachineMessages:
         rooms = self._short(target, code) if target is not None and is_of_room else None
         blockers = [*map(dict, solved.blockers)]
         if target is None or rooms is None:
-            causes: list[Fact] = [_with_group(each, self._placing) for each in solved.causes]
+            causes: list[Fact] = [*solved.causes]
             if is_own:
                 causes = [{name: value for name, value in each.items() if name != "request"} for each in causes]
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
@@ -233,12 +233,10 @@ class MachineMessages:
     def _given(self) -> dict[ClaimKey, Sequence[Any]]:
         """What each claim holds that holds any, or is given now; and whose node is settled, on the way."""
         holdings: dict[ClaimKey, Sequence[Any]] = {}
-        for doc in self._placing.documents:
-            if doc.get("kind") == "DeviceClaim":
-                key = ClaimView(doc).key
-                if (node := ObjectView(doc).annotation(meta.NODE)) is not None:
-                    self._pins[key] = node
-                holdings[key] = ClaimView(doc).entries
+        for view in map(ClaimView, device_claims_in(self._placing.documents)):
+            if (node := view.annotation(meta.NODE)) is not None:
+                self._pins[view.key] = node
+            holdings[view.key] = view.entries
         return holdings | {
             (one["namespace"], one["name"]): one["allocations"] for one in self._claims if one["allocated"]
         }
@@ -385,10 +383,6 @@ def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
     return cordon.is_cordon_or_unschedulable(blocker) and "device" not in blocker
 
 
-def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
-    return doc.get("kind") == "DeviceClaim" and ClaimView(doc).key == key
-
-
 def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str) -> list[Fact] | None:
     """The same for the NUMA node of each node that lacks the fewest resources; None if one has enough of everything."""
     rows: list[Fact] = []
@@ -434,18 +428,14 @@ def of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, An
         return answer
     finding, owner = finding_of(answer), placing.owners.get(key)
     machine = None if owner is None else placing.objects.get(owner)
-    doc = next((one for one in placing.documents if _is_claim(one, key)), None) if machine is not None else None
-    is_policy = machine is not None and doc is not None and _is_on_one_numa_node(machine)
-    if is_policy and doc is not None:
-        names = str(ObjectView(doc).annotation(_MATCH)).split(",")
-        is_policy = names.count("numa") == 1  # else its user wrote that, too
+    is_policy = key in placing.agreeing  # else its user wrote that, too
     name = "" if machine is None else "/".join(MachineView(machine).key)
     policy = {"path": _POLICY, "machine": name}
     causes = [
         {**one, "see": f"{_POLICY} of machine {name}"}
         if is_policy and (one["code"], one.get("attribute")) == (Cause.HELD_DIFFER, "numa")
         else one
-        for one in (_with_group(one, placing) for one in finding.causes)
+        for one in finding.causes
     ]
     blockers = [
         {**one, **policy}
@@ -462,9 +452,3 @@ def _of_its_machine(blocker: Mapping[str, Any]) -> dict[str, Any]:
     if "machine" not in blocker:
         return dict(blocker)
     return {**blocker, "path": _FIELDS.get(str(blocker.get("resource")), "spec")}
-
-
-def _with_group(cause: Mapping[str, Any], placing: SchedulingInput) -> Fact:
-    """A cause with the ``machine`` that is a group with its claims."""
-    machine = placing.machine_groups.get(str(cause.get("group")))
-    return cause if machine is None else {**cause, "machine": machine}

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from devalloc.api import host_pool_names, meta
-from devalloc.api.claim import MAX_NAME
+from devalloc.api.claim import priority_fault
 from devalloc.api.decode import decode
 from devalloc.api.findings import Cause, fact
 from devalloc.api.machine_location import (
@@ -29,6 +28,7 @@ from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
 from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
 from devalloc.api.owner_names import CLAIM, MACHINE, owner_name
+from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
 from devalloc.api.views import (
@@ -40,7 +40,7 @@ from devalloc.api.views import (
     ObjectView,
     device_claims_in,
 )
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine, annotation_problems
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
@@ -162,12 +162,10 @@ class SchedulingInput:
     """The pools of what nodes have for machines, by name."""
     objects: Mapping[MachineKey, Object] = field(default_factory=dict)
     """All machines."""
-
-    @property
-    def machine_groups(self) -> Mapping[str, str]:
-        """The names of machines by the labels of the groups that they are with their claims."""
-        names = {name for _, name in (*self.wishes, *self.moves)}
-        return {_group_label(name, what): name for name in names for what in (_OF_MACHINE, _MOVE_OF_MACHINE)}
+    agreeing: frozenset[ClaimKey] = frozenset()
+    """Claims that must be on one NUMA node with their machine, and only because of its policy."""
+    problems: Sequence[Problem] = ()
+    """What is wrong with annotations of machines."""
 
 
 def scheduling_input(
@@ -241,11 +239,14 @@ class _InputBuilder:
         kept_back = self._kept_back(labels)
         members: dict[Group, set[ClaimKey]] = {}
         changed: dict[ClaimKey, Object] = {**self.half_written}
+        agreeing: set[ClaimKey] = set()
         for claim, doc in self.claims.items():
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
                 agree = standing.owners.get(claim) in standing.agree
                 changed[claim] = _with_group(doc, label, agree=agree)
+                if agree and _NUMA not in _match_of_group(doc).split(","):
+                    agreeing.add(claim)
                 if not ClaimView(doc).entries:
                     members.setdefault((claim[0], label), set()).add(claim)
         wishes = {}
@@ -295,6 +296,8 @@ class _InputBuilder:
             arriving=self.arriving,
             pools=self.pools,
             objects={MachineView(doc).key: doc for doc in self.machine_docs},
+            agreeing=frozenset(agreeing),
+            problems=[problem for doc in self.machine_docs for problem in annotation_problems(doc)],
         )
 
     def _labels(self) -> dict[tuple[str, str, str], str]:
@@ -313,7 +316,7 @@ class _InputBuilder:
             groups = [name for kind, _, name in members if kind == "group"]
             owners = [name for kind, _, name in members if kind == "machine"]
             if owners:
-                label = groups[0] if len(groups) == 1 else _group_label(owners[0])
+                label = groups[0] if len(groups) == 1 else owner_name(MACHINE, owners[0])
                 labels |= dict.fromkeys((one for one in members if one[0] != "group"), label)
         return labels
 
@@ -421,7 +424,7 @@ class _InputBuilder:
         key = MachineView(doc).key
         if not local:
             return (self._add(key, "move", doc, requests, notes, excluded=excluded),), {}
-        notes = {**notes, meta.GROUP: _group_label(key[1], _MOVE_OF_MACHINE)}
+        notes = {**notes, meta.GROUP: owner_name(MACHINE, key[1], "move")}
         agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
         if agree:
             compute = [each for each in requests if each.is_of_numa_nodes]
@@ -560,18 +563,13 @@ def _amounts_by_start(machine: VirtualMachine, amounts: Mapping[str, Quantity]) 
 
 
 def _priority_annotation(machine: Object) -> dict[str, str]:
-    """The annotation of a machine that its claims have too; empty if it has none."""
-    value = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
-    return {} if value is None else {meta.PRIORITY: value}
+    """The annotation of a machine that its claims have too; empty if it has none that can be read."""
+    value = MachineView(machine).annotation(meta.PRIORITY)
+    return {} if value is None or priority_fault(value) else {meta.PRIORITY: value}
 
 
-_OF_MACHINE, _MOVE_OF_MACHINE = "of machine", "move of machine"
-
-
-def _group_label(machine: str, what: str = _OF_MACHINE) -> str:
-    """The label of the group that a machine and its claims are, as long at most as groups' names are."""
-    label = f"{what} {machine}"
-    return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"
+def _match_of_group(claim: Object) -> str:
+    return ObjectView(claim).annotation(meta.GROUP_MATCH) or ""
 
 
 def _with_group(claim: Object, label: str, *, agree: bool) -> Object:
@@ -579,6 +577,5 @@ def _with_group(claim: Object, label: str, *, agree: bool) -> Object:
     metadata = claim["metadata"]
     annotations = {**metadata.get("annotations", {}), meta.GROUP: label}
     if agree:
-        before = annotations.get(meta.GROUP_MATCH)
-        annotations[meta.GROUP_MATCH] = "numa" if before is None else f"{before},numa"
-    return {**claim, "metadata": {**metadata, "annotations": annotations}}
+        annotations[meta.GROUP_MATCH] = ",".join(filter(None, (_match_of_group(claim), _NUMA)))
+    return {**claim, "metadata": {**metadata, "annotations": annotations}, FIELD: claim.get(FIELD, ())}

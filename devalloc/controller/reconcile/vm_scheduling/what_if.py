@@ -58,8 +58,7 @@ def solve_with_machines(
 
 def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
     claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-    answered = (one for key, one in claims.items() if is_object(key) or one["reason"] == Reason.CLAIM_INVALID)
-    own = [_with_owner(one, placing) for one in answered]
+    own = [_with_owner(one, placing) for key, one in claims.items() if is_object(key)]
     own += withheld_answers(placing)
     own.sort(key=lambda one: (one["namespace"], one["name"]))
     machine_answers, messages = [], MachineMessages(placing, answer["claims"])
@@ -82,7 +81,8 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
     migrations += [_entry(key, False, None, (), *_stated(*why)) for key, why in placing.migrations.failed.items()]
     if placing.migrations.objects:
         answer = {**answer, "migrations": sorted(migrations, key=lambda one: (one["namespace"], one["name"]))}
-    return {**answer, "claims": own, "machines": machine_answers}
+    problems = [*answer["problems"], *(problem.to_dict() for problem in placing.problems)]
+    return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
 
 
 def _growth_answer(

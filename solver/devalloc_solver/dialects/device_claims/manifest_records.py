@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, DeviceClaimStatus, check_annotations
 from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
-from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import DEVICE_RECORDS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
-from devalloc.api.node_rules import FIELD, NodeRestriction, node_restrictions
-from devalloc.api.owner_names import object_name
+from devalloc.api.node_rules import FIELD, NodeRestriction, is_given, node_restrictions
+from devalloc.api.owner_names import as_of_object, is_object, read_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, repeated
@@ -202,7 +201,7 @@ class ClaimRecord(ManifestRecord):
             self._object = _with_status(self._granted[0].model, self._granted[1])
         elif self._object is None:
             assert self._cached is not None
-            plain = {**self._metadata, "name": object_name(self.name[2])}
+            plain = {**self._metadata, "name": "x"}
             metadata = ObjectMeta.model_validate(plain, by_alias=True, by_name=False)
             metadata = metadata.model_copy(update={"name": self.name[2]})
             self._object = self._cached.claim.model_copy(update={"metadata": metadata})
@@ -307,8 +306,9 @@ def name_of(manifest: Mapping[str, Any]) -> Name:
     """What a manifest is called, as far as it says so."""
     metadata = manifest.get("metadata")
     marks = metadata if isinstance(metadata, Mapping) else {}
+    read = str if is_given(manifest) else read_name
     kind, name, namespace = (
-        escape_invalid_unicode(value) if isinstance(value, str) else ""
+        read(value) if isinstance(value, str) else ""
         for value in (manifest.get("kind"), marks.get("name"), marks.get("namespace"))
     )
     return full_name(kind, namespace, name)
@@ -374,12 +374,7 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
         text = super()._spec_key(manifest)
         if text is None or FIELD not in manifest:
             return text
-        key = text, manifest[FIELD]
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
+        return (text, manifest[FIELD], is_object(name_of(manifest)[1:])) if is_given(manifest) else None
 
     def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ManifestRecord, _CachedSpec | None]:
         document = read_manifest(manifest)
@@ -395,10 +390,11 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
         self, manifest: Mapping[str, Any], metadata: dict[str, Any], template: _CachedSpec
     ) -> ManifestRecord | None:
         try:
-            for name, value in metadata.items():
-                if not _IS_PLAIN[name](object_name(value) if name == "name" and FIELD in manifest else value):
+            plain = as_of_object(metadata) if FIELD in manifest else metadata
+            for name, value in plain.items():
+                if not _IS_PLAIN[name](value):
                     return None
-            annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+            annotations, labels = plain.get("annotations") or {}, plain.get("labels") or {}
             if annotations:
                 check_annotations(annotations)
             if (annotations or labels) and metadata_slips("DeviceClaim", annotations, labels):

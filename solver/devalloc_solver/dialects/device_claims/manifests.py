@@ -16,7 +16,9 @@ from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.findings import text_fact
-from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
+from devalloc.api.json_content import is_valid_unicode
+from devalloc.api.node_rules import is_given
+from devalloc.api.owner_names import read_name
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
@@ -91,7 +93,7 @@ def invalid_claim(document: Mapping[Any, Any], why: str) -> RejectedClaim | None
         key,
         Reason.CLAIM_INVALID,
         (text_fact(why),),
-        group=_text(marks.get(meta.GROUP)),
+        group=marks.get(meta.GROUP) if is_given(document) else _text(marks.get(meta.GROUP)),
         status=recover_status(document.get("status")),
         node=_node(marks.get(meta.ALLOCATED_NODE)) or _node(marks.get(meta.NODE)),
     )
@@ -122,7 +124,7 @@ def _leave_out(driver: str, name: str, why: str, pools: dict[str, str]) -> None:
 
 
 def _text(value: object) -> str | None:
-    return escape_invalid_unicode(value) if isinstance(value, str) and value else None
+    return read_name(value) if isinstance(value, str) and value else None
 
 
 def _node(value: object) -> str | None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.owner_names import is_object
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.check import CelResults, check
@@ -139,7 +140,8 @@ def prepare(
     gone = loss_problems(lost, "DeviceClaim", "status.allocations")
     broken = list(_invalid_class_problems(problem_input, eligibility))
     eligibility.judge.allowance.begin_search()
-    orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, problem_input)]
+    own = (claim for claim in allocated if is_object(claim.key))  # what else holds devices has the requests of a claim
+    orphans = [problem for claim in own for problem in _missing_class_problems(claim, problem_input)]
     all_problems = (*problem_input.problems, *problems, *unclear, *broken, *gone, *orphans, *overused)
     return UnsolvedProblem(
         snapshot,

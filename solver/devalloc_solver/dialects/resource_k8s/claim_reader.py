@@ -92,7 +92,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
     ) -> ReadResourceClaim | None:
         name, namespace, uid = metadata.get("name"), metadata.get("namespace", "default"), metadata.get("uid", "")
         annotations, created = metadata.get("annotations", {}), metadata.get("creationTimestamp")
-        if not (type(name) is type(namespace) is type(uid) is str and name and namespace):
+        if not (type(name) is type(namespace) is type(uid) is str and name.isprintable() and name and namespace):
             return None
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.fields import describe_value, is_subdomain_name
+from devalloc.api.fields import describe_value, is_subdomain_name, quote_value
 from devalloc.api.findings import text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
 from devalloc.api.object_lists import flatten_lists
+from devalloc.api.owner_names import read_name
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
@@ -257,7 +258,7 @@ def key_of(content: Manifest) -> Key:
     metadata = content.get("metadata")
     fields = metadata if isinstance(metadata, MAPPINGS) else {}
     namespace = short_text(fields.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
-    return namespace, short_text(fields.get("name") or "")
+    return namespace, read_name(short_text(fields.get("name") or ""))
 
 
 def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
@@ -319,7 +320,9 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
     filled = with_defaults(content)
     try:
         check_version(content)
-        read(NamedObject, content)
+        name = read(NamedObject, content).metadata.name
+        if name != key[1]:
+            raise FieldError("metadata.name", f"must not have a control character, but is {quote_value(name)}")
         if twice:
             raise FieldError("metadata.name", "is the name of two claims in this namespace; rename one")
         claim = read_claim(filled, gates)
