@@ -20,7 +20,7 @@ from devalloc_solver.dialects.device_claims import candidates
 from devalloc_solver.dialects.resource_k8s.cluster_devices import ClusterDevices
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook, view_cluster
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, published_device
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.eligibility.judge import Judge
 from tests.support import dra_builders
@@ -222,11 +222,11 @@ def test_devices_of_slices_judged_together_fare_as_they_do_one_by_one(name: str)
     for attribute in ("uuid", "product", "odd", "rare"):
         expression = expression.replace(f"device.{attribute}", f"{A}.{attribute}")
     book = SliceBook(varied_slices()[1:], gates)
-    devices = ClusterDevices.of(book, view_cluster(book, {}), DeviceUsage(), gates)
-    faults = {offer.index: "fault" for offer in devices.offers if offer.device.has_fault}
+    devices = ClusterDevices.of(book, view_cluster(book, {}), DeviceUsage(), gates).snapshot.devices
+    faults = {one.index: "fault" for one in devices if published_device(one).device.has_fault}
     together, apart = Judge(selector_language(gates)), Judge(selector_language(gates))
-    one_by_one = ["fault" if offer.index in faults else apart.verdict(expression, offer) for offer in devices.offers]
-    assert together.verdicts(expression, devices.offers, faults) == one_by_one
+    one_by_one = ["fault" if one.index in faults else apart.verdict(expression, one) for one in devices]
+    assert together.verdicts(expression, devices, faults) == one_by_one
     assert len(faults) == 22
     assert len({*one_by_one} - {"fault"}) > 1 or "for all" in name or "for some" in name
     for judge in (together, apart):

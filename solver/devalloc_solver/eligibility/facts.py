@@ -135,10 +135,9 @@ class Eligible:
         return is_of_class and self._passes(self.own, kind, kinds)
 
     def _passes(self, predicates: Iterable[Predicate], kind: Kind, kinds: Kinds) -> bool:
-        device = self.judge.language.published(kind.one)
         varied = kinds.varied.intersection(kind.one.attributes)
         return all(
-            self.judge.verdict(one.text, device) is True
+            self.judge.verdict(one.text, kind.one) is True
             for one in predicates
             if one.reads is not None and varied.isdisjoint(one.reads)
         )

@@ -110,8 +110,6 @@ class Language:
     """verdicts of an expression that are cached; None without a limit"""
     fault: Callable[[Any], str | None] | None = None
     """why no expression can be evaluated on a device, or None"""
-    published: Callable[[Any], Any] = lambda device: device
-    """what is judged of a device of a snapshot"""
     is_certain: Callable[[Any, str, Iterable[Any]], bool] = lambda device, name, values: True
     """whether to compare an attribute with values is false, and never an error that counts, for devices like this one
     that have another value"""

@@ -90,7 +90,7 @@ class Device:
     """of a pool without node: the nodes that reach this device; None for all"""
     traits: Hashable = None
     """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
-    source: object = None
+    source: Any = None
     """the dialect's own: what the device was made of"""
     ghost: Ghost | None = None
     """of a ghost, which bears the name of its device: it is in use, and no request is offered it"""

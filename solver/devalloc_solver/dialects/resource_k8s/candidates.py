@@ -33,6 +33,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceUsage,
     PublishedDevice,
     overdrawn_counters,
+    published_device,
 )
 from devalloc_solver.dialects.resource_k8s.selectors import cel_device
 from devalloc_solver.dialects.resource_k8s.slices import (
@@ -45,6 +46,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
 from devalloc_solver.eligibility.facts import ClassRule, Eligible
 from devalloc_solver.eligibility.judge import ExpressionError, ExpressionRefusal, Judge
 from devalloc_solver.problem.demand import Candidates, FunnelStep, without_nodes
+from devalloc_solver.problem.snapshot import Device
 
 
 class CapacityOverflowError(Exception):
@@ -254,18 +256,20 @@ class RequestJudge:
     """Judges devices for requests; what asks for the same is judged once."""
 
     gates: frozenset[str]
-    offers: Sequence[PublishedDevice]
+    devices: Sequence[Device]
     usage: DeviceUsage
     selectors: Judge
     classes: Mapping[str, ResourceDeviceClass]
     broken: frozenset[str] = frozenset()
     """nodes with a pool that is incomplete or invalid"""
+    reached: Sequence[frozenset[str]] | None = None
+    """the nodes that reach each device; None: as it is published"""
     _is_in_use: bool = field(init=False)
     """whether anything is"""
     _faults: Mapping[int, str] = field(init=False)
     """devices with an attribute that no selector can read, and what is wrong with it"""
     _overdrawn: dict[int, str] = field(init=False)
-    _reached: list[frozenset[str]] = field(init=False)
+    _reached: Sequence[frozenset[str]] = field(init=False)
     _verdicts: dict[object, RequestVerdict] = field(default_factory=dict)
     _restricted: dict[object, tuple[Candidates, Candidates]] = field(default_factory=dict)
     """what rules for nodes leave of candidates, by the identity of these; with these, which that keeps alive"""
@@ -291,9 +295,11 @@ class RequestJudge:
 
     def __post_init__(self) -> None:
         self._is_in_use = bool(self.usage.whole or self.usage.shared)
-        self._faults = {offer.index: str(cel_device(offer)) for offer in self.offers if offer.device.has_fault}
-        self._overdrawn = overdrawn_counters(self.offers, self.usage)
-        self._reached = [offer.nodes for offer in self.offers]
+        offers = [*map(published_device, self.devices)]
+        pairs = zip(self.devices, offers, strict=True)
+        self._faults = {device.index: str(cel_device(offer)) for device, offer in pairs if offer.device.has_fault}
+        self._overdrawn = overdrawn_counters(offers, self.usage)
+        self._reached = [offer.nodes for offer in offers] if self.reached is None else self.reached
 
     def eligible(self, subrequest: SubRequest) -> Eligible:
         """What decides by expressions about a device for a request, which was chosen for before."""
@@ -341,23 +347,24 @@ class RequestJudge:
 
     def _judge(self, subrequest: SubRequest, where: str) -> RequestVerdict:
         verdict = RequestVerdict(self._reached, self.broken if subrequest.is_all else frozenset())
-        reached = [offer for offer in self.offers if offer.nodes]
-        mismatches = self._unselected(verdict, subrequest, reached, where)
-        for offer in reached:
-            mismatch = mismatches.get(offer.index) or self._capacity(verdict, subrequest, offer, where)
+        reached = [device for device, nodes in zip(self.devices, self._reached, strict=True) if nodes]
+        mismatches = self._unselected(subrequest, reached, where)
+        for device in reached:
+            index = device.index
+            mismatch = mismatches.get(index) or self._capacity(verdict, subrequest, device, where)
             if mismatch is not None:
                 if mismatch.error:
                     verdict.errors.append(mismatch.error)
-                verdict.rejected.setdefault(mismatch.rule, []).append((offer.index, mismatch.why))
+                verdict.rejected.setdefault(mismatch.rule, []).append((index, mismatch.why))
                 continue
-            barred = self._bar(verdict, subrequest, offer)
+            barred = self._bar(verdict, subrequest, device)
             if barred is None or subrequest.is_all:
-                verdict.accepted.append(offer.index)
-                verdict.binds = verdict.binds or offer.binds
+                verdict.accepted.append(index)
+                verdict.binds = verdict.binds or published_device(device).binds
             if barred is not None and subrequest.is_all:
-                verdict.blocked[offer.index] = barred
+                verdict.blocked[index] = barred
             elif barred is not None:
-                verdict.rejected.setdefault(barred.rule, []).append((offer.index, barred.why))
+                verdict.rejected.setdefault(barred.rule, []).append((index, barred.why))
         verdict.amounts.clear()
         return verdict
 
@@ -392,18 +399,16 @@ class RequestJudge:
             return
         raise AllocationError(f"{where}: {refusal.message}", exceeded=refusal.exceeded)
 
-    def _unselected(
-        self, verdict: RequestVerdict, subrequest: SubRequest, offers: Iterable[PublishedDevice], where: str
-    ) -> dict[int, DeviceMismatch]:
+    def _unselected(self, subrequest: SubRequest, devices: Iterable[Device], where: str) -> dict[int, DeviceMismatch]:
         """Why devices are not candidates of the request, whether they are in use or not, but for their capacities."""
         mismatches: dict[int, DeviceMismatch] = {}
-        left: list[PublishedDevice] = []
-        for offer in offers:
-            mismatch = self._withheld(subrequest, offer)
+        left: list[Device] = []
+        for device in devices:
+            mismatch = self._withheld(subrequest, published_device(device))
             if mismatch is None:
-                left.append(offer)
+                left.append(device)
             else:
-                mismatches[offer.index] = mismatch
+                mismatches[device.index] = mismatch
         chosen = self.classes[subrequest.class_name]
         of_class = f"class {chosen.name}"
         by_class = rule(RuleCode.CLASS_SELECTOR, device_class=chosen.name)
@@ -414,15 +419,16 @@ class RequestJudge:
                 with self._located(f"{at}: selector #{number}"):
                     outcomes = self.selectors.verdicts(expression, left, self._faults)
                 failed, passed = DeviceMismatch(by, one_line(expression)), []
-                for offer, outcome in zip(left, outcomes, strict=True):
+                for device, outcome in zip(left, outcomes, strict=True):
                     if outcome is True:
-                        passed.append(offer)
+                        passed.append(device)
                     elif outcome is False:
-                        mismatches[offer.index] = failed
+                        mismatches[device.index] = failed
                     else:
-                        message = f"{prefix}selector #{number} fails on device {offer.title}: {outcome}"
+                        title = published_device(device).title
+                        message = f"{prefix}selector #{number} fails on device {title}: {outcome}"
                         error = f"{message}; guard it, or correct the device"
-                        mismatches[offer.index] = DeviceMismatch(SELECTOR_FAILED, outcome, error)
+                        mismatches[device.index] = DeviceMismatch(SELECTOR_FAILED, outcome, error)
                 left = passed
         return mismatches
 
@@ -437,10 +443,11 @@ class RequestJudge:
         return None if subrequest.is_all else self._in_use(subrequest, offer)
 
     def _capacity(
-        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice, where: str
+        self, verdict: RequestVerdict, subrequest: SubRequest, device: Device, where: str
     ) -> DeviceMismatch | None:
         if gate.CONSUMABLE_CAPACITY not in self.gates:
             return None
+        offer = published_device(device)
         try:
             amounts = verdict.amounts.get(id(offer.device.capacity))
             if amounts is None:
@@ -453,11 +460,12 @@ class RequestJudge:
         if isinstance(amounts, str):
             return DeviceMismatch(rule(RuleCode.CAPACITY), amounts)
         if offer.is_shareable:
-            verdict.takes[offer.index] = amounts
+            verdict.takes[device.index] = amounts
         return None
 
-    def _bar(self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+    def _bar(self, verdict: RequestVerdict, subrequest: SubRequest, one: Device) -> DeviceMismatch | None:
         """Why a device that the request is about cannot be had."""
+        offer = published_device(one)
         device = offer.device
         if (used := self._in_use(subrequest, offer)) is not None:
             return used
@@ -478,7 +486,7 @@ class RequestJudge:
                 return DeviceMismatch(rule(RuleCode.LABELLED_CLAIMS))
             value = f"={taint.value}" if taint.value else ""
             return DeviceMismatch(rule(RuleCode.TAINT), f"{taint.key}{value}:{taint.effect}")
-        return self._exhausted(verdict, subrequest, offer)
+        return self._exhausted(verdict, subrequest, one)
 
     def _draws(self, subrequest: SubRequest, offer: PublishedDevice) -> bool:
         """Whether giving the device draws counters: admin access never does, nor one more share."""
@@ -494,13 +502,12 @@ class RequestJudge:
             return DeviceMismatch(_IN_USE, "in shares")
         return None
 
-    def _exhausted(
-        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice
-    ) -> DeviceMismatch | None:
-        if subrequest.admin or not offer.is_shareable:
+    def _exhausted(self, verdict: RequestVerdict, subrequest: SubRequest, device: Device) -> DeviceMismatch | None:
+        if subrequest.admin or not device.shareable:
             return None
+        offer = published_device(device)
         used = self.usage.shared.get(offer.id, {})
-        for name, amount in verdict.takes[offer.index].items():
+        for name, amount in verdict.takes[device.index].items():
             capacity = offer.device.capacity[name].value
             left = capacity.nano - used.get(name, 0)
             if amount.nano > left:

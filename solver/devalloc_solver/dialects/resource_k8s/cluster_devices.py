@@ -75,7 +75,7 @@ class ClusterDevices:
     ) -> RequestJudge:
         """One that judges them, in use or not; or, with ``usage``, only those that are not in use."""
         broken = frozenset(self.seen.broken)
-        return RequestJudge(self.gates, self.offers, usage or DeviceUsage(), selectors, classes, broken)
+        return RequestJudge(self.gates, self.snapshot.devices, usage or DeviceUsage(), selectors, classes, broken)
 
 
 @dataclass(slots=True)
@@ -107,11 +107,11 @@ class ClusterCache:
             self._slices, self._nodes = slices, problem_input.nodes
         selectors = Judge(selector_language(gates)) if judge is None else judge.selectors
         is_forgotten = selectors.forget_exhausting()
-        if judge is not None and judge.offers is not devices.offers:
+        if judge is not None and judge.devices is not devices.snapshot.devices:
             selectors.forget_cuts()
         if (
             judge is None
-            or judge.offers is not devices.offers
+            or judge.devices is not devices.snapshot.devices
             or is_forgotten
             or judge.size > MAX_VERDICTS
             or not judge.has_classes(problem_input.classes)

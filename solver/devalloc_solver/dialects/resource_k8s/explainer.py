@@ -157,7 +157,7 @@ class ResourceClaimExplainer(Explainer):
         return NOT_TOGETHER  # whatever a part of the cluster has
 
     def make_typos(self) -> ResourceTypoFinder:
-        return ResourceTypoFinder([*map(published_device, self.snapshot.devices)])
+        return ResourceTypoFinder(self.snapshot.devices)
 
 
 def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any]) -> dict[str, Any]:

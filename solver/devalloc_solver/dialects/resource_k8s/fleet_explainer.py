@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -15,7 +15,7 @@ from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplain
 from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
 from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState
 from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, published_device
+from devalloc_solver.dialects.resource_k8s.published_devices import published_device
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.eligibility.judge import Judge
@@ -76,15 +76,13 @@ class ResourceClaimFunnels(FleetFunnels):
         return step.firsts, step.rule
 
     def example(self, request: Request, by: Rule, first: DevicePosition, part: int) -> str | None:
-        offer, subrequest = replace(self._offer(first), index=0), self.requests[request.label].spec.subrequest
-        ((_, why),) = self.query.rules.judge([offer]).choose(self.query.claim, subrequest).verdict.rejected[by]
+        subrequest = self.requests[request.label].spec.subrequest
+        chosen = self.query.rules.judge([self.device(first)]).choose(self.query.claim, subrequest)
+        ((_, why),) = chosen.verdict.rejected[by]
         return why
 
     def title(self, position: DevicePosition) -> str:
-        return self._offer(position).title
-
-    def _offer(self, position: DevicePosition) -> PublishedDevice:
-        return published_device(self.device(position))
+        return published_device(self.device(position)).title
 
     @property
     def is_exact(self) -> bool:
@@ -252,7 +250,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
             self._whole_selectors = Judge(selector_language(self.state.gates), self.index.allowance)
         self._whole_selectors.forget_exhausting()
         judge = self.state.rules.on(snapshot, self._whole_selectors)
-        self._whole_typos = ResourceTypoFinder(judge.offers)
+        self._whole_typos = ResourceTypoFinder(judge.devices)
         return judge
 
     def _is_spent(self, judge: RequestJudge) -> bool:
@@ -267,7 +265,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimQuery, RequestJudge]):
         if self._typos is None:
             sizes, all_kinds = self.stats.sizes(), self.index.kinds
             kinds = [kind for kind in all_kinds.kinds if sizes.get(kind.index)]
-            offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
+            devices, copies = [kind.one for kind in kinds], [sizes[kind.index] for kind in kinds]
             unique = {name: partial(all_texts, all_kinds, name) for name in all_kinds.varied}
-            self._typos = ResourceTypoFinder(offers, copies, unique)
+            self._typos = ResourceTypoFinder(devices, copies, unique)
         return self._typos

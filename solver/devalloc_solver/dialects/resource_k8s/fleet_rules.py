@@ -22,7 +22,7 @@ from devalloc_solver.dialects.resource_k8s.demands import (
 from devalloc_solver.dialects.resource_k8s.device_properties import DeviceProperties
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice, published_device
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, published_device
 from devalloc_solver.dialects.resource_k8s.selectors import has_type, selector_language
 from devalloc_solver.eligibility.judge import Judge
 from devalloc_solver.eligibility.predicate import Predicate
@@ -31,7 +31,7 @@ from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.pipeline.units import RejectedClaim
 from devalloc_solver.problem.demand import Demand, PlacementUnit, in_plain_terms
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Device, Snapshot
 
 MAX_SHAPES = 1_000
 """Shapes remembered; when there are more, all are forgotten."""
@@ -86,10 +86,9 @@ class ResourceClaimRules:
         kinds, network = self.index.kinds, self.index.network
         seen = kinds, len(kinds.kinds), network
         if self._seen != seen:
-            offers = () if network is None else [published_device(device) for device in network.snapshot.devices]
             self._seen = seen
-            self._of_network = self.judge(offers, self.broken)
-            self._of_kinds = self.judge_kinds(kinds.kinds)
+            self._of_network = self.judge(() if network is None else network.snapshot.devices, self.broken)
+            self._of_kinds = self.judge_kinds(kinds)
             self._forget_shape_facts()
 
     def _forget_shape_facts(self) -> None:
@@ -163,32 +162,31 @@ class ResourceClaimRules:
 
     def judge(
         self,
-        offers: Iterable[PublishedDevice],
+        devices: Sequence[Device],
         broken: frozenset[str] = frozenset(),
         selectors: Judge | None = None,
     ) -> RequestJudge:
         """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is. ``selectors``: None for
         those of the index."""
         classes = self.problem_input.classes
-        return RequestJudge(self.gates, [*offers], DeviceUsage(), selectors or self._selectors, classes, broken)
+        return RequestJudge(self.gates, devices, DeviceUsage(), selectors or self._selectors, classes, broken)
 
     def on(self, snapshot: Snapshot, selectors: Judge | None = None) -> RequestJudge:
         """Judges the devices of a snapshot."""
         broken = (pool.node for pool in snapshot.pools if any(is_broken(device.traits) for device in pool.devices))
-        offers = (replace(published_device(device), index=device.index) for device in snapshot.devices)
-        return self.judge(offers, self.broken.union(node for node in broken if node is not None), selectors)
+        return self.judge(snapshot.devices, self.broken.union(node for node in broken if node is not None), selectors)
 
-    def judge_kinds(self, kinds: Sequence[EqualDevices]) -> RequestJudge:
+    def judge_kinds(self, kinds: EqualDevicesIndex) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""
-        offers = [
-            replace(published_device(kind.one), index=kind.index, nodes=frozenset((str(kind.index),))) for kind in kinds
-        ]
-        return self.judge(offers, frozenset(str(kind.index) for kind in kinds if is_broken(kind.one.traits)))
+        devices = kinds.sample().devices
+        alone = [frozenset((str(device.index),)) for device in devices]
+        broken = frozenset(str(device.index) for device in devices if is_broken(device.traits))
+        return replace(self.judge(devices, broken), reached=alone)
 
     def judge_node(self, snapshot: Snapshot) -> RequestJudge:
         """Judges the devices of one node."""
         broken = snapshot.nodes if any(is_broken(device.traits) for device in snapshot.devices) else ()
-        return self.judge(map(published_device, snapshot.devices), frozenset(broken))
+        return self.judge(snapshot.devices, frozenset(broken))
 
     def demand(self, claim: ResourceClaim, judge: RequestJudge) -> Demand:
         """The demand of a claim in terms of a judge. Raises AllocationError."""
@@ -228,12 +226,12 @@ class ResourceClaimRules:
             record = records[name]
             cached = self._failed.get((shape_facts, number, name))
             if cached is None or cached[0] is not record:
-                offers = [
-                    published_device(device)
+                devices = [
+                    device
                     for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
                     if name in nodes or kind.index in kinds
                 ]
-                errors = self.judge(offers, frozenset()).choose(claim, subrequest).verdict.errors if offers else ()
+                errors = self.judge(devices).choose(claim, subrequest).verdict.errors if devices else ()
                 if len(self._failed) >= MAX_FAILURES:
                     self._failed.clear()
                 cached = self._failed[shape_facts, number, name] = record, tuple(errors)
@@ -257,14 +255,14 @@ class ResourceClaimRules:
 
     def _may_fail(self, predicates: Iterable[Predicate], kind: EqualDevices, nodes: set[str]) -> bool:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
-        offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
+        varied = self.index.kinds.varied.intersection(kind.one.attributes)
         for predicate in predicates:
             open_operands = []
             for operand in predicate.operands:
                 if operand.reads is None or not varied.isdisjoint(operand.reads):
                     open_operands.append(operand)
                     continue
-                verdict = self._selectors.operand_verdict(predicate.text, operand, offer)
+                verdict = self._selectors.operand_verdict(predicate.text, operand, kind.one)
                 if verdict is not True:
                     return verdict is not False
             for name, values in predicate.find_literals() if open_operands else ():
@@ -316,7 +314,7 @@ class ResourceClaimQuery:
         return self.claim.pinned_node
 
     def demand_of(self, kinds: EqualDevicesIndex) -> Demand:
-        return self.rules.demand(self.claim, self.rules.judge_kinds(kinds.kinds))
+        return self.rules.demand(self.claim, self.rules.judge_kinds(kinds))
 
     def explained_unit(self, judge: RequestJudge) -> PlacementUnit | None:
         demand = make_claim_demand(pending_claim(self.claim, 0), self.rules.problem_input, judge)

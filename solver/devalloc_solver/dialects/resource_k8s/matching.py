@@ -16,7 +16,7 @@ from devalloc_solver.dialects.resource_k8s.cluster_devices import MAX_VERDICTS, 
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, read_documents
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, published_device
 
 Manifest = Mapping[str, Any]
 
@@ -91,14 +91,14 @@ class MatchCounts:
             return {}
         if self._taken[1].size > MAX_VERDICTS:
             self._take()
-        devices, judge = self._taken
+        _, judge = self._taken
         judge.selectors.allowance.begin(until, is_quick=True)
         matching: set[int] = set()
         for subrequest in claims[0].subrequests:
             if subrequest.class_name in self._input.classes:
                 with suppress(AllocationError):
                     matching |= {*judge.choose(claims[0], subrequest).verdict.accepted}
-        return dict(Counter(devices.offers[index].pool.driver for index in sorted(matching)))
+        return dict(Counter(published_device(judge.devices[index]).pool.driver for index in sorted(matching)))
 
     def _read(self) -> None:
         """Read what has changed of the objects."""

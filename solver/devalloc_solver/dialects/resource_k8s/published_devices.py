@@ -225,8 +225,8 @@ class PublishedDevice:
 
 def published_device(device: core.Device) -> PublishedDevice:
     """What a device of a snapshot was made of."""
-    assert isinstance(device.source, PublishedDevice)
-    return device.source
+    offer: PublishedDevice = device.source
+    return offer
 
 
 @dataclass(frozen=True, slots=True)

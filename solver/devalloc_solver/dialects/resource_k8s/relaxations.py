@@ -15,7 +15,12 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_request
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, counter_name, is_counter
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    counter_name,
+    is_counter,
+    published_device,
+)
 from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.joint_counts import quantity_format
@@ -36,7 +41,7 @@ from devalloc_solver.explain.supply_relaxations import (
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.snapshot import Pool
+from devalloc_solver.problem.snapshot import Device, Pool
 
 ANY_DEVICE = ResourceDeviceClass("", (), ())
 """A class of all devices; no object can have its name."""
@@ -222,7 +227,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
 
     def taints(self) -> list[Relaxation]:
         """All taints at once, narrowed to those of the devices that are needed."""
-        without = _changing_devices(_without_taints)
+        without = _without_taints(lambda where, taint: True)
 
         def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
             question = relaxed([])
@@ -256,46 +261,44 @@ def _written_amount(demand: Demand, request: Request, name: str) -> object:
 # -- taints ------------------------------------------------------------------------------------------------------------
 
 
-def _changing_devices(
-    change: Callable[[PublishedDevice], PublishedDevice],
+def _without_taints(
+    is_gone: Callable[[DeviceId, DeviceTaint], bool],
 ) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    """With all requests judged for devices that are changed. The judges that it made are remembered."""
+    """With all requests judged for devices without some taints. The judges that it made are remembered."""
     judges: dict[int, tuple[RequestJudge, RequestJudge]] = {}
     """by identity"""
+
+    def untainted(device: Device) -> Device:
+        offer = published_device(device)
+        taints = tuple(taint for taint in offer.device.taints if not is_gone(offer.id, taint))
+        if len(taints) == len(offer.device.taints):
+            return device
+        return replace(device, source=replace(offer, device=replace(offer.device, taints=taints)))
 
     def changed(demand: Demand, request: Request) -> Request:
         judge: RequestJudge = request.spec.judge
         if id(judge) not in judges:
-            offers = [change(offer) for offer in judge.offers]
-            judges[id(judge)] = judge, replace(judge, offers=offers, _verdicts={}, _wider=None)
+            devices = [*map(untainted, judge.devices)]
+            judges[id(judge)] = judge, replace(judge, devices=devices, _verdicts={}, _wider=None)
         return _judged_by(judges[id(judge)][1], demand, request, request.spec.subrequest)
 
     return lambda question: question.with_requests(changed)
-
-
-def _without_taints(offer: PublishedDevice) -> PublishedDevice:
-    return replace(offer, device=replace(offer.device, taints=())) if offer.device.taints else offer
 
 
 def _taints_of(question: FeasibilityQuestion, placements: Sequence[Placement]) -> list[Relaxation]:
     """Those of the devices that were placed."""
     taken = {entry.device.index for placement in placements for entry in placement.entries}
     requests = (request for demand in question.unit.demands for request in demand.requests)
-    offers: Sequence[PublishedDevice] = next((request.spec.judge.offers for request in requests), ())
-    return [_taint(offer.id, taint) for offer in offers if offer.index in taken for taint in offer.device.taints]
+    devices: Sequence[Device] = next((request.spec.judge.devices for request in requests), ())
+    offers = (published_device(device) for device in devices if device.index in taken)
+    return [_taint(offer.id, taint) for offer in offers for taint in offer.device.taints]
 
 
 def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
     fields = {"key": taint.key, "value": taint.value, "effect": taint.effect}
     entry = {"kind": "taint", **dict(zip(("driver", "pool", "device"), where, strict=True))}
     entry |= {name: value for name, value in fields.items() if value}
-
-    def change(offer: PublishedDevice) -> PublishedDevice:
-        if offer.id != where:
-            return offer
-        return replace(offer, device=replace(offer.device, taints=tuple(t for t in offer.device.taints if t != taint)))
-
-    return Relaxation(entry, _changing_devices(change))
+    return Relaxation(entry, _without_taints(lambda *one: one == (where, taint)))
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------

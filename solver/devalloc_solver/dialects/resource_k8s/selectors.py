@@ -30,7 +30,6 @@ def selector_language(gates: frozenset[str]) -> Language:
         most=COST_LIMIT,
         max_verdicts=MAX_VERDICTS,
         fault=_unreadable_attribute,
-        published=attrgetter("source"),
         is_certain=_is_certain,
     )
 
@@ -83,10 +82,10 @@ def _operand(program: Program) -> Operand:
     reads, own = program.reads, partial(Operand, program, program.matches, program.cost)
     texts = _names(program.safe_texts)
     if reads is None:
-        return own(attrgetter("device"), cel_device, None, None, texts)
+        return own(attrgetter("source.device"), lambda device: cel_device(published_device(device)), None, None, texts)
     fields = sorted(reads, key=attrgetter("kind", "domain", "id"))
     readers = [_reader(read) for read in fields]
-    key: _Reader = readers[0] if len(readers) == 1 else lambda offer: tuple([read(offer) for read in readers])
+    key: _Reader = readers[0] if len(readers) == 1 else lambda device: tuple([read(device) for read in readers])
     only = fields[0] if len(fields) == 1 and fields[0].kind == "attribute" else None
     by_key = None if fields and only is None else _views_of_one(only)
     return own(key, partial(_device_of, fields), by_key, _names_read(program), texts)
@@ -107,35 +106,37 @@ def _views_of_one(attribute: DeviceField | None) -> Callable[[Any], CelDevice]:
     return view
 
 
-_Reader = Callable[[PublishedDevice], object]
+_Reader = Callable[[Device], object]
 
 
 def _reader(read: DeviceField) -> _Reader:
     """How to read one part of a device, such that equal parts are of one type."""
     if read.kind == "driver":
-        return lambda offer: offer.pool.driver
+        return attrgetter("source.pool.driver")
     if read.kind == "allow_multiple":
-        return lambda offer: offer.device.allow_multiple
+        return attrgetter("source.device.allow_multiple")
     name = f"{read.domain}/{read.id}"
     if read.kind == "capacity":
 
-        def capacity(offer: PublishedDevice) -> object:
+        def capacity(device: Device) -> object:
+            offer = published_device(device)
             there = find_qualified(offer, offer.device.capacity, name)
             return None if there is None else (there.value.nano, there.value.format)
 
         return capacity
     domain, short = read.domain, read.id
 
-    def attribute(offer: PublishedDevice) -> object:
-        attributes = offer.device.attributes
+    def attribute(device: Device) -> object:
+        attributes = device.source.device.attributes
         value = attributes.get(name)
-        return attributes.get(short) if value is None and offer.pool.driver == domain else value
+        return attributes.get(short) if value is None and device.source.pool.driver == domain else value
 
     return attribute
 
 
-def _device_of(reads: Sequence[DeviceField], offer: PublishedDevice) -> CelDevice:
+def _device_of(reads: Sequence[DeviceField], device: Device) -> CelDevice:
     """A device of which selectors see no more than some parts."""
+    offer = published_device(device)
     attributes: dict[str, dict[str, Any]] = {}
     capacity: dict[str, dict[str, Any]] = {}
     for read in reads:
@@ -151,8 +152,9 @@ def _device_of(reads: Sequence[DeviceField], offer: PublishedDevice) -> CelDevic
     return CelDevice(offer.pool.driver, attributes, capacity, offer.device.allow_multiple)
 
 
-def _unreadable_attribute(offer: PublishedDevice) -> str | None:
+def _unreadable_attribute(device: Device) -> str | None:
     """Why no selector can read a device, or None."""
+    offer = published_device(device)
     return str(cel_device(offer)) if offer.device.has_fault else None
 
 

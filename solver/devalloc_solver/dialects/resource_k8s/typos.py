@@ -18,7 +18,7 @@ from devalloc_solver.cel.kubernetes.reads import PLACES
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.reads import Comparison
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
+from devalloc_solver.dialects.resource_k8s.published_devices import find_attribute, published_device
 from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
 from devalloc_solver.explain.typos import (
     KnownNames,
@@ -31,6 +31,7 @@ from devalloc_solver.explain.typos import (
     mistyped_parts,
 )
 from devalloc_solver.problem.demand import Demand
+from devalloc_solver.problem.snapshot import Device
 
 _TYPES = TypeNames({str: "string", int: "int", bool: "bool"}, "of type ")
 
@@ -39,17 +40,17 @@ _TYPES = TypeNames({str: "string", int: "int", bool: "bool"}, "of type ")
 class ResourceTypoFinder(UnitTypos):
     """Finds what was most likely mistyped, among the devices that some node reaches."""
 
-    offers: Sequence[PublishedDevice]
+    devices: Sequence[Device]
     copies: Sequence[int] | None = None
-    """how many devices each of the offers stands for; None: itself"""
-    identifiers: Mapping[str, ValuesOf[PublishedDevice]] = field(default_factory=dict)
-    """attributes of which the offers have but some of the values"""
-    _survey: KnownNames[PublishedDevice] = field(init=False)
+    """how many devices each of these stands for; None: itself"""
+    identifiers: Mapping[str, ValuesOf[Device]] = field(default_factory=dict)
+    """attributes of which the devices have but some of the values"""
+    _survey: KnownNames[Device] = field(init=False)
 
     def __post_init__(self) -> None:
-        there = [number for number, offer in enumerate(self.offers) if offer.nodes]
+        there = [number for number, device in enumerate(self.devices) if published_device(device).nodes]
         copies = None if self.copies is None else [self.copies[number] for number in there]
-        self._survey = KnownNames([self.offers[number] for number in there], _values, copies, self.identifiers)
+        self._survey = KnownNames([self.devices[number] for number in there], _values, copies, self.identifiers)
 
     def of_demand(self, demand: Demand) -> Iterator[Typo]:
         return filter(None, self._all(demand))
@@ -99,22 +100,24 @@ class ResourceTypoFinder(UnitTypos):
         access = f"device.attributes['{path[1]}'].{path[2]}"
         return mistyped_comparison(self._survey, operator, "/".join(path[1:]), literal, _TYPES, access)
 
-    def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str | None, name: str) -> Typo | None:
+    def _name(self, names_of: Callable[[Device], Iterable[str]], what: str | None, name: str) -> Typo | None:
         survey = self._survey
         return mistyped_name(name, survey.names(names_of), survey.total, what=what, nearest=nearest_name)
 
 
-def _attributes(offer: PublishedDevice) -> Iterable[str]:
+def _attributes(device: Device) -> Iterable[str]:
+    offer = published_device(device)
     return _full_names(tuple(offer.device.attributes), offer.pool.driver)
 
 
-def _capacities(offer: PublishedDevice) -> Iterable[str]:
+def _capacities(device: Device) -> Iterable[str]:
+    offer = published_device(device)
     return _full_names(tuple(offer.device.capacity), offer.pool.driver)
 
 
-def _own_capacities(offer: PublishedDevice) -> Iterable[str]:
+def _own_capacities(device: Device) -> Iterable[str]:
     """As the device writes them."""
-    return offer.device.capacity
+    return published_device(device).device.capacity
 
 
 @lru_cache(maxsize=1024)
@@ -123,9 +126,9 @@ def _full_names(names: tuple[str, ...], driver: str) -> frozenset[str]:
     return frozenset(name if "/" in name else f"{driver}/{name}" for name in names)
 
 
-def _values(offer: PublishedDevice, name: str) -> Iterable[object]:
+def _values(device: Device, name: str) -> Iterable[object]:
     """A list equals no literal, whatever is in it."""
-    attribute = find_attribute(offer, name)
+    attribute = find_attribute(published_device(device), name)
     if attribute is None or isinstance(attribute, UnusualAttribute):
         return ()
     kind, value = attribute

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.device_properties import DeviceReader, make_snapshot
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.selectors import selector_language
 from devalloc_solver.dra import AllocationError, allocate
 from devalloc_solver.eligibility.judge import MAX_EXHAUSTED, Judge
+from devalloc_solver.problem.snapshot import Device
 from tests.support.dra_builders import claim, device, device_class, request, slice_
 
 
-def offers(*content: dict[str, Any]) -> list[PublishedDevice]:
+def devices(*content: dict[str, Any]) -> Sequence[Device]:
     content_slice = read_slice(slice_("s", content))
     pool = ResourcePool("gpu.io", "p", 1, PoolStatus.COMPLETE, "", (content_slice,), (), {})
-    return [
+    offers = [
         PublishedDevice(i, pool, content_slice, one, one.allow_multiple, frozenset())
         for i, one in enumerate(content_slice.devices)
     ]
+    return make_snapshot(offers, (), DeviceReader(DEFAULT_GATES)).devices
 
 
 def verdicts(expression: str, *content: dict[str, Any]) -> list[bool | str]:
     judge = Judge(selector_language(DEFAULT_GATES))
-    return [judge.verdict(expression, offer) for offer in offers(*content)]
+    return [judge.verdict(expression, one) for one in devices(*content)]
 
 
 VALUES: list[object] = [
