@@ -169,11 +169,14 @@ class FastPath:
                 return self._recipe(combination, choices, node)
         return None
 
-    def splits_partitions(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
-        """Whether a request takes partitions of several pools: how many of which loses least, only a search tells."""
+    def is_split(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
+        """Whether a request takes of several pools what only a search tells how to split: partitions, or any devices
+        where the policy weighs loads."""
         pools: dict[int, set[int]] = {}
         for part in plan.parts:
-            if isinstance(part, PlanPart) and any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups):
+            if isinstance(part, PlanPart) and (
+                self.policy.weighs_loads or any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups)
+            ):
                 pools.setdefault(id(part.request), set()).add(part.pool)
         return any(len(of_request) > 1 for of_request in pools.values())
 

@@ -60,6 +60,8 @@ class IndexedGroup:
     watchers: tuple[Watcher, ...]
     uses: tuple[tuple[DeviceUse, tuple[int, ...], int], ...]
     """(use, counters of its distinct values, mask of those that other pools have as well)"""
+    load: int
+    """how much of its pool each device is that comes into use; 0 where that does not matter"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class ComponentOption:
     loss: int = 0
     """what it costs of the largest partition that the cell has left: the difference of the squares of its sizes, so
     that a cell which is broken into already is used up before another is broken into"""
+    load: int = 0
+    """how much of its pool comes into use, where that matters"""
 
 
 def component_options(
@@ -90,14 +94,17 @@ def component_options(
     """The options of a cell that no other makes needless, the most first; doing nothing is not among them."""
     if len(shapes) == 1 and len(shapes[0].uses) == 1 and _is_plain(shapes[0]) and not partitions:
         use = shapes[0].uses[0][0]
-        count = min(shapes[0].size, max(n for n, g in zip(demand_vector.needs, use.gain, strict=True) if g))
-        return [ComponentOption(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
+        most = min(shapes[0].size, max(n for n, g in zip(demand_vector.needs, use.gain, strict=True) if g))
+        load, least = shapes[0].load, 1 if shapes[0].load else most
+        gains = [(tuple(gain * count for gain in use.gain), count) for count in range(most, least - 1, -1)]
+        return [ComponentOption(g, use.spend, 0, 0, ((0, 0, count),), (), load=count * load) for g, count in gains]
     if len(shapes) == 1 and shapes[0].size == 1 and not partitions and all(demand_vector.needs):
         uses = [use for use, _, _ in shapes[0].uses]
         if _is_plain(shapes[0]) and all(sum(use.gain) == 1 for use in uses):
             steps.spend_each(len(uses))
             return [
-                ComponentOption(use.gain, use.spend, 0, 0, ((0, position, 1),), ()) for position, use in enumerate(uses)
+                ComponentOption(use.gain, use.spend, 0, 0, ((0, position, 1),), (), load=shapes[0].load)
+                for position, use in enumerate(uses)
             ]
     parts: list[_PartialOption] = []
     whole = _largest(partitions, counters)
@@ -110,10 +117,12 @@ def component_options(
             if any(part.gain):
                 parts.append(part)
     parts.sort(key=_offset)
-    options = [ComponentOption(p.gain, p.spend, p.cost, p.wide, p.uses, p.looks, whole**2 - p.whole**2) for p in parts]
+    options = [
+        ComponentOption(p.gain, p.spend, p.cost, p.wide, p.uses, p.looks, whole**2 - p.whole**2, p.load) for p in parts
+    ]
     if len(options) == 1:
         return options
-    left = undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss), o.wide), steps)
+    left = undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss, -o.load), o.wide), steps)
     if any(shape.draws for shape in shapes):
         # Of covers that cost the same the first one found counts: of equal cards the one that takes most of the first.
         left.sort(key=lambda option: -sum(option.gain))
@@ -145,6 +154,7 @@ class _PartialOption(NamedTuple):
     looks: tuple[tuple[int, int, int], ...] = ()
     whole: int = 0
     """size of the partition that is kept whole"""
+    load: int = 0
     offset: int = 0
     """how far on the stacks are that it takes of: the natural order prefers the first devices"""
 
@@ -196,7 +206,7 @@ def _undominated_parts(parts: Iterable[_PartialOption], live: Sequence[int], ste
 
     def worth(part: _PartialOption) -> tuple[tuple[int, ...], int]:
         left = [part.counters[counter] for counter in live]
-        return (*part.gain, *[-amount for amount in part.spend], *left, -part.cost, part.whole), part.wide
+        return (*part.gain, *[-amount for amount in part.spend], *left, -part.cost, part.whole, -part.load), part.wide
 
     return undominated(sorted(parts, key=_offset), worth, steps)
 
@@ -234,7 +244,7 @@ def _add_counted(
     use, _, _ = shape.uses[0]
     gains = [(at, gain, demand_vector.needs[at]) for at, gain in enumerate(use.gain) if gain]
     spends = [(at, each, demand_vector.budgets[at]) for at, each in enumerate(use.spend) if each]
-    everything = last and not use.cost and not spends
+    everything = last and not use.cost and not spends and not shape.load
     steps.spend_each(len(parts))
     for part in parts:
         most = min(shape.size, max([-(-(need - part.gain[at]) // gain) for at, gain, need in gains]))
@@ -259,6 +269,7 @@ def _add_counted(
                 (*part.uses, (number, 0, count)),
                 part.looks,
                 part.whole,
+                part.load + shape.load * count,
                 part.offset + number * count,
             )
             if everything:
@@ -316,7 +327,9 @@ class _OptionBuilder:
         use, values, _ = uses[position]
         most = self._most(use, values)
         least = 0
-        if self.plain:
+        if self.shape.load:
+            pass  # fewer leave more of the pool
+        elif self.plain:
             least = max(0, min(most, self.left - self.later[position]))
         elif self.last and position + 1 == len(uses) and not (self.shape.watchers or values or use.cost):
             least = 0 if any(use.spend) else most
@@ -414,6 +427,7 @@ class _OptionBuilder:
             part.uses + tuple((self.number, position, count) for position, count in self.counts),
             part.looks + tuple((self.number, watcher, count) for watcher, count in looks),
             part.whole,
+            part.load + shape.load * sum(count for _, count in self.counts),
             part.offset + self.number * sum(count for _, count in self.counts),
         )
 

@@ -70,9 +70,13 @@ class PoolComponents:
 
 
 def make_components(
-    demand_vector: DemandVector, steps: StepBudget, shapes_of: Callable[[Pool], Shapes] | None = None
+    demand_vector: DemandVector,
+    steps: StepBudget,
+    shapes_of: Callable[[Pool], Shapes] | None = None,
+    load_of: Callable[[Device], int] | None = None,
 ) -> list[PoolComponents]:
-    """The pools that can do something, each as its cells; with ``shapes_of`` options say what partitions they cost."""
+    """The pools that can do something, each as its cells; with ``shapes_of`` options say what partitions they cost,
+    with ``load_of`` how much of the pool comes into use by devices that are taken whole."""
     node_view = demand_vector.stock.node_view
     by_pool: dict[int, list[MergedGroup]] = {pool: [] for pool in range(len(node_view.pools))}
     for pool, stack in _merge_groups(demand_vector, steps):
@@ -86,7 +90,7 @@ def make_components(
         cells = []
         for members in _connected(demand_vector, stacks, free, all_draws=bool(shapes)):
             for stack_group in _split_device_by_device(members):
-                cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps))
+                cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps, load_of))
         if cells := [cell for cell in cells if cell.options]:
             components.append(PoolComponents(pool, tuple(cells), pool in demand_vector.stock.opened))
     return components
@@ -232,6 +236,7 @@ def _make_component(
     partitions: Sequence[tuple[int, Draws]],
     kinds: dict[Hashable, tuple[int, tuple[ComponentOption, ...]]],
     steps: StepBudget,
+    load_of: Callable[[Device], int] | None,
 ) -> Component:
     renamed: dict[Counter, int] = {}
     counters: list[int] = []
@@ -255,10 +260,13 @@ def _make_component(
             (entry, tuple(rename(v, 1) for v in values), sum(wide.get(v, 0) for v in values))
             for entry, values in stack.watchers
         )
-        shapes.append(IndexedGroup(stack.size, draws, group, stack.seen, shareable, watchers, uses))
+        entries = [demand_vector.demand_entries[taker] for use in stack.uses for taker, _ in use.takes]
+        is_whole = not shareable and all(entry.kind is not TakeKind.SHARE for entry in entries)
+        load = load_of(stack.devices[0]) if load_of and is_whole else 0
+        shapes.append(IndexedGroup(stack.size, draws, group, stack.seen, shareable, watchers, uses, load))
     named = tuple(
         (
-            *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers),
+            *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers, shape.load),
             tuple((use.gain, use.spend, use.cost, use.takes, values, bits) for use, values, bits in shape.uses),
         )
         for shape in shapes

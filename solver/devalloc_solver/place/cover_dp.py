@@ -6,7 +6,7 @@ cell and the number of pools that may still be opened say all about the rest; ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add, ge, mul
 
@@ -134,8 +134,9 @@ class Cover:
     parts: tuple[tuple[PoolComponents, Component, ComponentOption], ...]
 
 
-_State = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool, int]
-"""(component, cell, needs, budgets, pools that may still be opened, whether it is open, wide values in use)"""
+_State = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool, int, int]
+"""(component, cell, needs, budgets, pools that may still be opened, whether it is open, wide values in use, how much of
+the pool comes into use by the cells before)"""
 
 
 def cover(
@@ -178,6 +179,10 @@ class PolicyCost:
     """per pool of the node"""
     device: int = 1
     loss: int = 0
+    use: Callable[[int, int], int] | None = None
+    """of a pool, by how much of it comes into use"""
+    states: tuple[object, ...] = ()
+    """per pool all that the costs of its use depend on"""
 
 
 NO_POLICY = PolicyCost(())
@@ -190,11 +195,16 @@ def _by_kind(components: Sequence[PoolComponents], policy_cost: PolicyCost = NO_
     """
     kinds: dict[object, list[PoolComponents]] = {}
     for component in sorted(components, key=lambda component: not component.is_open):
-        kinds.setdefault(component.kind, []).append(component)
+        kinds.setdefault(_kind(component, policy_cost), []).append(component)
     if policy_cost.opening:
         for same in kinds.values():
             same.sort(key=lambda component: policy_cost.opening[component.pool])
     return [component for same in kinds.values() for component in same]
+
+
+def _kind(component: PoolComponents, policy_cost: PolicyCost) -> object:
+    """Equal for pools that can do the same, at costs that differ in what it takes to open them only."""
+    return component.kind, policy_cost.states[component.pool] if policy_cost.states else None
 
 
 def improve_cover(
@@ -231,7 +241,7 @@ class _Search:
         self.policy_cost = policy_cost
         self.components, self.bounds, self.steps = components, bounds, steps
         self.solved: dict[_State, tuple[int, ComponentOption | None, _State | None] | None] = {}
-        self.next_kind = _next_kinds([component.kind for component in components])
+        self.next_kind = _next_kinds([_kind(component, policy_cost) for component in components])
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
         self.gains: dict[int, list[tuple[int, int]]] = {}
         """identity of an option -> (need, what it gains of it)"""
@@ -241,11 +251,11 @@ class _Search:
 
     def _enter(self, component: int, needs: tuple[int, ...], budgets: tuple[int, ...], pools: int, used: int) -> _State:
         is_open = component < len(self.components) and self.components[component].is_open
-        return component, 0, needs, budgets, pools, is_open, used
+        return component, 0, needs, budgets, pools, is_open, used, 0
 
     def best(self, state: _State) -> int | None:
         """The least cost of serving the rest, or None."""
-        component, number, needs, _, pools, is_open, _ = state
+        component, number, needs, _, pools, is_open, _, load = state
         if not any(needs):
             return 0
         if component == len(self.components):
@@ -270,6 +280,9 @@ class _Search:
                 cost = rest + option.cost * self.policy_cost.device + option.loss * self.policy_cost.loss
                 if not is_open and self.policy_cost.opening:
                     cost += self.policy_cost.opening[self.components[component].pool]
+                if option.load and self.policy_cost.use is not None:
+                    pool = self.components[component].pool
+                    cost += self.policy_cost.use(pool, load + option.load) - self.policy_cost.use(pool, load)
                 if best is None or cost < best[0]:
                     best = (cost, option, after)
                     if not cost:
@@ -284,7 +297,7 @@ class _Search:
 
     def _after(self, state: _State, option: ComponentOption, more: int) -> _State | None:
         """The state once an option is taken; None where it may not be, or would be of no use."""
-        component, number, needs, budgets, _, _, used = state
+        component, number, needs, budgets, _, _, used, load = state
         if option.wide & used:
             return None
         gains = self.gains.get(id(option))
@@ -304,15 +317,15 @@ class _Search:
                 return None
         self.steps.spend()
         if number + 1 < len(self.components[component].cells):
-            return component, number + 1, after, budgets, more, True, used | option.wide
+            return component, number + 1, after, budgets, more, True, used | option.wide, load + option.load
         return self._enter(component + 1, after, budgets, more, used | option.wide)
 
     def _skip(self, state: _State) -> _State:
         """Use nothing of this cell, nor of its equals after it; nor of equal pools, where the pool stays closed."""
-        component, number, needs, budgets, pools, is_open, used = state
+        component, number, needs, budgets, pools, is_open, used, load = state
         following = self.next_cell[component][number]
         if following < len(self.components[component].cells):
-            return component, following, needs, budgets, pools, is_open, used
+            return component, following, needs, budgets, pools, is_open, used, load
         return self._enter(component + 1 if is_open else self.next_kind[component], needs, budgets, pools, used)
 
     def parts(self, state: _State | None) -> list[tuple[PoolComponents, Component, ComponentOption]]:

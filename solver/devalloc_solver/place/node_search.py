@@ -5,13 +5,13 @@ Among covers of as few pools and devices, the one that the policy prefers (S17, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-from devalloc_solver.place.components import make_components
+from devalloc_solver.place.components import PoolComponents, make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, cover, improve_cover
 from devalloc_solver.place.demand_vector import DemandVector
@@ -84,43 +84,59 @@ class AlternativeSearch:
 _POLICY_STEPS = 2_000
 """The policy is a preference: it may cost so much and no more. With 500 the benchmark `hard` takes two thirds of the
 steps, with 8,000 five thirds; 60 new shapes on 200 nodes get the same devices."""
-_RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 160
+_RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _NODE_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 160, 1 << 224
 """Weights of which one always outweighs all that come before."""
 
 
 def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
     """The cover that the policy prefers, or the one at hand where that takes too long."""
     demand_vector, initial = settled.demand_vector, settled.cover
-    node_view = demand_vector.stock.node_view
+    node_view, policy = demand_vector.stock.node_view, context.policy
     if not initial.parts or (
         initial.components == initial.pools
+        and not (policy.weighs_loads and initial.pools > 1)
         and not any(candidate_group.draws for candidate_group in node_view.candidate_groups)
     ):
         return initial
     own = StepBudget(min(_POLICY_STEPS, steps.left), steps.deadline)
     try:
-        keeps_partitions = context.policy.keeps_partitions
-        components = make_components(demand_vector, own, context.partitions if keeps_partitions else None)
+        components = make_components(
+            demand_vector,
+            own,
+            context.partitions if policy.keeps_partitions else None,
+            context.load_of if policy.weighs_loads else None,
+        )
         if _prefers_network(context, demand_vector):
             network = [component for component in components if node_view.pools[component.pool].node is None]
             alone = cover(demand_vector, network, own, most=initial.pools)
             if alone is not None and (alone.pools, alone.cost) == (initial.pools, initial.cost):
                 components, initial = network, alone
-        opening = tuple(
-            _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, UNIT)
-            for rank, pool in enumerate(node_view.pools)
-        )
-        return improve_cover(
-            demand_vector,
-            components,
-            initial,
-            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if keeps_partitions else 0),
-            own,
-        )
+        return improve_cover(demand_vector, components, initial, _policy_cost(context, node_view, components), own)
     except StepsExhausted:
         return initial
     finally:
         steps.left -= min(_POLICY_STEPS, steps.left) - own.left
+
+
+def _policy_cost(context: SearchContext, node_view: NodeView, components: Sequence[PoolComponents]) -> PolicyCost:
+    """What the policy weighs on a node: whether pools come into use, or how much of them, as far as the options say."""
+    pools, policy = node_view.pools, context.policy
+    weighed = {each.pool for each in components if any(option.load for cell in each.cells for option in cell.options)}
+
+    def use(number: int, load: int) -> int:
+        own = load if pools[number].node is not None else 0
+        return _NODE_WEIGHT * own + _BUSY_WEIGHT * context.cost_of_pool(pools[number].index, load)
+
+    opening = tuple(
+        _RANK_WEIGHT * rank + (0 if rank in weighed else _BUSY_WEIGHT * context.cost_of_pool(pool.index, UNIT))
+        for rank, pool in enumerate(pools)
+    )
+    loss = _LOSS_WEIGHT if policy.keeps_partitions else 0
+    if not policy.weighs_loads:
+        return PolicyCost(opening, _DEVICE_WEIGHT, loss)
+    scale = context.usage.loads.scale
+    states = tuple([(context.use(pool.index), scale(pool.index).capacity) for pool in pools])
+    return PolicyCost(opening, _DEVICE_WEIGHT, loss, use, states)
 
 
 def _prefers_network(context: SearchContext, demand_vector: DemandVector) -> bool:

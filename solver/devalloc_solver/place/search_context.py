@@ -71,6 +71,10 @@ class SearchContext:
             return None
         return self.usage.loads.nodes.get(node, 0), self.usage.loads.capacity(node)
 
+    def load_of(self, device: Device) -> int:
+        """How much of its pool a device is that comes into use whole."""
+        return self.usage.loads.scale(device.pool).whole(device.draws)
+
     def cost_of_pool(self, pool: int, load: int) -> int:
         """How little the policy likes that so much more of a pool is in use (see ``Loads``)."""
         return self.policy.cost(_PoolInUse(self, pool), load)
