@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ def nodes_that_matter(
     """List the nodes that matter to claims of some shapes and rules for nodes, by rank; None where they are too
     many.
 
-    A node without enough devices for any of them does not matter, and of nodes that are equal in all but names no more
-    do than there are claims, the first ones on which a claim may be.
+    A node without enough devices for any of them does not matter, and of nodes that are equal in all but names, and in
+    what the rules say of them, no more do than there are claims, the first ones.
 
     Args:
         pins: nodes to which claims are bound; they matter, too.
@@ -39,19 +40,29 @@ def nodes_that_matter(
     """
     ranks = {index.records[pin].rank for pin in pins}
     by_shape: dict[int, tuple[ShapeSearch, dict[Restrictions, None]]] = {}
+    every: dict[Restrictions, None] = {}
     for shape, restrictions in searches:
-        by_shape.setdefault(id(shape), (shape, {}))[1][restrictions] = None
+        by_shape.setdefault(id(shape), (shape, {}))[1][restrictions] = every[restrictions] = None
     for each in index.log.classes(index.classes.by_index):
-        fitting = (rules for shape, rules in by_shape.values() if shape.count_bounds.may_fit(each))
-        if every := {restrictions: None for rules in fitting for restrictions in rules}:
+        if fitting := {
+            one: None for shape, rules in by_shape.values() if shape.count_bounds.may_fit(each) for one in rules
+        }:
             own = {rank for rank in each.ranks if rank in index.by_rank and index.by_rank[rank].member_of is each}
-            for restrictions in every:
-                ranks.update(
-                    nsmallest(claims, (rank for rank in own if not is_barred(restrictions, index.by_rank[rank].name)))
-                )
+            for alike in _by_rules(index, own, every, fitting) if any(every) else [own]:
+                ranks.update(nsmallest(claims, alike))
                 if len(ranks) > MAX_NODES:
                     return None
     return [index.by_rank[rank] for rank in sorted(ranks)]
+
+
+def _by_rules(
+    index: NodeIndex, ranks: Iterable[int], every: Iterable[Restrictions], fitting: Iterable[Restrictions]
+) -> Iterable[Sequence[int]]:
+    """The ranks of nodes of which all rules say the same, as far as some of ``fitting`` allow them."""
+    alike: dict[tuple[Restrictions, ...], list[int]] = defaultdict(list)
+    for rank in ranks:
+        alike[tuple([rules for rules in every if not is_barred(rules, index.by_rank[rank].name)])].append(rank)
+    return [own for allowed, own in alike.items() if any(rules in allowed for rules in fitting)]
 
 
 def place_in_fleet(placement: Placement, subset: FleetSubset[Any], records: Sequence[NodeRecord]) -> ChosenPlace:

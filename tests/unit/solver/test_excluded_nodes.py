@@ -67,6 +67,23 @@ def test_several_claims_at_once_get_what_they_would_get_from_a_cold_solve() -> N
     assert warm == [answer(*nodes, first, second, name=name) for name in ("c", "d")]
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_claims_that_use_the_same_devices_get_the_same_of_equal_ones_warm_and_cold(seed: int) -> None:
+    """Of nodes that are equal but for who excludes them, a warm fleet looks at as many as the exact model does."""
+    random = Random(seed)
+    nodes = [f"n{number}" for number in range(random.randint(4, 7))]
+    devices = [device("g0"), device("g1")]
+    pools = [pool(f"{node}-p{number}", node, driver="gpu", devices=devices) for node in nodes for number in range(2)]
+    watcher = waiting(*random.sample(nodes, random.randint(1, len(nodes) - 2)), count=3)
+    watcher["spec"]["claims"][0]["deviceClass"] = "watch"
+    claims = [watcher, claim("d", request("gpu", 3))]
+    documents = [GPU, device_class("watch", driver="gpu", adminAccess=True), *pools]
+    fleet = Fleet.from_manifests(documents)
+    fleet.allocate_all([])
+    warm, cold = fleet.allocate_all(claims)["claims"], solve_manifests([*documents, *claims])["claims"]
+    assert [(one["node"], one["allocations"]) for one in warm] == [(one["node"], one["allocations"]) for one in cold]
+
+
 def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() -> None:
     refused = answer(GPU, gpus("n1", 2), gpus("n2"), waiting("n1", count=2))
     assert refused["reason"] == "NodeUnavailable"
