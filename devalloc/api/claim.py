@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -34,6 +34,7 @@ from devalloc.api.fields import (
 from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
 from devalloc.api.node_rules import (
     NodeRestriction,
+    Restrictions,
     ValueRestriction,
     check_node_name,
     check_node_rules,
@@ -367,23 +368,18 @@ class DeviceClaim(ApiModel):
         """Rules by which it keeps off nodes."""
         return node_restrictions(self.metadata.annotations)
 
-    def restricted(
-        self,
-        nodes: tuple[NodeRestriction, ...],
-        values: Collection[ValueRestriction],
-        driver: str | None,
-        metadata: ObjectMeta,
-    ) -> DeviceClaim:
-        """The claim with rules that no user wrote: for its nodes, and for the devices of its requests. ``metadata``:
-        with names that no object can have (``owner_names``)."""
+    def restricted(self, given: Restrictions, metadata: ObjectMeta) -> DeviceClaim:
+        """The claim with restrictions that no user wrote. ``metadata``: with names that no object can have
+        (``owner_names``)."""
         claims = [*self.spec.claims]
-        for number in {each.request for each in values} if driver is None else range(len(claims)):
-            own = tuple(each for each in values if each.request == number)
-            claims[number] = RestrictedRequest.of(claims[number], own, driver)
+        for number in range(len(claims)) if given.driver else {each.request for each in given.values}:
+            own = tuple(each for each in given.values if each.request == number)
+            claims[number] = RestrictedRequest.of(claims[number], own, given.driver)
         spec = self.spec.model_copy(update={"claims": claims})
-        fields = {**dict(self), "spec": spec, "metadata": metadata}
-        one = RestrictedClaim.model_construct(self.model_fields_set, **fields)
-        one._restrictions = nodes
+        one = RestrictedClaim.model_construct(
+            self.model_fields_set, **{**dict(self), "spec": spec, "metadata": metadata}
+        )
+        one._restrictions = given.nodes
         return one
 
     @property

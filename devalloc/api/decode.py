@@ -21,7 +21,7 @@ from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, MetadataField, ObjectMeta
-from devalloc.api.node_rules import FIELD, driver_of, is_given, restrictions_of, value_restrictions_of
+from devalloc.api.node_rules import FIELD, Restrictions, restrictions_of
 from devalloc.api.owner_names import as_of_object, is_object, owner_of
 from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import Quantity, type_name
@@ -109,8 +109,8 @@ def decode(manifest: object) -> Decoded:
     plain = _fast_pool(manifest)
     if plain is not None:
         return Decoded(plain, [])
-    if is_given(manifest):
-        return _decode_restricted(manifest)
+    if (restrictions := restrictions_of(manifest)) is not None:
+        return _decode_restricted(manifest, restrictions)
     about = _Subject.of(manifest)
     try:
         faults = content_faults(manifest)
@@ -128,7 +128,7 @@ def decode(manifest: object) -> Decoded:
     return _decode_leniently(manifest, model, kind, about)
 
 
-def _decode_restricted(manifest: dict[str, Any]) -> Decoded:
+def _decode_restricted(manifest: dict[str, Any], restrictions: Restrictions) -> Decoded:
     """Read what a caller of the solver made or changed: with rules beside it, and names that may be of no object."""
     given = manifest["metadata"]
     plain = {name: value for name, value in manifest.items() if name != FIELD}
@@ -141,9 +141,8 @@ def _decode_restricted(manifest: dict[str, Any]) -> Decoded:
         problems = [replace(each, kind=owner.kind, name=owner.name) for each in own]
     if not isinstance(claim := decoded.object, DeviceClaim):
         return replace(decoded, problems=problems)
-    rules = restrictions_of(manifest), value_restrictions_of(manifest), driver_of(manifest)
     names = {"name": given["name"], "annotations": given.get("annotations") or {}}
-    return Decoded(claim.restricted(*rules, claim.metadata.model_copy(update=names)), problems)
+    return Decoded(claim.restricted(restrictions, claim.metadata.model_copy(update=names)), problems)
 
 
 def normalize(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from devalloc.api import meta
 from devalloc.api.fields import name_fault, raise_faults
@@ -32,14 +32,12 @@ class NodeRule:
     """causes that such a reason has if no user wrote the rule, who could drop it"""
 
 
-RestrictionT = TypeVar("RestrictionT")
 NODE_RULES: Final[tuple[NodeRule, ...]] = (NodeRule(meta.EXCLUDED_NODES, False, Reason.NODE_UNAVAILABLE),)
 """Those that users write on a DeviceClaim: nodes on which it must not be."""
 MAX_CACHED = 4096
 """Characters of an annotation whose names are cached."""
 FIELD: Final = "restrictions"
-"""The field of a claim's manifest by which callers of the solver give it rules that no user wrote: for nodes, and for
-drivers and values of the devices of a DeviceClaim."""
+"""The field of a claim's manifest with the ``Restrictions`` that callers of the solver give it."""
 
 
 class NodeRestriction(NamedTuple):
@@ -55,7 +53,7 @@ class NodeRestriction(NamedTuple):
 
 
 class ValueRestriction(NamedTuple):
-    """That a request gets only devices that have one of some values of an attribute; which no user wrote."""
+    """That a request gets only devices that have one of some values of an attribute."""
 
     request: int
     """its index in spec.claims"""
@@ -63,10 +61,14 @@ class ValueRestriction(NamedTuple):
     values: frozenset[str | int]
 
 
-class DriverRestriction(NamedTuple):
-    """That all requests get devices of one driver, those too that are for one class only; which no user wrote."""
+class Restrictions(NamedTuple):
+    """What callers of the solver ask of a claim that they made or changed, beside what a user wrote."""
 
-    driver: str
+    nodes: tuple[NodeRestriction, ...] = ()
+    values: tuple[ValueRestriction, ...] = ()
+    """of the devices of a DeviceClaim"""
+    driver: str | None = None
+    """of all devices of a DeviceClaim, which then may be for one class only, too"""
 
 
 def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, ...]:
@@ -77,28 +79,17 @@ def node_restrictions(annotations: Mapping[str, str]) -> tuple[NodeRestriction, 
     return tuple(NodeRestriction(rule, named) for rule, text in texts if text and (named := _names_in(text)))
 
 
-def is_given(manifest: Mapping[Any, Any]) -> bool:
-    """Whether a caller of the solver made a manifest, or changed it: no file can have such a field."""
-    return type(manifest.get(FIELD)) is tuple
+def restrictions_of(manifest: Mapping[Any, Any]) -> Restrictions | None:
+    """Read what a caller of the solver asks of a claim; None of a claim as its user wrote it: no file can have such a
+    field."""
+    given = manifest.get(FIELD)
+    return given if type(given) is Restrictions else None
 
 
-def restrictions_of(manifest: Mapping[str, Any]) -> tuple[NodeRestriction, ...]:
-    """Read the rules for nodes that a caller gave a claim, and no file can."""
-    return _given(manifest, NodeRestriction)
-
-
-def value_restrictions_of(manifest: Mapping[str, Any]) -> tuple[ValueRestriction, ...]:
-    """The same of rules for values of devices."""
-    return _given(manifest, ValueRestriction)
-
-
-def driver_of(manifest: Mapping[str, Any]) -> str | None:
-    """The driver of all devices of a claim, if a caller gave it one."""
-    return next((each.driver for each in _given(manifest, DriverRestriction)), None)
-
-
-def _given(manifest: Mapping[str, Any], kind: type[RestrictionT]) -> tuple[RestrictionT, ...]:
-    return tuple(each for each in manifest[FIELD] if type(each) is kind) if is_given(manifest) else ()
+def node_restrictions_of(manifest: Mapping[Any, Any]) -> tuple[NodeRestriction, ...]:
+    """Read the rules for nodes of that."""
+    given = restrictions_of(manifest)
+    return () if given is None else given.nodes
 
 
 def is_barred(restrictions: Iterable[NodeRestriction], node: str | None) -> bool:

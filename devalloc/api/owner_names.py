@@ -6,11 +6,12 @@ No object can have such a name, and no manifest that is read, valid or not: what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.meta import GROUP
+from devalloc.api.meta import DEVMGMT, GROUP
+from devalloc.api.node_rules import FIELD, Restrictions
 
 CLAIM, MACHINE = "DeviceClaim", "VirtualMachine"
 _SEPARATOR = "\x1f"
@@ -27,6 +28,23 @@ class Owner(NamedTuple):
 def owner_name(kind: str, name: str, part: str = "") -> str:
     """Name what asks or holds for an object; ``part``: which part of that, if there are several."""
     return _SEPARATOR.join(filter(None, (kind, name, part)))
+
+
+def owner_document(
+    key: tuple[str, str],
+    of: Mapping[str, Any],
+    notes: Mapping[str, str],
+    spec: Mapping[str, Any],
+    restrictions: Restrictions,
+    entries: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Write what asks for devices for an object, or holds these entries, as solvers read it: like a DeviceClaim with
+    these annotations that is as old as the object, and comes at its turn."""
+    metadata: dict[str, Any] = {"namespace": key[0], "name": key[1], "annotations": dict(notes)}
+    if (created := of["metadata"].get("creationTimestamp")) is not None:
+        metadata["creationTimestamp"] = created
+    held = {"status": {"allocations": [*entries]}} if entries else {}
+    return {"apiVersion": DEVMGMT, "kind": CLAIM, "metadata": metadata, "spec": spec, **held, FIELD: restrictions}
 
 
 def owner_of(key: tuple[str, str], kind: str = CLAIM) -> Owner:

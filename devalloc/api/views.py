@@ -19,7 +19,7 @@ from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
 from devalloc.api.conditions import ALLOCATED, WAITING, find_condition
 from devalloc.api.host_pool_names import CPU
 from devalloc.api.json_content import ContentError, content_faults
-from devalloc.api.node_rules import is_given
+from devalloc.api.node_rules import restrictions_of
 from devalloc.api.owner_names import read_name
 from devalloc.api.quantity import count_text
 
@@ -483,7 +483,7 @@ def claim_key_or_none(document: object) -> ClaimKey | None:
     if not isinstance(metadata, Mapping) or not isinstance(name := metadata.get("name"), str):
         return None
     namespace = metadata.get("namespace")
-    own = str if is_given(document) else read_name
+    own = read_name if restrictions_of(document) is None else str
     return own(namespace) if isinstance(namespace, str) and namespace else "default", own(name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import NODE, PRIORITY
-from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, Restrictions
 from devalloc.api.reasons import Reason
 from tests.support.dra_instances import RARE, THEMES, drawn
 from tests.support.dra_random_pools import Manifest
@@ -87,7 +87,7 @@ class RandomCluster:
         if annotations:
             metadata["annotations"] = annotations
         claim = _object("ResourceClaim", {"metadata": metadata, "spec": spec})
-        return claim | {FIELD: self._restrictions()} if rng.random() < 0.3 else claim
+        return claim | {FIELD: Restrictions(self._restrictions())} if rng.random() < 0.3 else claim
 
     def _restrictions(self) -> tuple[NodeRestriction, ...]:
         rules = self.rng.choice([(ONLY,), (BUT,), (ONLY, BUT)])

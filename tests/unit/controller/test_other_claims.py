@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.adopted_pools import AllocatablePools
-from devalloc.api.node_rules import is_barred, restrictions_of
+from devalloc.api.node_rules import is_barred, node_restrictions_of
 from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.resource_claims import other_claims
 from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState, SolverRequest
@@ -83,7 +83,7 @@ def nodes_of(request: SolverRequest) -> list[str]:
     """The nodes that the solver may choose from."""
     assert request.misfit is None
     (document,) = request.documents
-    restrictions = restrictions_of(document)
+    restrictions = node_restrictions_of(document)
     assert restrictions
     return [name for name in ("n1", "n2", "n3") if not is_barred(restrictions, name)]
 
@@ -111,7 +111,7 @@ def test_a_claim_of_an_adopted_driver_without_the_label_can_be_had_nowhere() -> 
 
 def test_a_pod_without_other_claims_is_not_narrowed() -> None:
     (document,) = request_for(pod("p", "gpu")).documents
-    assert not restrictions_of(document)
+    assert not node_restrictions_of(document)
 
 
 def test_what_there_was_no_time_for_is_taken_to_suit() -> None:

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from devalloc.api.node_rules import FIELD
-from devalloc.api.owner_names import MACHINE, owner_name
+from devalloc.api.node_rules import Restrictions
+from devalloc.api.owner_names import MACHINE, owner_document, owner_name
 from devalloc.controller.reconcile import searches as searches_module
 from devalloc.controller.reconcile.round_solver import RoundSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
@@ -64,8 +64,9 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_problem_of_a_machine_is_gone_once_what_it_holds_is_another_device() -> None:
     def part(name: str, device: str) -> Object:
-        one = {**gpu_claim("vm"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": device}]}, FIELD: ()}
-        return {**one, "metadata": {**one["metadata"], "name": owner_name(MACHINE, "vm", name)}}
+        one, entry = gpu_claim("vm"), {"devicePoolName": "p", "deviceName": device}
+        key = "default", owner_name(MACHINE, "vm", name)
+        return owner_document(key, one, {}, one["spec"], Restrictions(), [entry])
 
     state, warm = [gpu_pool(devices=2), gpu_class(), part("", "d0")], RoundSolver()
     for device, count in (("d0", 1), ("d1", 0)):

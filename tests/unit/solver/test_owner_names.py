@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.node_rules import FIELD
+from devalloc.api.node_rules import FIELD, Restrictions
 from devalloc.api.owner_names import CLAIM, MACHINE, Owner, is_object, owner_name, owner_of, read_name
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
@@ -21,7 +21,7 @@ def of_machine(part: str = "", *, kind: str = MACHINE, held: str | None = None, 
     one = claim("vm", request("gpu"), **annotations)
     if held is not None:
         one = allocated(one, [entry("p", held)], node="n1")
-    return {**one, "metadata": {**one["metadata"], "name": owner_name(kind, "vm", part)}, FIELD: ()}
+    return {**one, "metadata": {**one["metadata"], "name": owner_name(kind, "vm", part)}, FIELD: Restrictions()}
 
 
 def answer(name: str, *documents: Manifest) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_so_is_a_resource_claim() -> None:
 
 def test_a_claim_that_names_the_group_of_a_machine_is_in_none() -> None:
     group = owner_name(MACHINE, "vm")
-    own = {**claim("own", request("gpu"), group="g"), FIELD: ()}
+    own = {**claim("own", request("gpu"), group="g"), FIELD: Restrictions()}
     own["metadata"]["annotations"][meta.GROUP] = group
     others = claim("others", request("gpu", 9))
     others["metadata"]["annotations"] = {meta.GROUP: group}

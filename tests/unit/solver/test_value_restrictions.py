@@ -11,7 +11,7 @@ import pytest
 
 from devalloc.api.findings import Cause, fact
 from devalloc.api.meta import GROUP, GROUP_MATCH, ONLY_CLASS
-from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, Restrictions, ValueRestriction
 from devalloc.api.owner_names import MACHINE, owner_name
 from devalloc.api.reasons import Reason
 from devalloc_solver import Fleet, solve_manifests
@@ -31,7 +31,7 @@ def gpus(node: str, *kinds: str) -> Manifest:
 
 def waiting(*values: str | int, attribute: str = "kind", name: str = "c") -> Manifest:
     one = claim(name, request("gpu"))
-    return {**one, FIELD: (ValueRestriction(0, attribute, frozenset(values)),)} if values else one
+    return {**one, FIELD: Restrictions(values=(ValueRestriction(0, attribute, frozenset(values)),))} if values else one
 
 
 def answer(*documents: Manifest, name: str = "c") -> dict[str, Any]:
@@ -83,7 +83,7 @@ HOSTS = pool("cpus", "n1", driver="host", devices=[device("cpu", attributes={ONL
 
 
 def of_driver(driver: str, name: str = "c") -> Manifest:
-    return {**claim(name, request()), FIELD: (DriverRestriction(driver),)}
+    return {**claim(name, request()), FIELD: Restrictions(driver=driver)}
 
 
 def test_of_a_driver_it_gets_what_is_for_one_class_only_and_nothing_of_others() -> None:
@@ -118,7 +118,7 @@ def test_the_check_refuses_a_device_of_another_driver(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("is_only", "node"), [(True, "n1"), (False, "n2")])
 def test_rules_for_nodes_are_given_likewise(is_only: bool, node: str) -> None:
     rule = NodeRule("", is_only, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
-    given = NodeRestriction(rule, frozenset({"n1"})), ValueRestriction(0, "kind", frozenset({"a"}))
+    given = Restrictions((NodeRestriction(rule, frozenset({"n1"})),), (ValueRestriction(0, "kind", frozenset({"a"})),))
     nodes = [GPU, gpus("n1", "b", "a"), gpus("n2", "a"), gpus("n3", "a")]
     wanted = {**waiting(), FIELD: given}
     assert answer(*nodes, wanted)["node"] == node
@@ -130,13 +130,13 @@ def test_rules_for_nodes_are_given_likewise(is_only: bool, node: str) -> None:
 def test_what_was_read_of_a_spec_holds_with_the_same_rules_only() -> None:
     rule = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
     nodes = [GPU, gpus("n1", "a", "b"), gpus("n2", "a", "b")]
-    rules: list[tuple[object, ...]] = [
-        (NodeRestriction(rule, frozenset({node})), ValueRestriction(0, "kind", frozenset({kind})))
+    rules = [
+        Restrictions((NodeRestriction(rule, frozenset({node})),), (ValueRestriction(0, "kind", frozenset({kind})),))
         for node in ("n1", "n2")
         for kind in "ab"
     ]
     fleet, places = Fleet.from_manifests(nodes), set()
-    for given in [*rules, (), *rules, ()]:
+    for given in [*rules, Restrictions(), *rules, Restrictions()]:
         asking = {**waiting(), FIELD: given}
         one = fleet.allocate(asking)
         assert one == Fleet.from_manifests(nodes).allocate(asking)
@@ -181,7 +181,7 @@ def test_it_gets_what_an_expression_would_get_it(seed: int) -> None:
         detail = written["spec"]["claims"][number]
         own = f"({detail['constraints']}) && " if detail.get("constraints") else ""
         detail["constraints"] = f"{own}device[{name!r}] in {values}"
-        given[FIELD] = (ValueRestriction(number, name, frozenset(values)),)
+        given[FIELD] = Restrictions(values=(ValueRestriction(number, name, frozenset(values)),))
         key = plain["metadata"]["name"]
         by_text, by_value = answer(*others, written, name=key), answer(*others, given, name=key)
         assert _given(by_value) == _given(by_text)

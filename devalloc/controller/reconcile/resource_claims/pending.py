@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.dedicated_pools import is_for_devalloc
 from devalloc.api.meta import GROUP, NODE, PRIORITY
-from devalloc.api.node_rules import FIELD, NodeRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, Restrictions
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 
 Object = dict[str, Any]
@@ -272,4 +272,4 @@ def pending_document(
     if group is not None:
         annotations[GROUP] = group
     document = {**claim, "metadata": {**metadata, "annotations": annotations}}
-    return {**document, FIELD: restrictions} if restrictions else document
+    return {**document, FIELD: Restrictions(restrictions)} if restrictions else document

@@ -15,7 +15,8 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.claim import COUNT
 from devalloc.api.moved_claims import MovedDevices, labels_of
-from devalloc.api.node_rules import FIELD, NODE_RULES, ValueRestriction
+from devalloc.api.node_rules import NODE_RULES, Restrictions, ValueRestriction
+from devalloc.api.owner_names import owner_document
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.store import Object
@@ -35,13 +36,10 @@ def target_claim(claim: Object, name: tuple[str, str], notes: Mapping[str, str],
     inherited = {note: own[note] for note in _INHERITED_NOTES if note in own}
     if meta.GROUP_MATCH in inherited and meta.GROUP_MATCH in notes:
         inherited[meta.GROUP_MATCH] += f",{notes[meta.GROUP_MATCH]}"
-    metadata: Object = {"namespace": name[0], "name": name[1], "annotations": {**notes, **inherited}}
-    if (created := ClaimView(claim).metadata.get("creationTimestamp")) is not None:
-        metadata["creationTimestamp"] = created
     answered = _answered_requests(claim)
     spec = {**ClaimView(claim).spec, "claims": [request for request, _ in answered]}
     kinds = tuple(kind for index, (_, held) in enumerate(answered) for kind in _same_kind(index, held, attributes))
-    return {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec, FIELD: kinds}
+    return owner_document(name, claim, {**notes, **inherited}, spec, Restrictions(values=kinds))
 
 
 def half_written_claims(

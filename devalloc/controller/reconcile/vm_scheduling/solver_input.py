@@ -26,8 +26,8 @@ from devalloc.api.machine_location import (
 )
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
-from devalloc.api.node_rules import FIELD, DriverRestriction, NodeRestriction, NodeRule, ValueRestriction
-from devalloc.api.owner_names import CLAIM, MACHINE, owner_name
+from devalloc.api.node_rules import FIELD, NodeRestriction, NodeRule, Restrictions, ValueRestriction
+from devalloc.api.owner_names import CLAIM, MACHINE, owner_document, owner_name
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
@@ -63,7 +63,6 @@ _NUMA = "numa"
 """The attribute of a host's devices with the number of their NUMA node."""
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
-_OF_HOSTS = DriverRestriction(host_pool_names.DRIVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,20 +507,14 @@ class _InputBuilder:
         excluded: frozenset[str] = frozenset(),
     ) -> ClaimKey:
         """What a machine asks for or holds, or a part of it."""
-        name = owner_name(MACHINE, key[1], part)
-        metadata: Object = {"namespace": key[0], "name": name, "annotations": dict(notes)}
-        if (created := doc["metadata"].get("creationTimestamp")) is not None:
-            metadata["creationTimestamp"] = created
-        claim: Object = {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata}
-        claim["spec"] = {"claims": [each.to_manifest() for each in requests] or [{}]}
+        name = key[0], owner_name(MACHINE, key[1], part)
+        spec = {"claims": [each.to_manifest() for each in requests] or [{}]}
         numbers = ((index, each.numa) for index, each in enumerate(requests) if each.numa is not None)
-        values = [ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers]
-        barred = [NodeRestriction(_OUT_OF_REACH, excluded)] if excluded else []
-        claim[FIELD] = (_OF_HOSTS, *barred, *values)
-        if entries:
-            claim["status"] = {"allocations": [*entries]}
-        self.extra.append(claim)
-        return key[0], name
+        values = tuple(ValueRestriction(index, _NUMA, frozenset((one,))) for index, one in numbers)
+        barred = (NodeRestriction(_OUT_OF_REACH, excluded),) if excluded else ()
+        restrictions = Restrictions(barred, values, host_pool_names.DRIVER)
+        self.extra.append(owner_document(name, doc, notes, spec, restrictions, entries))
+        return name
 
     def _hold_moved(self, doc: Object) -> None:
         """Devices that its claims get on the node to which it moves, or has moved, and do not have yet."""
@@ -530,7 +523,7 @@ class _InputBuilder:
             held = moved_claim(devices, self.claims.get(devices.claim))
             if held is not None:
                 name = owner_name(MACHINE, key[1], f"moved-{number}")
-                self.extra.append({**held, "metadata": {**held["metadata"], "name": name}, FIELD: ()})
+                self.extra.append({**held, "metadata": {**held["metadata"], "name": name}, FIELD: Restrictions()})
 
 
 def _has_entries_in(pool: str, entries: Sequence[Any]) -> bool:
@@ -578,4 +571,4 @@ def _with_group(claim: Object, label: str, *, agree: bool) -> Object:
     annotations = {**metadata.get("annotations", {}), meta.GROUP: label}
     if agree:
         annotations[meta.GROUP_MATCH] = ",".join(filter(None, (_match_of_group(claim), _NUMA)))
-    return {**claim, "metadata": {**metadata, "annotations": annotations}, FIELD: claim.get(FIELD, ())}
+    return {**claim, "metadata": {**metadata, "annotations": annotations}, FIELD: claim.get(FIELD) or Restrictions()}

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from devalloc.api.node_rules import restrictions_of
+from devalloc.api.node_rules import node_restrictions_of
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
 from devalloc_solver.check.resource_k8s.pools import DeviceId, NodeDevice, PublishedPools
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, amounts_to_take, to_nano
@@ -321,7 +321,7 @@ Requirement = tuple[str, str, str, tuple[str, ...]]
 def is_allowed(claim: Manifest, offer: PublishedPools) -> bool:
     """Whether a claim may have devices on the node: said here again, so that an error of the solver is found."""
     node = offer.node["metadata"]["name"]
-    return all(node in named if rule.is_only else node not in named for rule, named in restrictions_of(claim))
+    return all(node in named if rule.is_only else node not in named for rule, named in node_restrictions_of(claim))
 
 
 def node_selector_violations(answered: AnsweredClaim, offer: PublishedPools) -> Iterator[str]:

@@ -11,7 +11,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimSpec, DeviceClaimStatus, 
 from devalloc.api.decode import decode, metadata_slips
 from devalloc.api.fields import INT64_MAX, ApiModel, is_label, is_subdomain_name, plain_name
 from devalloc.api.meta import DEVICE_RECORDS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta, parse_time
-from devalloc.api.node_rules import FIELD, NodeRestriction, is_given, node_restrictions
+from devalloc.api.node_rules import FIELD, NodeRestriction, node_restrictions, restrictions_of
 from devalloc.api.owner_names import as_of_object, is_object, read_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
@@ -306,7 +306,7 @@ def name_of(manifest: Mapping[str, Any]) -> Name:
     """What a manifest is called, as far as it says so."""
     metadata = manifest.get("metadata")
     marks = metadata if isinstance(metadata, Mapping) else {}
-    read = str if is_given(manifest) else read_name
+    read = read_name if restrictions_of(manifest) is None else str
     kind, name, namespace = (
         read(value) if isinstance(value, str) else ""
         for value in (manifest.get("kind"), marks.get("name"), marks.get("namespace"))
@@ -374,7 +374,8 @@ class DeviceClaimReader(ClaimReader[ManifestRecord, _CachedSpec]):
         text = super()._spec_key(manifest)
         if text is None or FIELD not in manifest:
             return text
-        return (text, manifest[FIELD], is_object(name_of(manifest)[1:])) if is_given(manifest) else None
+        given = restrictions_of(manifest)
+        return None if given is None else (text, given, is_object(name_of(manifest)[1:]))
 
     def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ManifestRecord, _CachedSpec | None]:
         document = read_manifest(manifest)

@@ -17,7 +17,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.findings import text_fact
 from devalloc.api.json_content import is_valid_unicode
-from devalloc.api.node_rules import is_given
+from devalloc.api.node_rules import restrictions_of
 from devalloc.api.owner_names import read_name
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
@@ -93,7 +93,7 @@ def invalid_claim(document: Mapping[Any, Any], why: str) -> RejectedClaim | None
         key,
         Reason.CLAIM_INVALID,
         (text_fact(why),),
-        group=marks.get(meta.GROUP) if is_given(document) else _text(marks.get(meta.GROUP)),
+        group=_text(marks.get(meta.GROUP)) if restrictions_of(document) is None else marks.get(meta.GROUP),
         status=recover_status(document.get("status")),
         node=_node(marks.get(meta.ALLOCATED_NODE)) or _node(marks.get(meta.NODE)),
     )

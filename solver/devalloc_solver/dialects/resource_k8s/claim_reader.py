@@ -97,14 +97,14 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
         assert isinstance(template.claim, ResourceClaim)
-        earlier, restrictions = template.claim, restrictions_of(manifest)
+        earlier, given = template.claim, restrictions_of(manifest)
         own = Metadata(namespace, name, uid, {**annotations}, created)
         # ``dataclasses.replace`` takes longer than all else that is read of it.
         parts = earlier.requests, earlier.constraints, earlier.config, None, earlier.spec
-        claim = ResourceClaim(own, *parts, restrictions)
+        claim = ResourceClaim(own, *parts, () if given is None else given.nodes)
         filled = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
-        if restrictions:
-            filled[FIELD] = restrictions
+        if given is not None:
+            filled[FIELD] = given
         return ReadResourceClaim(claim, filled, template.shape)
 
 

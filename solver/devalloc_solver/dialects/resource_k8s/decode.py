@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.json_content import INVALID_UNICODE, ContentError, content_faults
-from devalloc.api.node_rules import restrictions_of
+from devalloc.api.node_rules import node_restrictions_of
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
 from devalloc.api.validation.errors import Wording, first_error
@@ -264,7 +264,7 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> ResourceCla
         config=_configs(written, "spec.devices"),
         allocation=status.get("allocation") or None,
         spec=spec,
-        restrictions=restrictions_of(content),
+        restrictions=node_restrictions_of(content),
     )
 
 

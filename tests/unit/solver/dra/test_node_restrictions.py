@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.node_rules import FIELD, NodeRestriction
+from devalloc.api.node_rules import FIELD, NodeRestriction, Restrictions
 from devalloc_solver import Fleet
 from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
@@ -32,7 +32,7 @@ def wants(rules: Rules = (), count: int = 1, name: str = "c") -> Manifest:
     exactly = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": count}
     spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
     claim = {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"namespace": "a", "name": name}, "spec": spec}
-    return {**claim, FIELD: rules} if rules else claim
+    return {**claim, FIELD: Restrictions(rules)} if rules else claim
 
 
 def only(*nodes: str) -> Rules:
@@ -179,7 +179,7 @@ def test_it_gets_what_it_would_get_without_the_other_nodes(seed: int) -> None:
         left = [one for one in documents if one["kind"] != "ResourceSlice" or one["spec"]["nodeName"] in nodes]
         free = answer(*left, claim, name=claim["metadata"]["name"])
         for rules in (only(*nodes), but(*(frozenset(cluster.nodes) - nodes))):
-            limited = {**claim, FIELD: rules}
+            limited = {**claim, FIELD: Restrictions(rules)}
             cold = answer(*documents, limited, name=claim["metadata"]["name"])
             assert _given(cold) == _given(answer(*left, limited, name=claim["metadata"]["name"]))
             assert _has_pools_of_several_nodes(documents) or _given(cold) == _given(free)
