@@ -1,29 +1,36 @@
 """Which node each of several pods gets that are given devices at once, so that they share the room of nodes.
 
-The solver knows amounts that claims share: those of a device with consumable capacity. So each node has one more device
-here, whose capacity is its free CPU, memory and so on, and what waits requests of it what its pods take. Of the answer
-only the nodes count: the devices are then asked for there, as ever.
+The solver knows amounts that claims share: those of a device that is taken in portions. So each node has one more
+device here, of which its free CPU, memory and so on are the amounts, and what waits takes a portion of it as large as
+what its pods take. Of the answer only the nodes count: the devices are then asked for there, as ever.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from devalloc.api.quantity import MAX_BASE_UNITS, Quantity
+from devalloc.api.quantity import MAX_BASE_UNITS, NANO
 from devalloc.api.views import ObjectView
 from devalloc.controller.reconcile.resource_claims.node_room import Amounts
-
-log = logging.getLogger(__name__)
+from devalloc_solver.deadline import Call
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.manifests import read_documents
+from devalloc_solver.dialects.resource_k8s.problem import prepare
+from devalloc_solver.dialects.resource_k8s.selectors import selector_language
+from devalloc_solver.eligibility.facts import Eligible
+from devalloc_solver.eligibility.judge import Judge
+from devalloc_solver.exact.model import load_solver
+from devalloc_solver.pipeline.strategy import search_parts
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
+from devalloc_solver.problem.ordering import natural_key
+from devalloc_solver.problem.placement_policy import policy_named
+from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot, join_pools
 
 Object = dict[str, Any]
-
-_DRIVER = "room.controller.devalloc.io"
-_NAME = "ROOM"
-"""Of class and request: like all names in capitals, one that no object of an API server has."""
-_API = "resource.k8s.io/v1"
+Portion = tuple[tuple[str, int], ...]
+FreeAmounts = Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,52 +68,61 @@ def plan_nodes(
         supply: slices, classes, and claims that have devices.
         free: by node its free amounts by resource; None if there is no limit.
     """
-    from devalloc_solver import AnswerRefused, solve_manifests  # this and the solver take a while to load
-    from devalloc_solver.exact.model import load_solver
-
     load_solver()  # or it would have to be done in these seconds
-
-    selector = {"cel": {"expression": f"device.driver == '{_DRIVER}'"}}
-    documents = [*supply, _object("DeviceClass", _NAME, {"selectors": [selector]})]
-    for node, amounts in free.items():
-        capacity = {name: {"value": _quantity(amount)} for name, amount in amounts.items()}
-        device = {"name": "room", "allowMultipleAllocations": True, "capacity": capacity}
-        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": _DRIVER, "nodeName": node, "pool": pool, "devices": [device]}
-        documents.append(_object("ResourceSlice", f"{_NAME}/{node}", spec))
+    call = Call(seconds)
+    documents = [*supply, *(one for each in requests for one in each.documents)]
+    problem = prepare(read_documents(documents, DEFAULT_GATES), DEFAULT_GATES, call)
+    snapshot = _with_room(problem.snapshot, free)
+    rooms = {device.index: device.resources for device in snapshot.devices[len(problem.snapshot.devices) :]}
     counted = {name for amounts in free.values() for name in amounts}
-    for request in requests:
-        first, *more = request.documents
-        documents += [_with_room(first, request.amounts, counted), *more]
-    try:
-        answers = solve_manifests(documents, placement=placement, deadline=seconds)["claims"]
-    except AnswerRefused as error:  # it is not needed: each pod can go on alone
-        log.error("the room of nodes was not shared: %s", error)
-        return [""] * len(requests)
-    nodes = {(each["namespace"], each["name"]): each["node"] or "" for each in answers if each["allocated"]}
-    return [min(nodes.get(ObjectView(one).key, "") for one in each.documents) for each in requests]
-
-
-def _with_room(claim: Object, amounts: Amounts, counted: Collection[str]) -> Object:
-    """The claim with one more request, to which its constraints do not apply. ``counted``: resources that matter."""
-    devices = claim["spec"].get("devices") or {}
-    own = devices.get("requests") or []
-    names = [each["name"] for each in own]
-    constraints = [{**each, "requests": each.get("requests") or names} for each in devices.get("constraints") or ()]
-    wanted = {name: _quantity(amount) for name, amount in amounts.items() if name in counted}
-    room = {"deviceClassName": _NAME, "allocationMode": "ExactCount", "count": 1, "capacity": {"requests": wanted}}
-    requests = [*own, {"name": _NAME, "exactly": room}]
-    return {
-        **claim,
-        "spec": {**claim["spec"], "devices": {**devices, "requests": requests, "constraints": constraints}},
+    portions = {
+        _key(each.documents[0]): tuple((name, n) for name, n in sorted(each.amounts.items()) if name in counted)
+        for each in requests
     }
 
+    def demand_with_room(demand: Demand) -> Demand:
+        portion = portions.get(demand.key)
+        if portion is None:
+            return demand
+        roomy = [index for index, there in rooms.items() if all(n <= there[name].nano for name, n in portion)]
+        room = _room_request(len(demand.details), dict.fromkeys(roomy, portion))
+        shape = None if demand.shape is None else (demand.shape, portion)
+        return replace(demand, details=(*demand.details, (room,)), most=(demand.most or 0) + 1, shape=shape)
 
-def _quantity(amount: int | None) -> str:
-    """Of an amount in nano units; as much as there can be for None."""
-    most = MAX_BASE_UNITS * 10**9
-    return str(Quantity(most if amount is None else min(max(0, amount), most)))
+    units = [replace(unit, demands=tuple(map(demand_with_room, unit.demands))) for unit in problem.units]
+    policy, ends = policy_named(placement), call.search_end()
+    placed = search_parts(snapshot, problem.allocations, units, policy=policy, ends=ends).placements
+    nodes = {one.demand.key: one.node or "" for one in placed}
+    return [min(nodes.get(_key(one), "") for one in each.documents) for each in requests]
 
 
-def _object(kind: str, name: str, spec: Object) -> Object:
-    return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": spec}
+def _key(claim: Object) -> tuple[str, str]:
+    return ObjectView(claim).key
+
+
+def _with_room(snapshot: Snapshot, free: Mapping[str, FreeAmounts]) -> Snapshot:
+    """The snapshot with a device on each node that has its free amounts, to be taken in portions."""
+    most, pools = MAX_BASE_UNITS * NANO, [*snapshot.pools]
+    for index, (node, amounts) in enumerate(free.items(), len(snapshot.devices)):
+        there = {name: Resource(1, most if n is None else min(max(0, n), most)) for name, n in amounts.items()}
+        room = Device(index, len(pools), "room", {}, there, (), None, shareable=True)
+        pools.append(Pool(room.pool, node, "", "", {}, (room,)))
+    return join_pools(pools, sorted({*snapshot.nodes, *free}, key=natural_key))
+
+
+def _room_request(detail: int, portions: Mapping[int, Portion]) -> Request:
+    """A request for a portion of one of these devices."""
+    return Request(
+        detail=detail,
+        alternative=None,
+        spec=None,
+        mode=AllocationMode.WHOLE,
+        min_count=1,
+        max_count=1,
+        requests={},
+        limits={},
+        match=(),
+        candidates=Candidates(dict.fromkeys(portions), ()),
+        eligible=Eligible(Judge(selector_language(DEFAULT_GATES)), None, ()),
+        portions=portions,
+    )
