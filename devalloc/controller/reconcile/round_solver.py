@@ -398,7 +398,7 @@ class RoundSolver:
         if key in anew:
             return None
         is_of_rules = reason is Reason.NO_MATCHING_DEVICES
-        if not self.waiting.still_holds(fleet, claim, key, is_of_rules=is_of_rules, reads_expressions=is_close):
+        if not self.waiting.still_holds(fleet, claim, key, is_of_rules=is_of_rules, at_best=not is_close):
             return None
         self._still_held += 1
         return {**refusal_answer(view.key, reason, view.message), _RECORDED: True}

@@ -376,9 +376,9 @@ class Explainer(ABC):
     ) -> tuple[Reason, list[Relaxation]]:
         """Ask ``RelaxationSet.why_impossible``, after these edits. ``key``: see ``relaxations``. Raises Undecided."""
         question = apply_relaxations(self.question(unit, ()), eased)
-        return self.relaxations(question, key).why_impossible(
-            question, self.finder, is_brief=self.is_brief, lacks_amounts=self._lacks_amounts(unit)
-        )
+        offered = self.relaxations(question, key)
+        lacks_amounts = offered.short is Reason.NOT_ENOUGH_DEVICES and self._lacks_amounts(unit)
+        return offered.why_impossible(question, self.finder, is_brief=self.is_brief, lacks_amounts=lacks_amounts)
 
     def structural(
         self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: tuple[Fact, ...] = ()
@@ -561,7 +561,7 @@ class Explainer(ABC):
         """The same for all members: rules that come before leaving out members are the same for each of them. If all
         ask for the same, each is to leave out as many as the first one, at the same places among its others."""
         first, *others = keys
-        reason, edits = self._why_apart(unit, first)
+        reason, edits = self._why_impossible(unit, first)
         by_claim = {first: self._apart(unit, reason, edits)}
         named = by_claim[first].edits
         if named and all(edit.kind in _COMMON_TO_MEMBERS for edit in named):
@@ -574,12 +574,7 @@ class Explainer(ABC):
                 around = [edit for other, edit in offers.items() if other != key]
                 by_claim[key] = self._apart(unit, reason, [around[place] for place in places])
             return by_claim
-        return by_claim | {key: self._apart(unit, *self._why_apart(unit, key)) for key in others}
-
-    def _why_apart(self, unit: PlacementUnit, key: Key) -> tuple[Reason, list[Relaxation]]:
-        """Why no node has room for all, and which rules or other members to leave out, as the member ``key`` sees it:
-        each fits some node."""
-        return self._why_impossible(unit, key)
+        return by_claim | {key: self._apart(unit, *self._why_impossible(unit, key)) for key in others}
 
     def _apart(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation]) -> Explanation:
         """The finding that a member reports of that."""

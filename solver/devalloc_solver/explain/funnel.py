@@ -150,11 +150,7 @@ class FunnelCounter:
         """The most devices for a request that one node has, or node ``pin``, free or not (``is_empty``)."""
         devices = request.candidates.accepted
         free = (i for i in devices if is_empty or has_room_for(request, self.snapshot, i, self.usage))
-        return self.best(free, pin, len)
-
-    def best(self, devices: Iterable[int], pin: str | None, count: Callable[[Sequence[int]], int]) -> int:
-        """The highest count of these devices on one node, or on node ``pin``."""
-        return best_on_node(self.snapshot, devices, pin, count) or 0
+        return best_on_node(self.snapshot, free, pin, len) or 0
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
         """(devices for a request that have a value of an attribute, all devices for it)"""

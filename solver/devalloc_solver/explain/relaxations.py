@@ -225,25 +225,20 @@ class RelaxationSet:
         question, on a fleet where nothing is held, has no answer. ``is_brief``: the reason only. ``lacks_amounts``:
         counting shows that amounts are what is short, and not devices. Raises Undecided.
         """
-        reason, edits = self._first_tier(question, finder, is_brief=is_brief)
-        is_capacity = lacks_amounts and reason is Reason.NOT_ENOUGH_DEVICES
-        return Reason.INSUFFICIENT_CAPACITY if is_capacity else reason, edits
-
-    def _first_tier(
-        self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool
-    ) -> tuple[Reason, list[Relaxation]]:
-        """The same, but for ``lacks_amounts``."""
+        is_capacity = lacks_amounts and self.short is Reason.NOT_ENOUGH_DEVICES
+        short = Reason.INSUFFICIENT_CAPACITY if is_capacity else self.short
         for reason, edits in () if is_brief else chain(self.special_tiers(), self.others):
             needed = fewest_relaxations(question, edits, finder)
             if needed is None:
                 continue
             own = [self.own_node] if self.own_node is not None and reason is Reason.NODE_UNAVAILABLE else []
+            reason = short if reason is self.short else reason
             return reason, own if own and finder.works(apply_relaxations(question, own)) else needed
         if is_brief or finder.is_cut_short:
             for reason, edits in self.special_tiers():
                 if edits and finder.fits(apply_relaxations(question, edits)):
                     return reason, []
-        return self.short, []
+        return short, []
 
     def special_tiers(self) -> Iterator[RelaxationTier]:
         """Yield what has a reason of its own, unless nothing matches: the pin to a node, then values that devices must

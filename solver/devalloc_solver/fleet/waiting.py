@@ -242,13 +242,13 @@ class WaitingBook:
         key: Hashable | None,
         *,
         is_of_rules: bool,
-        reads_expressions: bool = True,
+        at_best: bool = False,
     ) -> bool:
         """Whether a claim still fits nowhere that was refused before there was this book.
 
         ``key``: its ``waiting_key``. ``is_of_rules``: it was refused because no device, in use or not, is what it asks
-        for. ``reads_expressions``: also where it fits nowhere whatever they accept. If they accept none any more, its
-        reason, once found anew, says so.
+        for. ``at_best``: its expressions are not read where it fits nowhere whatever they accept. If they accept none
+        any more, its reason, once found anew, says so.
         """
         if key is None:
             return False
@@ -256,7 +256,7 @@ class WaitingBook:
         if record is not None:
             return record.is_recorded and not self._is_dirty(key, record)
         prospects = self._compared_with.get(key)
-        if prospects is None and not (reads_expressions or is_of_rules):
+        if prospects is None and at_best and not is_of_rules:
             prospects = fleet.prospects(claim, QUESTION_SECONDS, at_best=True)
         if prospects is None or prospects.fits or _is_of_rules(prospects) is not is_of_rules:
             prospects = fleet.prospects(claim, QUESTION_SECONDS)

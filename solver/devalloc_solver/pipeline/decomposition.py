@@ -106,7 +106,7 @@ def split_by_pool(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> list[Su
     for pool in sets.parents:
         pools[sets.root(pool)].append(pool)
     parts = [Subproblem(tuple(same), frozenset(pools.get(root, ()))) for root, same in members.items()]
-    return sorted(parts, key=_search_effort)  # stable: equal ones in the order of their first unit
+    return _smallest_first(parts)
 
 
 def _pools(snapshot: Snapshot, unit: PlacementUnit) -> set[int]:
@@ -132,7 +132,7 @@ def split_by_device(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> list[
         Subproblem(tuple(same), frozenset(pools.get(root, ())), frozenset(matter.get(root, ())))
         for root, same in members.items()
     ]
-    return sorted(parts, key=_search_effort)
+    return _smallest_first(parts)
 
 
 def _units_by_root(
@@ -165,10 +165,10 @@ def join_subproblems(parts: Sequence[Subproblem]) -> Subproblem:
     return Subproblem(units, frozenset[int]().union(*(part.pools for part in parts)))
 
 
-def _search_effort(part: Subproblem) -> int:
-    """What there is to decide grows with the units. It grows with the pools, too, but a warm fleet has not all of those
-    that are alike, and claims get the same devices only if parts are solved in the same order."""
-    return len(part.units)
+def _smallest_first(parts: Iterable[Subproblem]) -> list[Subproblem]:
+    """Sort by units; equal ones stay in the order of their first unit. What there is to decide grows with the pools,
+    too, but a warm fleet has not all that are alike, and claims get the same devices only if the order is the same."""
+    return sorted(parts, key=lambda part: len(part.units))
 
 
 @dataclass(slots=True)

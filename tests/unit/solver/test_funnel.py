@@ -14,7 +14,7 @@ from devalloc_solver.dialects.resource_k8s.fleet import ResourceClaimFleet
 from devalloc_solver.dialects.resource_k8s.fleet_explainer import ClusterExplainer, ClusterFunnels
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
-from devalloc_solver.explain.funnel import FunnelCounter
+from devalloc_solver.explain.joint_counts import best_on_node
 from devalloc_solver.fleet.funnels import RefinedKinds
 from tests.support import dra_builders
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
@@ -274,7 +274,7 @@ def test_the_best_node_counts_its_own_devices_and_those_of_the_network_that_it_r
     pools = [SimpleNamespace(index=number, node=random.choice([None, *nodes])) for number in range(4)]
     reaches = [None, *(frozenset(random.sample(nodes, random.randint(0, len(nodes)))) for _ in range(3))]
     devices = [SimpleNamespace(pool=random.randrange(4), reach=random.choice(reaches)) for _ in range(8)]
-    counter: Any = SimpleNamespace(snapshot=SimpleNamespace(pools=pools, nodes=nodes, devices=devices))
+    snapshot: Any = SimpleNamespace(pools=pools, nodes=nodes, devices=devices)
     some, pin = random.sample(range(8), random.randint(0, 8)), random.choice([None, *nodes])
 
     def is_reached(index: int, node: str) -> bool:
@@ -286,4 +286,4 @@ def test_the_best_node_counts_its_own_devices_and_those_of_the_network_that_it_r
 
     anywhere = nodes or [""]  # where no node is known, a claim for devices of the network may be
     expected = [count([i for i in some if is_reached(i, node)]) for node in anywhere if pin in (None, node)]
-    assert FunnelCounter.best(counter, some, pin, count) == max(expected, default=0)
+    assert (best_on_node(snapshot, some, pin, count) or 0) == max(expected, default=0)

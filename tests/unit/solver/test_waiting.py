@@ -410,7 +410,7 @@ def test_a_claim_with_a_recorded_refusal_gets_the_message_of_an_equal_that_was_a
 def recorded_quickly(waiting: Waiting, claim: Object) -> bool:
     """Whether a recorded refusal holds, as far as that shows without expressions; it rests with that."""
     name, answer = claim["metadata"]["name"], {"message": "as it was"}
-    holds = waiting.still_holds(claim, is_of_rules=False, reads_expressions=False)
+    holds = waiting.still_holds(claim, is_of_rules=False, at_best=True)
     return holds and waiting.book.rest(waiting.fleet, name, (0, 0), claim, answer, is_recorded=True)
 
 
