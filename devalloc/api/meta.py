@@ -206,7 +206,7 @@ def parse_time(text: str) -> datetime:
     """Parse a timestamp of object metadata to a time with a time zone. Raises ValueError."""
     if _RFC3339.fullmatch(text) is None:
         raise ValueError(f"must be an RFC 3339 time such as 2026-01-31T12:00:00Z, not {text[:40]!r}")
-    return datetime.fromisoformat(text.upper().replace("Z", "+00:00"))
+    return datetime.fromisoformat(text.upper())
 
 
 def _timestamp(text: str) -> str:

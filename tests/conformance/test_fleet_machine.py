@@ -95,9 +95,9 @@ def index_of(fleet: Fleet) -> object:
     assert all(each.count == len(names) for each, names in alike.items() if hasattr(each, "count"))
     order = [record.name for _, record in sorted(index.by_rank.items())]
     account = {
-        str(pooled): sorted((use.user.split(":")[0], sorted(use.amounts.items())) for use in users)
-        for pool in state_of(fleet).judge._account._pools.values()
-        for pooled, users in pool.items()
+        str(pooled): sorted((use.key, sorted(use.amounts.items())) for use in users)
+        for pool in state_of(fleet).judge._account.pools.values()
+        for pooled, users in pool.users.items()
     }
     return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).allocations.keys()  # type: ignore[type-var, arg-type]
 

@@ -32,17 +32,13 @@ class AnsweredDevice(NamedTuple):
 class Answer(NamedTuple):
     """What the solver says of one claim."""
 
-    namespace: str
-    name: str
+    key: tuple[str, str]
+    """namespace and name"""
     allocated: bool
     node: str | None
     grants: list[AnsweredDevice]
     one_of: list[int | None] | None
     annotations: Mapping[str, str]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.namespace, self.name
 
     def details(self) -> tuple[DetailIndex, ...]:
         """The detail that each grant belongs to, from the annotation (S18). Raises MalformedAnswer."""
@@ -80,7 +76,7 @@ def read_answer(content: object) -> Answer:
             raise MalformedAnswer(f"{namespace}/{name}: annotations is not a map of strings")
     where = f"{namespace}/{name}"
     read = [_grant(grant, where, index) for index, grant in enumerate(grants)]
-    return Answer(namespace, name, allocated, node, read, _read_one_of(content.get("oneOf"), where), {**annotations})
+    return Answer((namespace, name), allocated, node, read, _read_one_of(content.get("oneOf"), where), {**annotations})
 
 
 def recorded_grants(status: DeviceClaimStatus | None) -> list[AnsweredDevice]:

@@ -74,9 +74,10 @@ class CelResults:
     def begin_call(self) -> None:
         """A call of the check begins: cel-python has all its steps again, and nothing is reported yet."""
         self._steps_left = STEPS_PER_CALL
-        self._disagreements.clear()
-        self._of_claim.clear()
-        self.disputed.clear()
+        if self._disagreements:
+            self._disagreements.clear()
+            self._of_claim.clear()
+            self.disputed.clear()
 
     def begin_claim(self) -> None:
         """The answer to a claim is judged from now on."""

@@ -56,23 +56,20 @@ def check_new_claim(
     if noted != node:
         wrong.append(f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {node} (S2)")
     uses: list[CheckedUse | None] = []
-    devices: list[CheckedDevice] = []
-    taken: list[CheckedUse] = []
-    user = "/".join(claim.key) + ": "
-    name, pool = "", None
+    key, name, pool = claim.key, "", None
     for (pool_name, device, amounts), term in zip(answer.grants, requests.terms, strict=True):
         if pool_name != name:
             name, pool = pool_name, fleet.pool(node, pool_name)
-        pooled, use = None if pool is None else pool.find(device), None
+        pooled = None if pool is None else pool.find(device)
         if pooled is None:
             reach = f"node {node}" if node else "the network alone"
             wrong.append(f"device {pool_name}/{device} does not exist or is not reached from {reach} (S7)")
-        elif term is not None:
-            use = CheckedUse(pooled, user + term.label, amounts)
-            devices.append(pooled)
-            if not term.is_admin:
-                taken.append(use)
-        uses.append(use)
+        uses.append(None if pooled is None or term is None else CheckedUse(pooled, key, term.label, amounts))
+    taken = [use for use in uses if use is not None]
+    devices = [use.pooled for use in taken]
+    if requests.has_admin:
+        marks = zip(uses, requests.terms, strict=True)
+        taken = [use for use, term in marks if use is not None and term is not None and not term.is_admin]
     pin = claim.pinned_node
     wrong += _node_violations(claim, pin, answer, devices)
     if (recorded := annotations.get(meta.DEVICE_RECORDS)) is not None:

@@ -13,7 +13,8 @@ from devalloc_solver.check.cel_results import CelResults
 from devalloc_solver.check.pools import CheckedDevice
 
 MAX_REMEMBERED = 10_000
-"""Values of devices that one rule remembers; when there are more, all are forgotten."""
+"""Values of devices that one rule remembers, and rules that a catalogue does; when there are more, all are forgotten.
+"""
 
 PART_ATTRIBUTES = frozenset({"function", "profile", "profileID", "vfIndex", "pfPciBusID", "mdevParent"})
 """Attributes that parts of devices alone have, and the one that says which a part is."""
@@ -29,6 +30,7 @@ class ClassCatalogue:
         times = Counter(each.metadata.name for each in classes)
         self._by_name = {each.metadata.name: each for each in classes if times[each.metadata.name] == 1}
         self._verdicts = verdicts
+        self._rules: dict[tuple[object, ...], DetailRule] = {}
 
     def admin_classes(self) -> set[str]:
         return {name for name, each in self._by_name.items() if each.spec.admin_access}
@@ -55,6 +57,16 @@ class ClassCatalogue:
                 if error := self._verdicts.compile_error(named.spec.constraints or ""):
                     return f"class {detail.device_class} is invalid: {error} (S5)"
         return None
+
+    def rule(self, detail: DeviceClaimDetail) -> DetailRule:
+        """What the detail accepts: one rule for all details that ask the same of a device, in whatever claim."""
+        key = detail.device_class, detail.device_type, detail.driver, detail.constraints, detail.value_restrictions
+        rule = self._rules.get(key)
+        if rule is None:
+            if len(self._rules) >= MAX_REMEMBERED:
+                self._rules.clear()
+            rule = self._rules[key] = DetailRule(self, detail)
+        return rule
 
     def refusal(self, detail: DeviceClaimDetail, pooled: CheckedDevice) -> str | None:
         """Why the detail does not accept the device, other owners aside; None if it does.

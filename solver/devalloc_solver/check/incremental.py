@@ -49,16 +49,19 @@ class IncrementalChecker:
         self._judged: tuple[Key, object, Answer, list[CheckedUse]] | None = None
         """the last answer found right, and what it takes, until it is granted, or pools or classes change"""
         self._naming: dict[str, set[Key]] = defaultdict(set)
-        """name of a pool -> claims whose allocations name it, whether it exists or not"""
+        """name of a pool -> claims whose allocations name it, whether it exists or not; but for those that use all that
+        they name since ``grant``"""
 
     # -- changes of objects --------------------------------------------------------------------------------------------
 
     def set_pools(self, name: str, pools: Sequence[DevicePool]) -> None:
         """These are all pools of that name now. What is held of them is read again (S18)."""
         self._judged = None
-        keys = sorted(self._naming.get(name, ()))
+        users = {key for pool in self._fleet.named(name) for key in self._account.of(pool).keys}
+        keys = sorted(users.union(self._naming.get(name, ())))
         for key in keys:
             self._take_out(key)
+            self._name_pools(key)
         self._fleet.set_pools(name, pools)
         for key in keys:
             self._put_in(key)
@@ -74,6 +77,7 @@ class IncrementalChecker:
         if self._catalogue.admin_classes() != before:
             for key in sorted(self._holders):
                 self._take_out(key)
+                self._name_pools(key)
                 self._put_in(key)
 
     def read_devices(self) -> None:
@@ -102,19 +106,16 @@ class IncrementalChecker:
         for use in uses:
             use.held = True
         self._account.add(uses)
-        naming = self._naming
-        for name in {grant.pool for grant in given.grants}:
-            naming[name].add(key)
 
     def release(self, key: Key) -> None:
         """The claim holds nothing any more."""
         self._take_out(key)
         for holder in self._holders.pop(key, ()):
-            for name in _pools_named(holder):
-                naming = self._naming[name]
-                naming.discard(key)
-                if not naming:
-                    del self._naming[name]
+            for name in _pools_named(holder) if self._naming else ():
+                if (naming := self._naming.get(name)) is not None:
+                    naming.discard(key)
+                    if not naming:
+                        del self._naming[name]
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class IncrementalChecker:
         taken, sentences = check_new_claim(claim, given, self._fleet, self._specs)
         self._verdicts.end_claim(key)
         wrong += sentences
-        violations = [f"{'/'.join(key)}: {sentence}" for sentence in wrong]
+        violations = [f"{'/'.join(key)}: {sentence}" for sentence in wrong] if wrong else []
         if not are_exclusive(self._account, taken):
             violations += conflicts(self._account, taken)
         if not violations:
@@ -164,9 +165,13 @@ class IncrementalChecker:
     def _add(self, key: Key, holder: _Holder) -> None:
         self._take_out(key)
         self._holders.setdefault(key, []).append(holder)
-        for name in _pools_named(holder):
-            self._naming[name].add(key)
+        self._name_pools(key)
         self._put_in(key)
+
+    def _name_pools(self, key: Key) -> None:
+        for holder in self._holders[key]:
+            for name in _pools_named(holder):
+                self._naming[name].add(key)
 
     def _put_in(self, key: Key) -> None:
         uses = [use for holder in self._holders.get(key, ()) for use in self._uses_of(holder)]
@@ -182,13 +187,12 @@ class IncrementalChecker:
         if not isinstance(holder, tuple):
             return rejected_claim_uses(holder, self._fleet)
         claim, answer = holder
-        user = "/".join(claim.key)
         uses: list[CheckedUse] = []
         records = read_records(answer.annotations.get(meta.DEVICE_RECORDS))
         for grant, (position, alternative) in zip(answer.grants, answer.details(), strict=True):
             if not self._catalogue.is_admin(claim.spec.claims[position].alternatives[alternative or 0]):
                 record = records.get((grant.pool, grant.device))
-                uses += uses_of_grant(grant, answer.node, self._fleet, user, record)
+                uses += uses_of_grant(grant, answer.node, self._fleet, claim.key, record)
         return uses
 
 

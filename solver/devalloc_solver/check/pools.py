@@ -32,18 +32,18 @@ class CheckedDevice:
         "is_part",
         "is_published",
         "node",
+        "owner",
         "pool",
-        "pool_key",
         "record",
         "undefined_resources",
     )
 
     def __init__(self, checked: CheckedPool, device: Device, *, is_published: bool = True) -> None:
+        self.owner = checked
         self.pool = pool = checked.pool
         self.device = device
         self.is_published = is_published
         """False for one that a claim has, and the pool does not"""
-        self.pool_key = checked.key
         self.node = pool.spec.node_name
         self.attributes: Mapping[str, AttributeValue] = {**checked.attributes, **_values_of(device.attributes)}
         """the effective ones: the pool's, overridden by the device's own (S3)"""
@@ -74,7 +74,7 @@ class CheckedDevice:
     @property
     def key(self) -> tuple[str, str, str]:
         """(node, pool name, device name): unique among the devices that exist."""
-        return (*self.pool_key, self.device.name)
+        return (*self.owner.key, self.device.name)
 
     def __str__(self) -> str:
         return "/".join(part for part in self.key if part)
@@ -225,6 +225,10 @@ class KnownPools:
         pools = self._pools
         return pools.get((node or "", name)) or pools.get(("", name))
 
+    def named(self, name: str) -> list[CheckedPool]:
+        """All pools of that name."""
+        return [self._pools[key] for key in self._by_name.get(name, ())]
+
     def find_held(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:
         """The device that an entry of a status means (S2); nothing when it is lost.
 
@@ -234,13 +238,13 @@ class KnownPools:
         if node is not None:
             there = self.find(node, pool_name, device_name)
             return [] if there is None else [there]
-        candidates = [self._pools[key].find(device_name) for key in self._by_name.get(pool_name, ())]
+        candidates = [pool.find(device_name) for pool in self.named(pool_name)]
         return [pooled for pooled in candidates if pooled is not None]
 
     def find_missing(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:
         """A device that ``find_held`` does not find, in every pool that an entry of a status may mean."""
         if node is None:
-            return [self._pools[key].find_missing(device_name) for key in self._by_name.get(pool_name, ())]
+            return [pool.find_missing(device_name) for pool in self.named(pool_name)]
         pool = self.pool(node, pool_name)
         return [] if pool is None else [pool.find_missing(device_name)]
 

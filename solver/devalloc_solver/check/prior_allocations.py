@@ -12,7 +12,7 @@ from devalloc_solver.check.answer import Answer, AnsweredDevice, DetailIndex, re
 from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.device_records import NOTHING, counted_draws
 from devalloc_solver.check.pools import KnownPools
-from devalloc_solver.check.usage import CheckedUse
+from devalloc_solver.check.usage import CheckedUse, Key
 
 
 class RejectedClaimView(Protocol):
@@ -39,19 +39,19 @@ def allocated_uses(claim: DeviceClaim, fleet: KnownPools, catalogue: ClassCatalo
     for position, grant in enumerate(recorded_grants(claim.status)):
         detail = details[position] if details is not None else None
         if detail is None or not catalogue.is_admin(detail):
-            uses += uses_of_grant(grant, node, fleet, "/".join(claim.key), records.get((grant.pool, grant.device)))
+            uses += uses_of_grant(grant, node, fleet, claim.key, records.get((grant.pool, grant.device)))
     return uses
 
 
 def uses_of_grant(
-    grant: AnsweredDevice, node: str | None, fleet: KnownPools, user: str, record: DeviceRecord | None
+    grant: AnsweredDevice, node: str | None, fleet: KnownPools, key: Key, record: DeviceRecord | None
 ) -> Iterator[CheckedUse]:
     """What a claim holds by one entry; a device that its pool does not have counts as recorded (S18)."""
     there = fleet.find_held(node, grant.pool, grant.device)
     for pooled in there or fleet.find_missing(node, grant.pool, grant.device):
         counted = counted_draws(pooled, record)
         if pooled.is_published or counted != NOTHING:
-            yield CheckedUse(pooled, user, _amounts_in_use(grant.amounts), held=True, counted=counted)
+            yield CheckedUse(pooled, key, "", _amounts_in_use(grant.amounts), held=True, counted=counted)
 
 
 def rejected_claim_uses(claim: RejectedClaimView, fleet: KnownPools) -> list[CheckedUse]:
@@ -59,7 +59,7 @@ def rejected_claim_uses(claim: RejectedClaimView, fleet: KnownPools) -> list[Che
     return [
         use
         for grant in recorded_grants(claim.status)
-        for use in uses_of_grant(grant, claim.node, fleet, "/".join(claim.key), None)
+        for use in uses_of_grant(grant, claim.node, fleet, claim.key, None)
     ]
 
 

@@ -41,6 +41,8 @@ class AnsweredRequests(NamedTuple):
     allocations"""
     wrong: tuple[str, ...]
     """what is wrong with the details, in their order"""
+    has_admin: bool
+    """whether any of them is for admins"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,8 @@ class SpecTerms:
             (term, tuple(number for number, each in enumerate(details) if each == index))
             for index, term in chosen.items()
         )
-        return AnsweredRequests(tuple(map(chosen.get, details)), positions, tuple(wrong))
+        has_admin = any(term.is_admin for term in chosen.values())
+        return AnsweredRequests(tuple(map(chosen.get, details)), positions, tuple(wrong), has_admin)
 
     def _terms(self, one_of: tuple[int | None, ...] | None) -> Iterable[tuple[DetailIndex, RequestTerms]]:
         instances = self.spec.claims
@@ -105,7 +108,7 @@ class SpecTerms:
             detail,
             is_admin,
             None if is_admin else _allowed_count(detail),
-            DetailRule(self.catalogue, detail),
+            self.catalogue.rule(detail),
             self.catalogue.says_which(detail),
         )
 

@@ -7,89 +7,93 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from devalloc.api.quantity import floor_blocks
 from devalloc_solver.check.device_records import NOTHING, CountedDraws
-from devalloc_solver.check.pools import CheckedDevice, PoolKey
+from devalloc_solver.check.pools import CheckedDevice, CheckedPool
 
+Key = tuple[str, str]
+"""(namespace, name) of a claim"""
 _NOTHING: Mapping[str, int] = {}
 
 
 class CheckedUse:
     """One device in the hands of one claim detail; with amounts (nano units) when it is a share."""
 
-    __slots__ = ("amounts", "counted", "held", "pooled", "user")
+    __slots__ = ("amounts", "counted", "held", "key", "label", "pooled")
 
     def __init__(
         self,
         pooled: CheckedDevice,
-        user: str,
+        key: Key,
+        label: str = "",
         amounts: Mapping[str, int] = _NOTHING,
         held: bool = False,
         counted: CountedDraws = NOTHING,
     ) -> None:
         self.pooled = pooled
-        self.user = user
-        """Claim and detail, such as "default/x: detail 0"."""
+        self.key = key
+        """of the claim"""
+        self.label = label
+        """of the detail, if that is known"""
         self.amounts = amounts
         self.held = held
         """Whether the claim has it already. Existing overuse is no error of this answer, and leaves nothing (S18)."""
         self.counted = counted
         """What it counts for at least, whatever the pool publishes."""
 
+    @property
+    def user(self) -> str:
+        """Claim and detail, such as "default/x: detail 0"."""
+        return "/".join(self.key) + (f": {self.label}" if self.label else "")
 
-_NO_USERS: Mapping[CheckedDevice, Sequence[CheckedUse]] = {}
 
+class PoolUse:
+    """What is in use of one pool."""
 
-class UsageAccount:
-    """The uses of all devices that are in use, by pool and device, and what these devices draw from their pools."""
+    __slots__ = ("closed", "drawn", "users")
 
     def __init__(self) -> None:
-        self._pools: dict[PoolKey, dict[CheckedDevice, list[CheckedUse]]] = {}
-        self._drawn: dict[PoolKey, dict[str, int]] = {}
-        self._closed: dict[PoolKey, int] = {}
+        self.users: dict[CheckedDevice, list[CheckedUse]] = {}
+        self.drawn: dict[str, int] = {}
+        """blocks of each resource that the devices in use draw, each device once (S12)"""
+        self.closed = 0
+        """uses by which nothing may be given but shares of what is in use: it lacks resources that are recorded"""
 
-    def add(self, uses: Iterable[CheckedUse]) -> None:
-        pools = self._pools
-        for use in uses:
-            pooled, counted = use.pooled, use.counted
-            pool = pools.get(pooled.pool_key)
-            if pool is None:
-                pool = pools[pooled.pool_key] = {}
-            users = pool.get(pooled)
-            if counted.is_alone:
-                self._closed[pooled.pool_key] = self._closed.get(pooled.pool_key, 0) + 1
-            if users is None:
-                pool[pooled] = users = [use]
-                if pooled.draws or counted.blocks:
-                    self._draw(pooled, users, 1)
-            elif counted.blocks:
-                self._draw(pooled, users, -1)
-                users.append(use)
-                self._draw(pooled, users, 1)
-            else:
-                users.append(use)
+    @property
+    def keys(self) -> Iterator[Key]:
+        """The claims that use any of it."""
+        return (use.key for users in self.users.values() for use in users)
 
-    def remove(self, uses: Iterable[CheckedUse]) -> None:
-        for use in uses:
-            pooled, counted = use.pooled, use.counted
-            pool = self._pools[pooled.pool_key]
-            users = pool[pooled]
-            if counted.is_alone:
-                self._closed[pooled.pool_key] -= 1
-            if len(users) == 1:
-                if pooled.draws or counted.blocks:
-                    self._draw(pooled, users, -1)
-                del pool[pooled]
-                if not pool:
-                    del self._pools[pooled.pool_key]
-                    self._drawn.pop(pooled.pool_key, None)
-            elif counted.blocks:
-                self._draw(pooled, users, -1)
-                users.remove(use)
+    def add(self, use: CheckedUse) -> None:
+        pooled, counted = use.pooled, use.counted
+        users = self.users.get(pooled)
+        self.closed += counted.is_alone
+        if users is None:
+            self.users[pooled] = users = [use]
+            if pooled.draws or counted.blocks:
                 self._draw(pooled, users, 1)
-            else:
-                users.remove(use)
+        elif counted.blocks:
+            self._draw(pooled, users, -1)
+            users.append(use)
+            self._draw(pooled, users, 1)
+        else:
+            users.append(use)
+
+    def remove(self, use: CheckedUse) -> None:
+        pooled, counted = use.pooled, use.counted
+        users = self.users[pooled]
+        self.closed -= counted.is_alone
+        if len(users) == 1:
+            if pooled.draws or counted.blocks:
+                self._draw(pooled, users, -1)
+            del self.users[pooled]
+        elif counted.blocks:
+            self._draw(pooled, users, -1)
+            users.remove(use)
+            self._draw(pooled, users, 1)
+        else:
+            users.remove(use)
 
     def _draw(self, pooled: CheckedDevice, users: Sequence[CheckedUse], times: int) -> None:
-        drawn = self._drawn.setdefault(pooled.pool_key, {})
+        drawn = self.drawn
         if len(users) == 1 and not users[0].counted.blocks:
             for name, blocks, _ in pooled.draws:
                 drawn[name] = drawn.get(name, 0) + times * blocks
@@ -97,16 +101,32 @@ class UsageAccount:
         for name, blocks in _drawn_by(pooled, users).items():
             drawn[name] = drawn.get(name, 0) + times * blocks
 
-    def of_pool(self, key: PoolKey) -> Mapping[CheckedDevice, Sequence[CheckedUse]]:
-        return self._pools.get(key, _NO_USERS)
 
-    def is_closed(self, key: PoolKey) -> bool:
-        """Whether nothing may be given of a pool but shares of what is in use: it lacks resources that are recorded."""
-        return bool(self._closed.get(key))
+_UNUSED = PoolUse()
 
-    def drawn(self, key: PoolKey) -> Mapping[str, int]:
-        """Blocks of each resource of a pool that the devices in use draw, each device once (S12)."""
-        return self._drawn.get(key, _NOTHING)
+
+class UsageAccount:
+    """The uses of all devices that are in use, by pool, and what these devices draw from their pools."""
+
+    def __init__(self) -> None:
+        self.pools: dict[CheckedPool, PoolUse] = {}
+
+    def add(self, uses: Iterable[CheckedUse]) -> None:
+        for use in uses:
+            pool = self.pools.get(use.pooled.owner)
+            if pool is None:
+                pool = self.pools[use.pooled.owner] = PoolUse()
+            pool.add(use)
+
+    def remove(self, uses: Iterable[CheckedUse]) -> None:
+        for use in uses:
+            pool = self.pools[use.pooled.owner]
+            pool.remove(use)
+            if not pool.users:
+                del self.pools[use.pooled.owner]
+
+    def of(self, pool: CheckedPool) -> PoolUse:
+        return self.pools.get(pool, _UNUSED)
 
 
 def _drawn_by(pooled: CheckedDevice, users: Iterable[CheckedUse]) -> dict[str, int]:
@@ -123,45 +143,40 @@ def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
 
     Then there are no conflicts, which is quickly seen of most claims.
     """
-    more: dict[tuple[PoolKey, str], int] = {}
-    key: PoolKey | None = None
-    held: Mapping[CheckedDevice, object] = _NO_USERS
+    more: dict[tuple[CheckedPool, str], int] = {}
+    owner, held = None, _UNUSED
     for use in uses:
         pooled = use.pooled
-        if pooled.pool_key != key:
-            key = pooled.pool_key
-            held = account.of_pool(key)
-            if account.is_closed(key):
-                return False
-        if use.amounts or pooled in held or pooled.compatibility_group is not None:
+        if pooled.owner is not owner:
+            owner = pooled.owner
+            held = account.of(owner)
+        if use.amounts or pooled in held.users or held.closed or pooled.compatibility_group is not None:
             return False
-        if pooled.draws:
-            drawn = account.drawn(key)
-            for name, blocks, capacity in pooled.draws:
-                more[key, name] = new = more.get((key, name), 0) + blocks
-                if drawn.get(name, 0) + new > capacity:
-                    return False
+        for name, blocks, capacity in pooled.draws:
+            more[owner, name] = new = more.get((owner, name), 0) + blocks
+            if held.drawn.get(name, 0) + new > capacity:
+                return False
     return len(uses) == 1 or len({use.pooled for use in uses}) == len(uses)
 
 
 def conflicts(account: UsageAccount, uses: Sequence[CheckedUse]) -> Iterator[str]:
     """What new uses break of S10 to S13 beside those that are held. Uses of admin details are not among them (S14)."""
-    by_pool: dict[PoolKey, dict[CheckedDevice, list[CheckedUse]]] = defaultdict(lambda: defaultdict(list))
+    by_pool: dict[CheckedPool, dict[CheckedDevice, list[CheckedUse]]] = defaultdict(lambda: defaultdict(list))
     for use in uses:
-        by_pool[use.pooled.pool_key][use.pooled].append(use)
-    for key, devices in by_pool.items():
-        held = account.of_pool(key)
+        by_pool[use.pooled.owner][use.pooled].append(use)
+    for owner, devices in by_pool.items():
+        held = account.of(owner)
         for pooled, new in devices.items():
-            earlier = held.get(pooled)
-            if earlier is None and account.is_closed(key):
+            earlier = held.users.get(pooled)
+            if earlier is None and held.closed:
                 yield f"{new[0].user}: device {pooled} is given although its pool lacks what claims recorded (S18)"
             if earlier is None and len(new) == 1 and not new[0].amounts:
                 continue  # one user, who has all of it
             users = [*(earlier or ()), *new]
             yield from _whole_or_shared(users)
             yield from _shared_capacity(users)
-        if next(iter(devices)).pool.spec.resources or any(pooled.compatibility_group is not None for pooled in devices):
-            together = {pooled: list(users) for pooled, users in held.items()}
+        if owner.pool.spec.resources or any(pooled.compatibility_group is not None for pooled in devices):
+            together = {pooled: list(users) for pooled, users in held.users.items()}
             for pooled, new in devices.items():
                 together.setdefault(pooled, []).extend(new)
             wanted = {name for pooled in devices for name in pooled.device.requests}
