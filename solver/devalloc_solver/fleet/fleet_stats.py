@@ -100,8 +100,10 @@ class FleetStats:
     """changes whenever anything does"""
     layout: int = 0
     """changes whenever pools do"""
-    _began: tuple[EqualDevicesIndex | None, int] = (None, 0)
-    """the kinds it counts, and how often changes had been forgotten when it began"""
+    _began: EqualDevicesIndex | None = None
+    """the kinds it counts"""
+    _read: int = 0
+    """how much it has read of the log of nodes that change"""
     _records: dict[Node, NodeRecord] = field(default_factory=dict)
     """nodes as they were at the last update"""
     _unread: set[Node] = field(default_factory=set)
@@ -131,10 +133,11 @@ class FleetStats:
     def update(self) -> None:
         """Take note of all nodes that are not as they were."""
         index = self.index
-        if self._began != (index.kinds, index.forgotten):
+        if self._began is not index.kinds or self._read < index.touched.start:
             self._restart()
-        elif index.changed:
-            for node in index.changed:
+        elif self._read < index.touched.end:
+            changed = dict.fromkeys(index.touched.since(self._read))
+            for node in changed:
                 record = self._record_of(node)
                 if self._records.get(node) is not record:
                     self.layout += 1
@@ -142,16 +145,16 @@ class FleetStats:
                         del self._records[node]
                     else:
                         self._records[node] = record
-            self._unread |= index.changed
-            self._unsorted |= index.changed
+            self._unread.update(changed)
+            self._unsorted.update(changed)
         else:
             return
         self.stamp += 1
-        index.changed.clear()
+        self._read = index.touched.end
 
     def _restart(self) -> None:
         """Kinds have other numbers now, or too much has changed to tell what."""
-        self._began = self.index.kinds, self.index.forgotten
+        self._began = self.index.kinds
         self.layout += 1
         for counted in (self._keys, self._held, self._claims, self._sort_of, self._sorts, self._used):
             counted.clear()
@@ -225,9 +228,8 @@ class FleetStats:
     def classes(self) -> Sequence[tuple[NodeClass, int]]:
         """Every class that has nodes, with the lowest rank among them."""
         if self._classes[0] != self.stamp:
-            classes, by_rank = self.index.classes, self.index.by_rank
-            there = self.index.log.classes(classes.by_index)
-            with_nodes = [(node, first) for node in there if (first := classes.first(node, by_rank)) is not None]
+            there = self.index.log.classes(self.index.classes.by_index)
+            with_nodes = [(node, first) for node in there if (first := node.first) is not None]
             self._classes = self.stamp, with_nodes
         return self._classes[1]
 
@@ -288,7 +290,7 @@ class FleetStats:
             counts: Counter[PoolState] = Counter(() if self.index.network is None else self.index.network.states)
             for node, _ in self.classes():
                 for state in node.states:
-                    counts[state] += node.count
+                    counts[state] += len(node.ranks)
             self._states = self.stamp, counts
         return self._states[1].items()
 
@@ -446,7 +448,7 @@ class FleetStats:
         """The network and the first SHOWN nodes of each kind, in natural order: each has all kinds of devices."""
         left: Counter[int] = Counter()
         for node, _ in self.classes():
-            left[node.kind.index] = min(SHOWN, left[node.kind.index] + node.count)
+            left[node.kind.index] = min(SHOWN, left[node.kind.index] + len(node.ranks))
         missing = left.total()
         for record in self.in_order():
             if record.member_of is None:

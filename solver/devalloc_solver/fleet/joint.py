@@ -47,8 +47,7 @@ def nodes_that_matter(
         if fitting := {
             one: None for shape, rules in by_shape.values() if shape.count_bounds.may_fit(each) for one in rules
         }:
-            own = {rank for rank in each.ranks if rank in index.by_rank and index.by_rank[rank].member_of is each}
-            for alike in _by_rules(index, own, every, fitting) if any(every) else [own]:
+            for alike in _by_rules(index, each.ranks, every, fitting) if any(every) else [each.ranks]:
                 ranks.update(nsmallest(claims, alike))
                 if len(ranks) > MAX_NODES:
                     return None

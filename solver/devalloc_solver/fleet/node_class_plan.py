@@ -167,18 +167,16 @@ def device_use(record: NodeRecord, pool: int, position: int) -> str | ShareState
 
 
 def _take_part(part: PlanPart, record: NodeRecord) -> list[ChosenDevice]:
-    pool, uses = record.pools[part.pool], record.uses[part.pool]
-    if len(part.groups) == 1:
-        free = [position for position in pool.groups[part.groups[0]] if position not in uses]
-    else:
-        free = sorted(p for group in part.groups for p in pool.groups[group] if p not in uses)
-    view = record.snapshot.pools[part.pool]
-    accepted = part.request.candidates.accepted
-    kinds, group_of = pool.kinds, pool.group_of
-    return [
-        ChosenDevice(part.request, view, view.devices[position], accepted[kinds[group_of[position]].index])
-        for position in free[: part.count]
-    ]
+    pool, uses, view = record.pools[part.pool], record.uses[part.pool], record.snapshot.pools[part.pool]
+    accepted, kinds, group_of = part.request.candidates.accepted, pool.kinds, pool.group_of
+    taken: list[ChosenDevice] = []
+    for position in pool.positions(part.groups):
+        if position not in uses:
+            device, kind = view.devices[position], kinds[group_of[position]]
+            taken.append(ChosenDevice(part.request, view, device, accepted[kind.index]))
+            if len(taken) == part.count:
+                break
+    return taken
 
 
 def _take_pick(part: PlanPick, record: NodeRecord) -> ChosenDevice:

@@ -86,14 +86,14 @@ class ClassChangeLog(ChangeLog[Change]):
         self.add((node.kind.index, node.index, rank, node))
         self._met[node.index] = node
         if len(self._met) > self._most:
-            self._keep({number: each for number, each in self._met.items() if each.count})
+            self._keep({number: each for number, each in self._met.items() if each.ranks})
 
     def classes(self, current: Mapping[int, NodeClass]) -> list[NodeClass]:
         """All that have nodes, of those that are ``current`` still: the first node to join a class is a change.
 
         Most classes there ever were have none: nodes pass through many. Their number is not what this costs.
         """
-        self._keep({n: each for n, each in self._met.items() if each.count and current.get(n) is each})
+        self._keep({n: each for n, each in self._met.items() if each.ranks and current.get(n) is each})
         return list(self._met.values())
 
     def _keep(self, classes: dict[int, NodeClass]) -> None:
@@ -132,10 +132,6 @@ class NodeIndex:
     network: NodeRecord | None = None
     network_version: int = 1
     held: dict[Hashable, Sequence[HeldItem]] = field(default_factory=dict)
-    changed: set[str | None] = field(default_factory=set)
-    """nodes (None: the network) that changed since this was last cleared"""
-    forgotten: int = 0
-    """how often these were too many, and were cleared here: everything may have changed then"""
     touched: NodeChangeLog = field(default_factory=NodeChangeLog)
     gained: set[int] = field(default_factory=set)
     """kinds of devices that came, or were freed, or that share a pool with such, since this was last cleared"""
@@ -203,10 +199,7 @@ class NodeIndex:
         record = self.network if node is None else self.records.get(node)
         if record is None:
             return
-        self._touch(node)
-        if len(self.changed) > 2 * len(self.records) + SPARE_RANKS:
-            self.changed.clear()
-            self.forgotten += 1
+        self.touched.add(node)
         self.kinds.leave(node, columns_of_node(record.snapshot))
         if node is None:
             self.network = None
@@ -214,7 +207,7 @@ class NodeIndex:
             return
         del self.records[node], self.by_rank[record.rank]
         assert record.member_of is not None
-        record.member_of.count -= 1
+        record.member_of.ranks.discard(record.rank)
         record.member_of = None
 
     def _add(self, node: str | None, snapshot: Snapshot, columns: Columns) -> None:
@@ -225,7 +218,7 @@ class NodeIndex:
         if len(self.kinds.kinds) > before:
             self.forget()
         record = self.classes.record(node, rank, snapshot, kinds)
-        self._touch(node)
+        self.touched.add(node)
         if node is None:
             self.network = record
             self._network_changed(kinds=True)
@@ -283,11 +276,6 @@ class NodeIndex:
         self._most_kinds = 2 * max(self.classes.node_kinds, NODE_KINDS)
         self._most_device_kinds = 2 * len(self.kinds.kinds) + SPARE_KINDS
 
-    def _touch(self, node: str | None) -> None:
-        """A node is not as it was."""
-        self.changed.add(node)
-        self.touched.add(node)
-
     # -- who holds what ------------------------------------------------------------------------------------------------
 
     def hold(self, key: Hashable, items: Sequence[HeldItem]) -> None:
@@ -333,7 +321,7 @@ class NodeIndex:
                 self._note_gain(name)
                 for pool in pools:
                     self.gained |= record.pools[pool].numbers
-            self._touch(name)
+            self.touched.add(name)
             self.classes.renew(record, pools)
             if name is None:
                 self._network_changed(kinds=False)
@@ -345,13 +333,13 @@ class NodeIndex:
         node = self.classes.class_of(record)
         if node is record.member_of:
             return
-        if record.member_of is not None:
-            record.member_of.count -= 1
-        first = self.classes.first(node, self.by_rank)
+        rank, before, first = record.rank, record.member_of, node.first
+        if before is not None:
+            before.ranks.discard(rank)
         record.member_of = node
-        self.classes.enter(node, record.rank, self.by_rank)
-        if first is None or record.rank < first:
-            self.log.enter(record.rank, node)
+        node.enter(rank)
+        if first is None or rank < first:
+            self.log.enter(rank, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self.forget()

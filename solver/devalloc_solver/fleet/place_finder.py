@@ -30,11 +30,11 @@ class PlaceFinder:
 
     def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
-        shape, index = self.shape(query), self.index
-        if is_barred(query.restrictions, pin):
-            return None
+        shape, index, restrictions = self.shape(query), self.index, query.restrictions
         if pin is None and index.records:
-            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best(query.restrictions)
+            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best(restrictions)
+        elif is_barred(restrictions, pin):
+            return None
         else:
             best = _on_one(shape, index.records.get(pin or "") or index.without_pools(pin))
         if best is None:

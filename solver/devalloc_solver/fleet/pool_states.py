@@ -121,6 +121,17 @@ class PoolKind:
         return tuple(len(group) for group in self.groups)
 
     @cached_property
+    def _positions(self) -> dict[tuple[int, ...], Sequence[int]]:
+        return {}
+
+    def positions(self, groups: tuple[int, ...]) -> Sequence[int]:
+        """Those of the devices of some groups, in order."""
+        positions = self._positions.get(groups)
+        if positions is None:
+            positions = self._positions[groups] = sorted([p for group in groups for p in self.groups[group]])
+        return positions
+
+    @cached_property
     def numbers(self) -> frozenset[int]:
         """Those of the kinds of its devices."""
         return frozenset([kind.index for kind in self.kinds])
@@ -283,15 +294,33 @@ class NodeKind:
 
 @dataclass(eq=False)
 class NodeClass:
-    """Nodes of one kind in equal use. They are listed by rank, some that have left included."""
+    """Nodes of one kind in equal use."""
 
     index: int
     kind: NodeKind
     states: tuple[PoolState, ...]
     in_use: bool
-    ranks: list[int] = field(default_factory=list)
-    """a heap"""
-    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+    """of its nodes"""
+    _ordered: list[int] = field(default_factory=list)
+    """the same as a heap, some that have left included"""
+    looks: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """numbers of pools -> what a claim with candidates in these looks at (``ShapeSearch``)"""
+
+    def enter(self, rank: int) -> None:
+        """A node joins."""
+        self.ranks.add(rank)
+        if len(self._ordered) > 4 * len(self.ranks) + 16:
+            self._ordered = sorted(self.ranks - {rank})
+        heappush(self._ordered, rank)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest rank among its nodes; None if there is none."""
+        ordered, ranks = self._ordered, self.ranks
+        while ordered and ordered[0] not in ranks:
+            heappop(ordered)
+        return ordered[0] if ordered else None
 
     @cached_property
     def load(self) -> int:
@@ -408,7 +437,7 @@ class NodeClasses:
     def forget_empty(self) -> None:
         """Drop the classes that have no node."""
         for key, each in list(self._node_classes.items()):
-            if not each.count:
+            if not each.ranks:
                 del self._node_classes[key]
                 del self.by_index[each.index]
         self._forget_states()
@@ -424,23 +453,6 @@ class NodeClasses:
         self._most_states = 2 * len(self._pool_states) + SPARE_STATES
         for kind in self._pool_kinds.values():
             kind.forget_part_states()
-
-    def enter(self, each: NodeClass, rank: int, records: Mapping[int, NodeRecord]) -> None:
-        """A node joins; its record names the class already."""
-        each.count += 1
-        if len(each.ranks) > 4 * each.count + 16:
-            each.ranks = sorted({r for r in each.ranks if r in records and records[r].member_of is each} - {rank})
-        heappush(each.ranks, rank)
-
-    def first(self, each: NodeClass, records: Mapping[int, NodeRecord]) -> int | None:
-        """The lowest rank among the nodes of a class."""
-        ranks = each.ranks
-        while ranks:
-            record = records.get(ranks[0])
-            if record is not None and record.member_of is each:
-                return ranks[0]
-            heappop(ranks)
-        return None
 
     def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[EqualDevices, ...]) -> PoolKind:
         amounts = frozenset((name, r.block, r.blocks) for name, r in resources.items())

@@ -105,7 +105,13 @@ class CountBounds:
         return self._is_enough(self._left(state))
 
     def _is_enough(self, left: Sequence[int]) -> bool:
-        return all(any(left[number] >= least for number, least in detail) for detail in self.leasts)
+        for detail in self.leasts:
+            for number, least in detail:
+                if left[number] >= least:
+                    break
+            else:
+                return False
+        return True
 
     def _left(self, state: PoolState) -> tuple[int, ...]:
         """For each request the devices of a pool that are left to it."""
@@ -133,6 +139,9 @@ def _min_devices(request: Request) -> int:
         else 1
     )
 
+
+SPARE_ENTRIES = 100
+"""Entries of a heap that count no more, beside as many as those that do; when there are more, they are dropped."""
 
 _Entry = tuple[PlacementScore, int, int]
 """(score or the best it can be, rank of the first node, class)"""
@@ -224,7 +233,7 @@ class ShapeSearch:
                 heappop(heap)
                 continue
             node = index.classes.by_index.get(number)
-            first = None if node is None else rank if restrictions else self._first(node)
+            first = None if node is None else rank if restrictions else node.first
             if node is None or first is None:
                 heappop(heap)
                 del queued[number]
@@ -260,8 +269,11 @@ class ShapeSearch:
         else:
             queued, unfit, nowhere = self.queued, self.unfit, self.nowhere
             for kind, number, rank, node in log.since(self.seen):
-                if kind not in nowhere and number not in unfit and queued.get(number, rank + 1) > rank and node.count:
+                if kind not in nowhere and number not in unfit and queued.get(number, rank + 1) > rank and node.ranks:
                     self._enter(rank, node)
+            if len(self.heap) > 2 * len(queued) + SPARE_ENTRIES:
+                self.heap = [entry for entry in self.heap if queued.get(entry[2]) == entry[1]]
+                heapify(self.heap)
         self.seen = log.end
 
     def _start(self) -> None:
@@ -276,7 +288,7 @@ class ShapeSearch:
         self.queued.clear()
         for node in index.log.classes(index.classes.by_index):
             score = self._hope(node)
-            first = None if score is None else self._first(node)
+            first = None if score is None else node.first
             if score is not None and first is not None:
                 self.heap.append((score, first, node.index))
                 self.queued[node.index] = first
@@ -289,10 +301,6 @@ class ShapeSearch:
         else:
             self.queued[node.index] = rank
             heappush(self.heap, (score, rank, node.index))
-
-    def _first(self, node: NodeClass) -> int | None:
-        """The rank of the first node of a class; None if there is none."""
-        return self.index.classes.first(node, self.index.by_rank)
 
     def _allowed(self, restrictions: Sequence[NodeRestriction]) -> tuple[list[_Entry], dict[int, int]]:
         """The same as ``heap`` and ``queued``, of the nodes on which a claim with these rules may be."""
@@ -376,8 +384,11 @@ class ShapeSearch:
         return self._hope(node)
 
     def _looks(self, node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
-        states = node.states
-        return (node.kind.index, self.use(node), *[states[number].index for number in relevant])
+        looks = node.looks.get(relevant)
+        if looks is None:
+            states = [node.states[number].index for number in relevant]
+            looks = node.looks[relevant] = (node.kind.index, self.use(node), *states)
+        return looks
 
     def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> PlacementScore:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
@@ -428,10 +439,10 @@ class ShapeSearch:
         return self.best_of[kind.index]
 
     def _find_best(self, node: NodeClass) -> NodeClassPlan | None:
-        rank = self.index.classes.first(node, self.index.by_rank)
-        if rank is None:
+        first = node.first
+        if first is None:
             return None
-        empty = self.index.emptied(self.index.by_rank[rank])
+        empty = self.index.emptied(self.index.by_rank[first])
         assert empty.member_of is not None
         return self._solve(empty.member_of, empty)
 

@@ -42,15 +42,12 @@ class FleetState(ABC):
         self.policy = policy
         self.index = NodeIndex(policy, read=self._read_by_classes())
         self.holders, self.places = Holders(self.index), PlaceFinder(self.index)
+        self.allocations: Mapping[Key, HeldDevices] = self.holders.by_claim
+        """what claims hold"""
         self.edition = 0
         """changes so far by which something may be wrong that was not"""
         self._use_matters: set[Node] = set()
         """nodes of which some device is there, or is as it is, only as long as it is in use"""
-
-    @property
-    def allocations(self) -> Mapping[Key, HeldDevices]:
-        """What claims hold."""
-        return self.holders.by_claim
 
     def of_kind(self, kind: str) -> Iterator[Any]:
         return chain.from_iterable([same for name, same in self.objects.items() if name[0] == kind])

@@ -168,7 +168,7 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
             elif random.random() < 0.3:
                 fleet.update(document)
         assert {*state.index.log.classes(state.index.classes.by_index)} == {
-            each for each in state.index.classes.by_index.values() if each.count
+            each for each in state.index.classes.by_index.values() if each.ranks
         }
         stats.update()
         if random.random() < 0.3:

@@ -34,7 +34,7 @@ _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
 class ManifestRecord:
     """One manifest as it was read."""
 
-    __slots__ = ("_object", "_problems", "manifest", "name", "node", "refused")
+    __slots__ = ("_object", "_problems", "key", "manifest", "name", "node", "refused")
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class ManifestRecord:
         problems: tuple[Problem, ...],
     ) -> None:
         self.name = name
+        self.key: Key = name[1:]
+        """namespace and name"""
         self.node = node
         """of a pool"""
         self.manifest = manifest
@@ -68,11 +70,6 @@ class ManifestRecord:
     @property
     def kind(self) -> str:
         return self.name[0]
-
-    @property
-    def key(self) -> Key:
-        """Namespace and name."""
-        return self.name[1], self.name[2]
 
     @property
     def valid(self) -> ClaimRecord:
@@ -139,6 +136,7 @@ class ClaimRecord(ManifestRecord):
     __slots__ = (
         *("_cached", "_granted", "_metadata", "_shape"),
         *("annotations", "is_allocated", "is_deleting", "spec", "warnings"),
+        *("group", "pinned_node", "priority", "restrictions"),
     )
 
     _object: DeviceClaim | None
@@ -147,6 +145,10 @@ class ClaimRecord(ManifestRecord):
     is_deleting: bool
     spec: DeviceClaimSpec
     warnings: Sequence[str]
+    group: str | None
+    pinned_node: str | None
+    priority: int
+    restrictions: tuple[NodeRestriction, ...]
     _cached: _CachedSpec | None
     _metadata: dict[str, Any]
     _shape: str | None
@@ -158,7 +160,9 @@ class ClaimRecord(ManifestRecord):
         """That of a claim that was read in full."""
         record = cls(name, None, claim, None, problems)
         record._shape, record._cached, record._metadata, record._granted = None, None, {}, None
-        record.annotations, record.spec = claim.metadata.annotations, claim.spec
+        record.annotations, record.restrictions = claim.metadata.annotations, claim.restrictions
+        record._read_annotations()
+        record.spec = claim.spec
         record.is_allocated, record.is_deleting = claim.is_allocated, claim.is_deleting
         record.warnings = tuple([problem.message for problem in problems])
         return record
@@ -167,26 +171,39 @@ class ClaimRecord(ManifestRecord):
     def of_cached(cls, metadata: dict[str, Any], cached: _CachedSpec) -> ClaimRecord:
         """That of one with a spec that was read before and valid metadata of the usual form, which may change later."""
         record = cls.__new__(cls)
-        record.name = "DeviceClaim", metadata.get("namespace", "default"), metadata["name"]
+        record.key = namespace, name = metadata.get("namespace", "default"), metadata["name"]
+        record.name = "DeviceClaim", namespace, name
         record.node, record.manifest, record._object, record._problems = None, None, None, None
         record.refused = record._granted = None
         record.is_allocated = record.is_deleting = False
         record._metadata, record._cached = own, cached = {**metadata}, cached
         record._shape, record.spec, record.warnings = cached.shape, cached.claim.spec, cached.messages
-        record.annotations = NO_ANNOTATIONS
+        record.annotations, record.restrictions = NO_ANNOTATIONS, cached.given
+        record.group, record.pinned_node, record.priority = None, None, 0
         if "annotations" in own:
             record.annotations = own["annotations"] = {**own["annotations"]}
+            record.restrictions = node_restrictions(record.annotations) + cached.given
+            record._read_annotations()
         if "labels" in own:
             own["labels"] = {**own["labels"]}
         return record
 
+    def _read_annotations(self) -> None:
+        """Read what annotations say of how it is solved, but for the rules for its nodes."""
+        annotations = self.annotations
+        self.group, self.pinned_node = annotations.get(GROUP) or None, annotations.get(NODE) or None
+        self.priority = int(annotations.get(PRIORITY, "0"))
+
     def with_answer(self, written: Mapping[str, Any]) -> ClaimRecord:
         """The same with an answer written on it."""
         record = ClaimRecord.__new__(ClaimRecord)
-        record.name, record.node, record.manifest, record.refused = self.name, None, None, None
+        record.name, record.key = self.name, self.key
+        record.node, record.manifest, record.refused = None, None, None
         record._object, record._problems, record._granted = None, self._problems, (self, written)
         record._cached, record._metadata, record._shape = self._cached, self._metadata, self._shape
         record.annotations, record.spec, record.warnings = self.annotations, self.spec, self.warnings
+        record.group, record.pinned_node = self.group, self.pinned_node
+        record.priority, record.restrictions = self.priority, self.restrictions
         record.is_allocated, record.is_deleting = True, self.is_deleting
         return record
 
@@ -243,25 +260,6 @@ class ClaimRecord(ManifestRecord):
     @property
     def namespace(self) -> str:
         return self.name[1]
-
-    @property
-    def priority(self) -> int:
-        return int(self.annotations.get(PRIORITY, "0"))
-
-    @property
-    def group(self) -> str | None:
-        return self.annotations.get(GROUP) or None
-
-    @property
-    def pinned_node(self) -> str | None:
-        return self.annotations.get(NODE) or None
-
-    @property
-    def restrictions(self) -> tuple[NodeRestriction, ...]:
-        if self._object is not None or self._cached is None:
-            return self.model.restrictions
-        own, given = node_restrictions(self.annotations), self._cached.given
-        return own + given if given else own
 
 
 def read_manifest(content: object) -> ManifestRecord:

@@ -40,10 +40,13 @@ def place_claim(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInp
     held: list[HeldDevice] = []
     items: list[HeldItem] = []
     limited: list[tuple[Pool, Device]] = []
+    before, label = None, ""
     for given in spot.given:
         request, pool, device, _, amounts = given
-        chosen[request.detail] = request.alternative
-        labels.append(request.label)
+        if request is not before:
+            before, label = request, request.label
+            chosen[request.detail] = request.alternative
+        labels.append(label)
         whole = pool.given.get(device.index) or _whole_device(pool, device)
         entry, own_held, item, is_limited = whole
         if amounts:
