@@ -76,6 +76,11 @@ class Quantity:
         return cls._parse_text(text)
 
     @classmethod
+    def capped(cls, nano: int, form: Format = Format.DECIMAL_SI) -> Quantity:
+        """Make a sum of amounts, each of which may be as large as there are: the largest one for a sum beyond it."""
+        return cls(min(nano, MAX_BASE_UNITS * NANO), form)
+
+    @classmethod
     def _parse_text(cls, text: str) -> Quantity:
         negative, digits, scale, fmt = _split(text)
         if digits == 0:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
-from operator import add
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -569,7 +567,9 @@ class VirtualMachineSpec(ApiModel):
     def network(self) -> Quantity | None:
         """Bytes per second that are reserved for all its cards together; None if no card reserves any."""
         bandwidths = [nic.bandwidth for nic in self.nics if nic.bandwidth is not None]
-        return reduce(add, bandwidths) if bandwidths else None
+        if not bandwidths:
+            return None
+        return Quantity.capped(sum(each.nano for each in bandwidths), bandwidths[0].format)
 
     @property
     def slots(self) -> int:

@@ -82,6 +82,29 @@ class TestOtherFieldsOfAMachine:
         }
 
 
+class TestAmountsBeyondAny:
+    """Each amount can be written, and what they come to cannot."""
+
+    def test_of_the_cards_of_a_machine_fit_no_node(self, store: SQLiteStore) -> None:
+        cards = [{"backend": "tap", "interface": f"t{number}", "bandwidth": "9E"} for number in range(8)]
+        fill(store, HOST, machine("web", nics=cards), machine("small"))
+        DeviceClaimAllocator(store).round()
+        assert status(store, "web")["reason"] == "NodesTooSmall"
+        assert status(store, "small")["nodeName"] == "a"
+
+    @pytest.mark.parametrize("seen", ["permitted", "observed"])
+    def test_that_machines_have_are_all_that_there_is(self, seen: str) -> None:
+        held = {**placed(machine("web"), phase="Running"), "metadata": noted(machine("web"))["metadata"]}
+        held["status"]["allocations"] *= 2
+        for entry in held["status"]["allocations"]:
+            entry["allocations"] = [{"name": "memory", "allocation": "9E"}]
+        held["status"][seen] = {"cpus": "9E", "memory": "9E"}
+        held["metadata"] |= {"finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "a"}}
+        move = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachineMigration", "spec": {"vmName": "web"}}
+        answer = solve_with_machines([HOST, host("b"), held, {**move, "metadata": {"name": "m"}}, machine("other")])
+        assert {one["name"]: one["node"] for one in answer["machines"]} == {"web": "a", "other": "b"}
+
+
 class TestClaimsOfUsers:
     @pytest.mark.parametrize("name", ["VirtualMachine/web", "VirtualMachine\x1fweb", "VirtualMachine\x1fweb\x1fio"])
     @pytest.mark.parametrize("held", [False, True])

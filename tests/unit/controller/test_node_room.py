@@ -73,6 +73,13 @@ def test_a_node_has_room_for_what_others_leave(there: list[Object], one: Object,
     assert lacks(room, one) == resource
 
 
+def test_a_pod_may_ask_for_more_than_any_amount_that_can_be_written() -> None:
+    room, large = NodeRoom(), pod("p", memory="9E")
+    large["spec"]["containers"] *= 2
+    room.update([node()], [], [])
+    assert str(room.ledger().shortage("n", pod_requests(large))) == "memory 8589934592 free, 9223372036854775807 wanted"
+
+
 def test_extended_resources_of_the_node_count_and_those_of_a_device_class_do_not() -> None:
     room = NodeRoom()
     classes = [{"spec": {"extendedResourceName": "gpu/y"}}, {"spec": {}}]

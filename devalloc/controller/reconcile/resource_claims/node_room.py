@@ -41,7 +41,7 @@ class Shortage:
     def __str__(self) -> str:
         if self.resource == PODS:
             return "it runs as many pods as it may"
-        free, wanted = Quantity(max(self.free, 0)), Quantity(self.wanted)
+        free, wanted = map(Quantity.capped, (max(self.free, 0), self.wanted))
         return f"{self.resource} {free} free, {wanted} wanted"
 
 

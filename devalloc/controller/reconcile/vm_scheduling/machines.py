@@ -106,7 +106,7 @@ def counted_entries(machine: Object) -> list[Any]:
             amounts = entry["allocations"]
             place = next((i for i, amount in enumerate(amounts) if amount.get("name") == resource), None)
             if place is not None:
-                total = Quantity(parse_nano(amounts[place].get("allocation")) + more)
+                total = Quantity.capped(parse_nano(amounts[place].get("allocation")) + more)
                 amounts[place] = {"name": resource, "allocation": str(total)}
                 break
     return entries
@@ -186,7 +186,7 @@ def _on_devices(pool: str, given: Mapping[str, Mapping[str, int]]) -> list[Any]:
         {
             "devicePoolName": pool,
             "deviceName": device,
-            "allocations": [{"name": one, "allocation": str(Quantity(nano))} for one, nano in amounts.items()],
+            "allocations": [{"name": one, "allocation": str(Quantity.capped(nano))} for one, nano in amounts.items()],
         }
         for device, amounts in given.items()
     ]

@@ -289,7 +289,7 @@ class MachineMessages:
                     "resource": resource,
                     "path": _FIELDS[resource],
                     "requested": str(amount),
-                    "most": str(Quantity(most, amount.format)),
+                    "most": str(Quantity.capped(most, amount.format)),
                 }
 
     def _blocker(self, blocker: Mapping[str, Any]) -> dict[str, Any]:
@@ -413,7 +413,7 @@ def _lacking(room: Room, wanted: Mapping[str, Quantity], code: str, is_whole: bo
 
 def _row(resource: str, total: int, free: int | None, wanted: int, is_whole: bool) -> Fact:
     word, per, form = _RESOURCE_NAMES[resource]
-    amounts = [Quantity(nano, form) for nano in ((total, wanted) if free is None else (total, wanted, free))]
+    amounts = [Quantity.capped(nano, form) for nano in ((total, wanted) if free is None else (total, wanted, free))]
     texts = map(count_text, amounts) if resource == host_pool_names.CPU else readable_texts(*amounts)
     has, requested, *unused = (f"{each}{per}" for each in texts)
     row: dict[str, Any] = {"resource": word, "has": has, "wanted": requested}

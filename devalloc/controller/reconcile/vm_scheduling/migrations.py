@@ -321,7 +321,7 @@ def amounts_by_numa_node(machine: Object) -> dict[int, dict[str, Quantity]]:
 
 
 def _quantity(resource: str, nano: int) -> Quantity:
-    return Quantity(nano, FORMATS.get(resource, Format.DECIMAL_SI))
+    return Quantity.capped(nano, FORMATS.get(resource, Format.DECIMAL_SI))
 
 
 def _why_ended(machine: Object) -> str:

@@ -143,7 +143,7 @@ def growth_by_node(machine: Object, spec: VirtualMachineSpec, entries: Sequence[
     for (device, resource), target in node_targets(machine, spec).items():
         if (more := target - current.get((device, resource), 0)) > 0:
             form = FORMATS.get(resource, Format.DECIMAL_SI)
-            lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = Quantity(more, form)
+            lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = Quantity.capped(more, form)
     return lacking
 
 
@@ -179,7 +179,7 @@ def _entries(amounts: Mapping[tuple[str, str, str], int]) -> list[Any]:
     by_device: dict[tuple[str, str], list[Any]] = {}
     for (pool, device, resource), nano in amounts.items():
         if nano:
-            text = str(Quantity(nano, FORMATS.get(resource, Format.DECIMAL_SI)))
+            text = str(Quantity.capped(nano, FORMATS.get(resource, Format.DECIMAL_SI)))
             by_device.setdefault((pool, device), []).append({"name": resource, "allocation": text})
     return [
         {"devicePoolName": pool, "deviceName": device, "allocations": given}
