@@ -345,6 +345,18 @@ def test_a_share_goes_to_the_node_of_which_least_is_in_use_in_every_way(
     assert answers[0] == answers[1] == answers[2]
 
 
+def test_shares_that_meet_on_one_device_go_to_the_node_of_which_least_is_in_use_in_every_way() -> None:
+    """CP-SAT decides them, and its model of all nodes rounds loads."""
+    documents = shared_fleet(["10Gi", "8Gi", "12Gi", "8Gi"], ["8Gi", "6Gi"], ["6Gi"], ["10Gi", "6Gi", "10Gi"])
+    for place, memory in {"n0-p1": 3, "n0-p2": 3, "n0-p3": 3, "n1-p0": 1, "n1-p1": 3, "n3-p1": 3}.items():
+        held = entry(place, "g0", memory=f"{memory}Gi")
+        documents.append(allocated(share(f"of-{place}", f"{memory}Gi"), [held], node=place[:2]))
+    details = [share("a", count=1), share("a", "3Gi")]
+    answers = three_answers(documents, claim("a", *(each["spec"]["claims"][0] for each in details)))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == "n3"
+
+
 def test_shares_that_come_one_by_one_are_spread_over_nodes() -> None:
     documents, waiting = shared_fleet(["24Gi"], ["24Gi"], ["24Gi"]), [share(f"a{n}") for n in range(6)]
     assert nodes_of(one_by_one(documents, waiting)) == [2, 2, 2]

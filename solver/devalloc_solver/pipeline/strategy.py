@@ -27,6 +27,10 @@ from devalloc_solver.place import (
     place_on,
 )
 from devalloc_solver.place.greedy import place_evenly, place_greedily
+from devalloc_solver.place.node_order import batch_nodes, candidate_nodes, least_use
+from devalloc_solver.place.node_search import POLICY_SAMPLE
+from devalloc_solver.place.node_view import Place
+from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Holding, Usage
 from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement, growth_of
@@ -518,17 +522,40 @@ def _as_on_node_alone(
 ) -> list[Placement]:
     """The same in goals 1 to 4 of S17, with devices that do not depend on which nodes were searched beside its own.
 
-    ``exhausted``: a node of which it is known that it takes too many steps to be searched by itself.
+    Where the policy weighs loads, on the node that it likes best: the model of all nodes rounds them.
+
+    Args:
+        exhausted: a node of which it is known that it takes too many steps to be searched by itself.
     """
     node = placements[0].node if placements else None
     if node is None or (node == exhausted and _nodes_of_candidates(usage.snapshot, unit) == {node}):
         return placements
+    best = _on_node_alone(usage, unit, node, policy, ends, is_hard=node == exhausted) or placements
+    context = SearchContext(usage.snapshot, usage, policy)
+    score, least = score_of(context, best, node), least_use(context, unit).load
+    others = candidate_nodes(context, unit, batch_nodes(context, [unit]), least) if policy.weighs_loads else []
+    for other in others[:POLICY_SAMPLE]:
+        if context.cost_of_node(other, least) > score.node_cost:
+            break
+        there = [] if other == node else _on_node_alone(usage, unit, other, policy, ends, is_hard=other == exhausted)
+        if there and score[:3] == (rival := score_of(context, there, other))[:3] and rival < score:
+            best, score = there, rival
+    return best
+
+
+def _on_node_alone(
+    usage: Usage, unit: PlacementUnit, node: Place, policy: PlacementPolicy, ends: float | None, *, is_hard: bool
+) -> list[Placement]:
+    """The best placement of a unit on a node of many; empty if there is none, or none is known in time.
+
+    ``is_hard``: the exact model decides at once.
+    """
     pools = [pool for pool in usage.snapshot.pools if pool.node is None or pool.node == node]
     devices = [device for pool in pools for device in pool.devices]
     position = {device.index: number for number, device in enumerate(devices)}
     held = usage.as_holding()
     items = [replace(item, device=position[item.device]) for item in held.items if item.device in position]
-    own = Usage.of(join_pools(renumber(pools), (node,)), [replace(held, items=tuple(items))])
+    own = Usage.of(join_pools(renumber(pools), () if node is None else (node,)), [replace(held, items=tuple(items))])
 
     def limited(_: Demand, request: Request) -> Request:
         accepted, portions = request.candidates.accepted, request.portions
@@ -540,20 +567,20 @@ def _as_on_node_alone(
 
     there = replace(unit.with_requests(limited), pin=None)
     try:
-        if node == exhausted:
-            placements_there = solve_unit(own.snapshot, [own.as_holding()], there, policy, ends)
+        if is_hard:
+            placements = solve_unit(own.snapshot, [own.as_holding()], there, policy, ends)
         else:
-            placements_there = place_on_node(own, there, node, policy, SearchDeadline(ends))
+            placements = place_on_node(own, there, node, policy, SearchDeadline(ends))
     except OutOfTime:
-        return placements
+        return []
     requests = {(d.claim.key, r.label): r for d in unit.demands for r in d.requests}
 
     def in_fleet(demand: Demand, entry: PlacedDevice) -> PlacedDevice:
         return PlacedDevice(requests[demand.claim.key, entry.request.label], devices[entry.device.index], entry.amounts)
 
     return [
-        Placement(demand, node, tuple(in_fleet(demand, entry) for entry in placed.entries))
-        for demand, placed in zip(unit.demands, placements_there, strict=True)
+        Placement(demand, placed.node, tuple(in_fleet(demand, entry) for entry in placed.entries))
+        for demand, placed in zip(unit.demands, placements, strict=bool(placements))
     ]
 
 
