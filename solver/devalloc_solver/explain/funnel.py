@@ -233,11 +233,13 @@ def main_step(
     funnel: Funnel, counts: Collection[RuleCode] = frozenset(RuleCode), edits: Collection[str] = ()
 ) -> Fact | None:
     """The rule that leaves out most devices, of those that count, and the next ones; None if none does. One that is
-    lifted by ``edits``, which are of these kinds, comes first."""
+    lifted by ``edits``, which are of these kinds, comes first; without edits the last one, by which only devices drop
+    out that pass all else."""
     steps = [step for step in funnel.steps if step[1] and step[0].code in counts]
     if not steps:
         return None
-    steps.sort(key=lambda step: ({*edits}.isdisjoint(step[0].code.lifted_by), -step[1]))
+    last = () if edits else (steps[-1],)
+    steps.sort(key=lambda step: (step not in last, {*edits}.isdisjoint(step[0].code.lifted_by), -step[1]))
     first, *others = map(_step_content, steps)
     named, rest = others[:_OTHER_RULES], others[_OTHER_RULES:]
     more = sum(each["count"] for each in rest) or None

@@ -181,6 +181,14 @@ class DeviceMismatch:
     """what is wrong with a selector or the device, if it could not be judged"""
 
 
+_PLACES = {code: place for place, code in enumerate(RuleCode)}
+
+
+def place_of(by: Rule) -> int:
+    """The place of a rule in a funnel: what is left out by a later one is not left out by those before."""
+    return _PLACES[by.code]
+
+
 def _needs(code: RuleCode, feature: str) -> DeviceMismatch:
     return DeviceMismatch(rule(code, feature=feature), feature)
 
@@ -215,7 +223,7 @@ class RequestVerdict:
             by_step = {by: [*devices] for by, devices in self.rejected.items()}
             for index, mismatch in self.blocked.items():
                 by_step.setdefault(mismatch.rule, []).append((index, mismatch.why))
-            rows = by_step.items()
+            rows = sorted(by_step.items(), key=lambda row: place_of(row[0]))
             steps = [FunnelStep(by, tuple(i for i, _ in devices), devices[0][1] or None) for by, devices in rows]
             # ``All`` cannot have all there.
             barred = self.broken.union(*(self.nodes[index] for index in self.blocked))

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from devalloc.api.findings import Rule
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, place_of
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.explainer import ResourceClaimExplainer
@@ -73,7 +73,7 @@ class ResourceClaimFunnels(FleetFunnels):
         return {part for part in choice.candidates().accepted if sizes.get(part)}, rejected
 
     def order(self, step: RejectedDevices) -> tuple[object, ...]:
-        return step.firsts, step.rule
+        return place_of(step.rule), step.firsts, step.rule
 
     def example(self, request: Request, by: Rule, first: DevicePosition, part: int) -> str | None:
         subrequest = self.requests[request.label].spec.subrequest

@@ -434,6 +434,25 @@ def test_where_a_taint_keeps_the_devices_back_no_rule_that_chooses_them_is_blame
         assert "it fits without" not in answer["message"]
 
 
+def test_where_no_change_of_the_claim_helps_the_message_begins_with_the_last_rule() -> None:
+    tainted = device("z", {"kind": "gpu"}, taints=[{"key": "maintenance", "effect": "NoSchedule"}])
+    documents = [pool("n1", [*(device(name, {"kind": "nic"}) for name in "bcd"), tainted]), GPU]
+    wanted = wants("x", request(class_name="gpu"))
+
+    answers = [solved(*documents[:1], wanted)["x"], Fleet.from_manifests(documents).allocate(wanted)]
+
+    words = "1 of 4 devices has a taint that is not tolerated (maintenance:NoSchedule), 3 are not of class gpu"
+    assert [one["message"] for one in answers] == [f"{words}; tolerate the taint"] * 2
+
+
+def test_the_rules_of_a_funnel_are_in_the_order_in_which_they_are_judged() -> None:
+    fleet = pool("n1", [device("a", {"kind": "gpu"}, capacity={"memory": "1"}), device("b", {"kind": "nic"})])
+    wanted = wants("x", request(class_name="gpu", amounts={"memory": "2"}))
+
+    for answer in (solved(fleet, wanted)["x"], Fleet.from_manifests([GPU, fleet]).allocate(wanted)):
+        assert [step["code"] for step in answer["funnel"][0]["steps"]] == ["classSelector", "capacity"]
+
+
 def test_where_no_device_matches_beside_tainted_ones_the_rule_is_in_the_way() -> None:
     taint = {"key": "maintenance", "effect": "NoSchedule"}
     fleet = pool("n1", [device("a", {"kind": "nic"}, taints=[taint]), device("b", {"kind": "nic"})])
