@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
 def owner_name(kind: str, name: str, part: str = "") -> str:
     """Name what asks or holds for an object; ``part``: which part of that, if there are several."""
-    return _SEPARATOR.join(filter(None, (kind, name, part)))
+    return _SEPARATOR.join((kind, name, part) if part else (kind, name))
 
 
 def owner_document(

@@ -69,7 +69,7 @@ class TestOtherFieldsOfAMachine:
         left = noted(machine("web"), **{meta.LAST_NODE: "a\nb"})
         assert answers([HOST, left])["machines", "web"]["reason"] == "MachineInvalid"
 
-    @pytest.mark.parametrize(("field", "value"), [("creationTimestamp", "yesterday"), ("name", "web/io")])
+    @pytest.mark.parametrize(("field", "value"), [("creationTimestamp", "yesterday"), ("name", "web/io"), ("name", "")])
     def test_what_is_wrong_with_one_that_has_its_place_is_its_problem_once(self, field: str, value: str) -> None:
         wrong = placed(machine("old"))
         wrong["metadata"][field] = value
