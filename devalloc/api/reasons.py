@@ -160,7 +160,7 @@ class Reason(StrEnum):
         "SearchLimit",
         "the search ended early",
         "The search reached its deadline or its limit first; nothing is known to be in the way.",
-        "Give the search more time with --deadline. If the message names an expression, simplify it.",
+        "Give the search more time with --deadline, or ask for less. If the message names an expression, simplify it.",
     )
 
     # -- machines ------------------------------------------------------------------------------------------------------

@@ -368,12 +368,21 @@ _EXCLUSIVE = {
     "any": "the devices cannot be used together, as their pool has too little for all of them",
 }
 _MORE_TIME = "run `devalloc explain --deadline 60s`"
-_CUT_SHORT = {
-    "reason": "time ran out before the reason was found",
-    "place": "it fits, but time ran out before a place was found",
-    "edits": "time ran out before what to change was found",
-    "holders": "time ran out before the claims that block it were found",
+_SOUGHT = {
+    "reason": "the reason was found",
+    "place": "a place was found",
+    "edits": "what to change was found",
+    "holders": "the claims that block it were found",
 }
+
+
+def _cut_short(cause: Fact, style: Style) -> Words:
+    """What was sought (``of``), and whether the steps of the search ended first (``by``), or its time."""
+    is_late = cause.get("by") != "steps"
+    ended = "time ran out" if is_late else "the search ended"
+    more = _MORE_TIME if is_late else "ask for less"
+    text = f"{'it fits, but ' if cause['of'] == 'place' else ''}{ended} before {_SOUGHT[cause['of']]}"
+    return Words(text, more if cause["of"] == "reason" else "", hint=more)
 
 
 def _member_fails(cause: Fact, style: Style) -> Words:
@@ -547,9 +556,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     ),
     Cause.UNPUBLISHED: _unpublished,
     Cause.EXPRESSION_FAILED: lambda cause, style: Words(_text(cause, style), advises=True),
-    Cause.CUT_SHORT: lambda cause, style: Words(
-        _CUT_SHORT[cause["of"]], _MORE_TIME if cause["of"] == "reason" else "", hint=_MORE_TIME
-    ),
+    Cause.CUT_SHORT: _cut_short,
     Cause.TEXT: lambda cause, style: Words(_text(cause, style), is_complete=True),
     Cause.ROOM: _room,
     Cause.TIE: _text,

@@ -12,6 +12,7 @@ the sentence.
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from devalloc.api.findings import Cause, Fact, claim_ref, fact, first_of, group_
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
+from devalloc_solver.deadline import GRACE_SECONDS
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, FunnelSource, main_step
 from devalloc_solver.explain.joint_counts import amounts_together, best_on_node, competition, excess
@@ -83,10 +85,6 @@ class Explanation:
     def verdict(self) -> str:
         """How final it is. What is cordoned is there, and needs no other claim or fleet."""
         return IMPOSSIBLE_NOW_VERDICT if are_about_schedulability(self.edits) else self.reason.verdict
-
-
-SEARCH_LIMIT_EXPLANATION = Explanation(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="reason"),))
-"""The search for the reason was cut short, and counting does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +333,8 @@ class Explainer(ABC):
             self.begin(unit)
             return self._find_members(unit)
         except (Undecided, OutOfTime):
-            return {demand.key: SEARCH_LIMIT_EXPLANATION for demand in unit.demands}
+            unknown = Explanation(Reason.SEARCH_LIMIT, (self._cut_short("reason"),))
+            return {demand.key: unknown for demand in unit.demands}
 
     def find(self, unit: PlacementUnit, key: Key) -> Explanation:
         """Why a unit is not placed; ``key``: of its claim that gets the message."""
@@ -346,7 +345,7 @@ class Explainer(ABC):
                 return self._impossible(unit, key)
             return self.find_beside_others(unit)
         except (Undecided, OutOfTime):
-            return SEARCH_LIMIT_EXPLANATION
+            return Explanation(Reason.SEARCH_LIMIT, (self._cut_short("reason"),))
 
     def find_equal(self, unit: PlacementUnit, key: Key) -> Explanation:
         """The same, once for equal units."""
@@ -368,7 +367,7 @@ class Explainer(ABC):
             reason, edits = self._why_impossible(unit, key)
         except Undecided:
             reason = self.counted_reason(unit)
-            return Explanation(reason, (*self.lack(unit, reason), fact(Cause.CUT_SHORT, of="edits")))
+            return Explanation(reason, (*self.lack(unit, reason), self._cut_short("edits")))
         return self.structural(unit, reason, edits)
 
     def _why_impossible(
@@ -396,7 +395,7 @@ class Explainer(ABC):
         unknown: tuple[Fact, ...] = ()
         if self.finder.is_cut_short and not caveat and not is_smallest:
             caveat = NOT_SMALLEST if marked or claims else ""
-            unknown = () if caveat else (fact(Cause.CUT_SHORT, of="edits"),)
+            unknown = () if caveat else (self._cut_short("edits"),)
         if caveat == NOT_SMALLEST and edits and not self._suffice(unit, edits):
             caveat = NOT_ENOUGH
         typos = self.typos.of_unit(unit, self.ends)
@@ -446,14 +445,14 @@ class Explainer(ABC):
     def find_beside_others(self, unit: PlacementUnit) -> Explanation:
         """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
-            return Explanation(Reason.SEARCH_LIMIT, (fact(Cause.CUT_SHORT, of="place"),))
+            return Explanation(Reason.SEARCH_LIMIT, (self._cut_short("place"),))
         in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = filter(None, [self.shortage(unit, is_empty=False) or self.exhausted(unit)])
         try:
             blocking = Leaving((), is_least=True) if self.is_brief else self.blocking_unit(unit)
         except Undecided:
-            return Explanation(reason, (*lack, fact(Cause.CUT_SHORT, of="holders")))
+            return Explanation(reason, (*lack, self._cut_short("holders")))
         own_priority = max(d.claim.priority for d in unit.demands)
         holders = blocking.owners if in_batch else ()
         highest = max((self.holding_of[key].priority for key in holders), default=own_priority)
@@ -623,6 +622,11 @@ class Explainer(ABC):
             return (fact(Cause.APART),)
         are_mixed = [edit.kind == "compatibilityGroup" for edit in edits]
         return (fact(Cause.EXCLUSIVE, of=None if not edits else "groups" if all(are_mixed) else "limits"),)
+
+    def _cut_short(self, of: str) -> Fact:
+        """That the search ended first: by its time, or by its steps, of which more time gives no more."""
+        is_late = self.ends is not None and time.monotonic() > self.ends - GRACE_SECONDS
+        return fact(Cause.CUT_SHORT, of=of, by=None if is_late else "steps")
 
     def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> Fact | None:
         """The same for a unit: of the first request all of whose alternatives are short; None if there is none."""

@@ -381,6 +381,12 @@ def test_what_is_known_comes_before_what_the_search_had_no_time_for() -> None:
     assert message_of(finding) == f"no device matches; {failed}"
 
 
+def test_a_search_that_ended_by_its_steps_does_not_ask_for_more_time() -> None:
+    late, limited = (message_of(Finding([fact(Cause.CUT_SHORT, of="reason", by=by)])) for by in (None, "steps"))
+    assert late == "time ran out before the reason was found; run `devalloc explain --deadline 60s`"
+    assert limited == "the search ended before the reason was found; ask for less"
+
+
 def test_objects_of_several_words_have_their_own_verb() -> None:
     """ "remove `a` from b and c" would leave open whether c goes."""
     match = {"kind": "matchAttribute", "attribute": "numa", "path": "spec.matchAttributes"}

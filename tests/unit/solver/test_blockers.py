@@ -9,7 +9,7 @@ import pytest
 
 from devalloc_solver import Fleet, solve_manifests, testing
 from devalloc_solver.explain import leaving
-from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.leaving import LeavingSearch
 from devalloc_solver.problem.allocations import Holding
 from tests.support.manifests import Manifest, allocated, claim, config_reference, device, device_class, entry, pool
@@ -295,6 +295,17 @@ def test_a_deadline_that_is_over_still_tells_what_counting_tells_and_says_that_i
     assert refusal["reason"] == "NotEnoughDevices"
     assert "no node has 9 devices (at most 4)" in refusal["message"]
     assert "time ran out before what to change was found" in refusal["message"]
+
+
+def test_a_search_that_reaches_its_limit_is_not_said_to_lack_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undecided(*_: object) -> bool:
+        raise Undecided
+
+    monkeypatch.setattr(FeasibilityChecker, "_look", undecided)
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
+    for deadline in (None, 60.0):
+        refusal = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=deadline)["claims"]))
+        assert "the search ended before what to change was found" in refusal["message"]
 
 
 def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_however_many_hold_devices() -> None:
