@@ -249,6 +249,18 @@ def test_a_claim_of_two_pools_is_where_any_convex_measure_is_least_cold_and_warm
     assert cost(weigh, sizes[int(cold["node"][1:])], (0, 0), counts) == min(costs)
 
 
+def test_a_pool_is_in_use_by_the_share_of_what_it_has_also_of_devices_that_the_claim_cannot_take() -> None:
+    """The nodes have as many devices and have the same ones for the claim; the pools of n1 have more of the others."""
+    kinds = ("gpu", "nic", "disk")
+    documents = [device_class(kind, driver="any", constraints=f"device.kind == '{kind}'") for kind in kinds]
+    for name, own, others in (("n0-a", "gpu", 0), ("n0-b", "nic", 6), ("n1-a", "gpu", 3), ("n1-b", "nic", 3)):
+        devices = [device(f"d{n}", attributes={"kind": kind}) for n, kind in enumerate([own] * 2 + ["disk"] * others)]
+        documents.append(pool(name, name[:2], "any", devices=devices))
+    answers = three_answers(documents, claim("a", {"deviceClass": "gpu"}, {"deviceClass": "nic"}))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == "n1"
+
+
 @pytest.mark.parametrize("seed", range(EXAMPLES // 3))
 def test_small_batches_are_packed_as_well_as_can_be(seed: int) -> None:
     documents = whole_devices(Random(seed))

@@ -134,9 +134,7 @@ def _policy_cost(context: SearchContext, node_view: NodeView, components: Sequen
     loss = _LOSS_WEIGHT if policy.keeps_partitions else 0
     if not policy.weighs_loads:
         return PolicyCost(opening, _DEVICE_WEIGHT, loss)
-    scale = context.usage.loads.scale
-    states = tuple([(context.use(pool.index), scale(pool.index).capacity) for pool in pools])
-    return PolicyCost(opening, _DEVICE_WEIGHT, loss, use, states)
+    return PolicyCost(opening, _DEVICE_WEIGHT, loss, use, tuple([context.use(pool.index) for pool in pools]))
 
 
 def _prefers_network(context: SearchContext, demand_vector: DemandVector) -> bool:

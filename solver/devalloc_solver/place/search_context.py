@@ -63,7 +63,8 @@ class SearchContext:
 
     def use(self, pool: int) -> object:
         """All that the policy looks at of a pool's use."""
-        return self.policy.use(_PoolInUse(self, pool))
+        place = _PoolInUse(self, pool)
+        return (self.policy.use(place), place.capacity) if self.policy.weighs_loads else self.policy.use(place)
 
     def use_of_node(self, node: str | None) -> object:
         """The same of a node, beside that of its pools with candidates."""
