@@ -84,6 +84,17 @@ def _devices_or_reason(claim: Object) -> str:
     return format_devices(entries) if entries else ClaimView(claim).reason
 
 
+def _resource_claim_node(claim: Object) -> str:
+    from devalloc.controller.reconcile.resource_claims.pending import allocation_node, allocation_of
+
+    return allocation_node(allocation_of(claim) or {}) or ""
+
+
+def _result_or_reason(claim: Object) -> str:
+    allocation = claim.get("status", {}).get("allocation")
+    return format_devices(allocation) if allocation else ClaimView(claim).reason
+
+
 _STATES = {"Allocated": "green", "Prepared": "green", DEVICE_LOST: "red"}
 _PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
 
@@ -160,6 +171,13 @@ _COLUMNS = {
         TableColumn("DEVICES, OR WHY NOT", _devices_or_reason),
         TableColumn("GROUP", lambda claim: annotation_text(claim, meta.GROUP), wide=True),
         TableColumn("PRIORITY", lambda claim: annotation_text(claim, meta.PRIORITY), wide=True),
+        TableColumn("AGE", age_cell),
+        TableColumn("MESSAGE", lambda claim: ClaimView(claim).message, wide=True),
+    ),
+    "ResourceClaim": (
+        TableColumn("NAME", _name),
+        TableColumn("NODE", _resource_claim_node),
+        TableColumn("DEVICES, OR WHY NOT", _result_or_reason),
         TableColumn("AGE", age_cell),
         TableColumn("MESSAGE", lambda claim: ClaimView(claim).message, wide=True),
     ),

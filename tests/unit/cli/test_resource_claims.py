@@ -1,4 +1,4 @@
-"""`explain` and `capacity` of ResourceClaims and ResourceClaimTemplates: in files, in a store, and of a cluster."""
+"""`explain`, `capacity` and `get` of ResourceClaims and their templates: in files, in a store, and of a cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from devalloc.api.adopted_pools import ADOPTED_AT, rule_manifest
 from devalloc.api.dedicated_pools import TAINT
 from devalloc.cli import target
+from devalloc.cli.render.columns import header_and_rows
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.dra_builders import ANY, devices, held, request, slice_
 from tests.support.dra_builders import claim as resource_claim
@@ -124,6 +125,28 @@ def test_a_claim_of_a_store_is_explained_and_counted(devalloc: Shell) -> None:
     assert "NotEnoughDevices" in shown.out
     assert devalloc("capacity", "resourceclaim/pair").out == "1 more like default/pair: 1 on n1\n"
     assert devalloc("capacity", "train").out.startswith("2 more like default/train")
+
+
+def test_a_table_of_claims_shows_the_devices_or_why_there_are_none() -> None:
+    name = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    result = {"request": "r", "driver": "gpu.io", "pool": "p", "device": "a", "consumedCapacity": {"memory": "1Gi"}}
+    allocation = {
+        "devices": {"results": [result]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [name]}]},
+    }
+    why = {"devalloc.io/reason": "DevicesInUse", "devalloc.io/message": "delete another"}
+    waiting = {**PAIR, "metadata": {**PAIR["metadata"], "annotations": why}}
+
+    header, rows = header_and_rows(
+        "ResourceClaim", [{**PAIR, "status": {"allocation": allocation}}, waiting, PAIR], wide=True, namespaces=False
+    )
+
+    assert header == ["NAME", "NODE", "DEVICES, OR WHY NOT", "AGE", "MESSAGE"]
+    assert rows == [
+        ["pair", "n1", "gpu.io/p/a (memory 1Gi)", "", ""],
+        ["pair", "", "DevicesInUse", "", "delete another"],
+        ["pair", "", "", "", ""],
+    ]
 
 
 # -- of a cluster ------------------------------------------------------------------------------------------------------
