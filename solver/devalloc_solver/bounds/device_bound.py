@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from devalloc_solver.deadline import limit_in_milliseconds
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
 
 Ints = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class DeviceBound:
 
 def make_device_bound(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit]) -> DeviceBound:
     """What there is to count. ``usage``: what was in use before the batch."""
-    requests = [s for unit in units for s in unit.requests if takes_exclusively(s)]
+    requests = [s for unit in units for s in unit.requests if s.takes_whole]
     sets, signatures, contents = signatures_of(
         len(snapshot.devices), [request.candidates.accepted for request in requests]
     )
@@ -123,17 +123,12 @@ def signatures_of(
     return numbers, rank[codes].tolist(), [members[code] for code in order]
 
 
-def takes_exclusively(request: Request) -> bool:
-    """Whether no other claim has a device that the request takes."""
-    return request.mode is AllocationMode.WHOLE and not request.portions
-
-
 def _minimum_need(unit: PlacementUnit, numbers: Mapping[int, int]) -> MinimumNeed:
     details = [
         tuple(sorted({(numbers[id(request.candidates)], request.min_count) for request in alternatives}))
         for demand in unit.demands
         for alternatives in demand.details
-        if all(takes_exclusively(request) and request.min_count for request in alternatives)
+        if all(request.takes_whole and request.min_count for request in alternatives)
     ]
     claims = Counter(demand.claim.priority for demand in unit.demands)
     return MinimumNeed(unit.pin, tuple(sorted(claims.items())), tuple(sorted(details)))

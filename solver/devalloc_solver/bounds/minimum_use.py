@@ -172,20 +172,16 @@ def _weight_of_block(blocks: int) -> int:
 
 def _whole_devices(request: Request, parcel: int = 1) -> int:
     """Devices that no other request has, in full parcels of so many."""
-    return request.min_count // parcel if request.mode is AllocationMode.WHOLE and not request.portions else 0
-
-
-def _share(request: Request, resource: str) -> int:
-    return max(0, request.requests.get(resource, 0)) if request.mode is AllocationMode.SHARE else 0
+    return request.min_count // parcel if request.takes_whole else 0
 
 
 def _amount_taken(request: Request, *, resource: str, of_whole: Callable[[Request], int]) -> int:
     """What a request takes of a resource, by a share or with whole devices."""
-    return _share(request, resource) or of_whole(request)
+    return request.least_share(resource) or of_whole(request)
 
 
 def _min_share(alternatives: Alternatives, *, resource: str) -> int:
-    return min(_share(request, resource) for request in alternatives)
+    return min(request.least_share(resource) for request in alternatives)
 
 
 def _count_until(needed: int, sizes: Iterable[int]) -> int:

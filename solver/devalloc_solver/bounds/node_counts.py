@@ -89,7 +89,7 @@ class NodeCounts:
 
     def _enough(self, demand: Demand, request: Request, held: tuple[Holding, ...]) -> set[Node]:
         """Nodes with enough for a request; None among them means every node."""
-        least = request.min_count if counts_whole_devices(request) else 1
+        least = min_devices(request)
         enough = {node for node, count in self.devices(demand, request, held).items() if count >= least}
         for name, nano in request.requests.items() if not request.portions else ():
             here = {node for node, amount in self.amounts(demand, request, name, held).items() if amount >= nano}
@@ -142,7 +142,12 @@ class NodeCounts:
 
 def counts_whole_devices(request: Request) -> bool:
     """Whether the request needs ``least`` devices: in portions, one may serve several times."""
-    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and not request.portions
+    return request.mode.is_counted and not request.portions
+
+
+def min_devices(request: Request) -> int:
+    """The fewest devices that a request needs."""
+    return request.min_count if counts_whole_devices(request) else 1
 
 
 def match_attributes(demand: Demand, request: Request) -> tuple[str, ...]:
@@ -154,7 +159,7 @@ def _candidates_left(request: Request, state: CountedUsage) -> Iterator[int]:
     """Candidates of which there is anything left, or might be."""
     if request.mode is AllocationMode.SHARE:
         return (i for i in request.candidates.accepted if i not in state.usage.whole)
-    if request.mode is AllocationMode.WHOLE and not request.portions:
+    if request.takes_whole:
         free = state.free
         return (i for i in request.candidates.accepted if free[i])
     return iter(request.candidates.accepted)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
 
 SCALE = 10**12
@@ -87,13 +87,9 @@ def make_shared_amount_bound(snapshot: Snapshot, usage: Usage, units: Sequence[P
 def _minimum_amounts(unit: PlacementUnit, free: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     for resource, there in free.items():
         least = sum(
-            min(_minimum_amount(request, resource) for request in alternatives)
+            min(request.least_share(resource) for request in alternatives)
             for demand in unit.demands
             for alternatives in demand.details
         )
         if least:
             yield resource, least * SCALE // there if there else SCALE + 1
-
-
-def _minimum_amount(request: Request, resource: str) -> int:
-    return max(0, request.requests.get(resource, 0)) if request.mode is AllocationMode.SHARE else 0

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import product
 
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_CHOICES = 24
@@ -102,7 +102,7 @@ def _is_supported(snapshot: Snapshot, unit: PlacementUnit, plain: dict[int, bool
     for alternatives in (alternatives for demand in unit.demands for alternatives in demand.details):
         count *= len(alternatives)
         for request in alternatives:
-            if request.mode is not AllocationMode.WHOLE or request.portions:
+            if not request.takes_whole:
                 return False
             key = id(request.candidates)
             if key not in plain:

@@ -44,7 +44,7 @@ from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Holding, Key, LeaveMode
 from devalloc_solver.problem.answer import ClaimAnswer
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -640,7 +640,7 @@ class Explainer(ABC):
     def disagreement(self, unit: PlacementUnit) -> Fact:
         """On which attributes devices do not agree, or differ: the first for which counting shows it, or all."""
         for demand in unit.demands:
-            alone = [detail[0] for detail in demand.details if len(detail) == 1 and counts_devices(detail[0])]
+            alone = [detail[0] for detail in demand.details if len(detail) == 1 and detail[0].mode.is_counted]
             for relation, request in product(demand.relations, alone):
                 if request.label in relation.labels and (few := self._too_few_agree(unit, relation, request)):
                     return few
@@ -733,11 +733,6 @@ class Explainer(ABC):
         entries = [dict(edit.entry) for edit in finding.edits if not edit.why]
         entries += [_claim_entry(self.holding_of[key]) for key in finding.claims]
         return [*{json.dumps(each, sort_keys=True, default=str): each for each in entries}.values()]
-
-
-def counts_devices(request: Request) -> bool:
-    """Whether it takes so many devices."""
-    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)
 
 
 def _claim_entry(holding: Holding) -> dict[str, Any]:

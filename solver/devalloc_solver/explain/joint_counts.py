@@ -8,7 +8,6 @@ from itertools import chain
 
 from devalloc.api.findings import Cause, Fact, fact
 from devalloc.api.quantity import Format, sum_text
-from devalloc_solver.bounds.node_counts import counts_whole_devices
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -74,10 +73,7 @@ def competition(
 ) -> Fact | None:
     """That requests want more devices together than match any of them; None if counting does not show it."""
     details = [
-        detail
-        for demand in unit.demands
-        for detail in demand.details
-        if all(request.mode is AllocationMode.WHOLE and counts_whole_devices(request) for request in detail)
+        detail for demand in unit.demands for detail in demand.details if all(request.takes_whole for request in detail)
     ]
     sets: dict[frozenset[int], list[Detail]] = {}
     by_identity: dict[tuple[int, ...], frozenset[int]] = {}

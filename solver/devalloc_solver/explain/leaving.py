@@ -344,7 +344,7 @@ class _WholeNeeds:
             [(request, counting.devices(demand, request, held)) for request in detail]
             for demand in question.unit.demands
             for detail in demand.details
-            if all(request.mode is AllocationMode.WHOLE and not request.portions for request in detail)
+            if all(request.takes_whole for request in detail)
         ]
         wanted = frozenset().union(*(request.candidates.accepted for detail in details for request, _ in detail))
         return cls(counting.snapshot, counting.state(held).usage, details, wanted, freed_of)

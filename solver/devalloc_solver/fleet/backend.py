@@ -39,7 +39,7 @@ from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims
 from devalloc_solver.pipeline.units import RejectedClaim, timeout_rejection
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.answer import ClaimAnswer, Solution
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 
 Manifest = Mapping[str, Any]
 _MAX_VERSION = 20
@@ -540,7 +540,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT, QueryT]):
 def _most_copies(demand: Demand, stats: FleetStats) -> int | None:
     """How many claims of a demand, of which all candidates are known, could have a place at once, at most; None if
     that is not counted."""
-    if any(request.mode is not AllocationMode.WHOLE or request.portions for request in demand.requests):
+    if not all(request.takes_whole for request in demand.requests):
         return None
     stats.update()
     sizes = stats.sizes()

@@ -28,7 +28,7 @@ from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.subset import FleetSubset, JudgeT, holdings_on, make_subset
 from devalloc_solver.problem.allocations import Holding, Key
 from devalloc_solver.problem.answer import ClaimAnswer
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_ANSWERS = 1_000
@@ -164,7 +164,7 @@ class FleetExplainer(ABC, Generic[QueryT, JudgeT]):
         read: set[str] = set()
         for request in demand.requests:
             own_reads = request.eligible.reads
-            if own_reads is None or request.mode is not AllocationMode.WHOLE or request.portions:
+            if own_reads is None or not request.takes_whole:
                 return None
             read |= own_reads & kinds.varied
         names = tuple(sorted(read))

@@ -254,4 +254,4 @@ def _requested_count(request: Request) -> int:
     """Devices, or nano units of a share, without which a node will not do."""
     if request.mode is AllocationMode.SHARE:
         return request.requests[min(request.requests)]
-    return request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+    return request.fewest

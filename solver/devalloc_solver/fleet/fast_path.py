@@ -15,7 +15,7 @@ from devalloc_solver.bounds.largest_partition import Losses
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
 
@@ -55,13 +55,7 @@ def has_fast_path(demand: Demand) -> bool:
     return (
         combinations <= MAX_COMBINATIONS
         and not demand.relations
-        and all(
-            request.mode is AllocationMode.WHOLE
-            and not request.requests
-            and not request.limits
-            and not request.portions
-            for request in demand.requests
-        )
+        and all(request.takes_whole and not request.requests and not request.limits for request in demand.requests)
         and (demand.most is None or sum(max(s.min_count for s in detail) for detail in demand.details) <= demand.most)
     )
 

@@ -138,7 +138,7 @@ class FleetStats:
         elif self._read < index.touched.end:
             changed = dict.fromkeys(index.touched.since(self._read))
             for node in changed:
-                record = self._record_of(node)
+                record = self.index.record_of(node)
                 if self._records.get(node) is not record:
                     self.layout += 1
                     if record is None:
@@ -162,9 +162,6 @@ class FleetStats:
         self._records.update(self.index.records)
         self._unread = {*self._records}
         self._unsorted = {*self._records}
-
-    def _record_of(self, node: Node) -> NodeRecord | None:
-        return self.index.network if node is None else self.index.records.get(node)
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -210,7 +207,7 @@ class FleetStats:
         kinds = []
         for name, device, _ in items:
             if record is None or name != node:
-                node, record = name, self._record_of(name)
+                node, record = name, self.index.record_of(name)
                 assert record is not None
             kinds.append(record.kinds[device].index)
         return kinds

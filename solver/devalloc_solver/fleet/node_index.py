@@ -171,6 +171,10 @@ class NodeIndex:
         self.kinds = EqualDevicesIndex(choose_group_attributes(nodes, columns.get(None, {}), self.read))
         return columns
 
+    def record_of(self, node: str | None) -> NodeRecord | None:
+        """What is known of a node, or of the network; None of what has no devices."""
+        return self.network if node is None else self.records.get(node)
+
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
         before = self.network if node is None else self.records.get(node)

@@ -15,6 +15,7 @@ from operator import add
 
 from devalloc.api.node_rules import NodeRestriction
 from devalloc_solver.bounds.least_load import least_load
+from devalloc_solver.bounds.node_counts import min_devices
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.node_class_plan import (
@@ -48,7 +49,7 @@ class CountBounds:
     def __post_init__(self) -> None:
         numbers = count()
         self.leasts = tuple(
-            tuple((next(numbers), _min_devices(request)) for request in each) for each in self.demand.details
+            tuple((next(numbers), min_devices(request)) for request in each) for each in self.demand.details
         )
         self._requests = tuple(self.demand.requests)
 
@@ -132,14 +133,6 @@ class CountBounds:
         return tuple(counts)
 
 
-def _min_devices(request: Request) -> int:
-    return (
-        request.min_count
-        if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and not request.portions
-        else 1
-    )
-
-
 SPARE_ENTRIES = 100
 """Entries of a heap that count no more, beside as many as those that do; when there are more, they are dropped."""
 
@@ -211,9 +204,7 @@ class ShapeSearch:
         self.shares = sum(request.mode is AllocationMode.SHARE for request in firsts)
         self.count_bounds = CountBounds(self.demand)
         needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
-        self.takes_free_only = all(
-            request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests
-        )
+        self.takes_free_only = all(request.takes_whole for request in self.demand.requests)
         self.fewest = sum(needs) if self.takes_free_only else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & request.candidates.accepted.keys() for request in self.demand.requests)

@@ -130,9 +130,6 @@ class FleetState(ABC):
             else:
                 self._use_matters.discard(node)
 
-    def _record_of(self, node: Node) -> NodeRecord | None:
-        return self.index.network if node is None else self.index.records.get(node)
-
     # -- claims --------------------------------------------------------------------------------------------------------
 
     def _hold(self, key: Key, held: HeldDevices) -> None:
@@ -147,7 +144,7 @@ class FleetState(ABC):
         nodes: set[Node] = set()
         if self._use_matters:
             for node, device, _ in self.index.held.get(key, ()):
-                record = self._record_of(node)
+                record = self.index.record_of(node)
                 if record is not None and self._is_only_in_use(record.snapshot.devices[device]):
                     nodes.add(node)
         held = self.holders.leave(key)
@@ -163,7 +160,7 @@ class FleetState(ABC):
         """What of it is in the index."""
         for entry in held.entries:
             for node in self._nodes_of(held, entry):
-                if (record := self._record_of(node)) is not None:
+                if (record := self.index.record_of(node)) is not None:
                     for device, amounts in self._find(node, record, entry):
                         yield node, device, amounts
 
@@ -172,7 +169,7 @@ class FleetState(ABC):
         nodes = set()
         for entry in held.entries:
             for node in self._nodes_of(held, entry):
-                if (record := self._record_of(node)) is None:
+                if (record := self.index.record_of(node)) is None:
                     continue
                 index = record.find(self._pool_name(entry), entry.device)
                 if index is None or (entry.record is not None and not _is_as_recorded(record, index, entry)):

@@ -295,7 +295,7 @@ class UniqueAttributeSearch:
 
     def _side(self, request: Request) -> _RequestNodes:
         kinds, eligible = self.index.kinds, request.eligible
-        least = _min_devices(request)
+        least = request.fewest
         node_counts: list[NodeBounds | None] = [kinds.find(name, values) for name, values in eligible.literals()]
         for name in sorted((eligible.reads or frozenset()) & kinds.varied):
             met = kinds.values(name)
@@ -310,7 +310,7 @@ class UniqueAttributeSearch:
         for each in node_counts:
             if each is not None:
                 nodes = each if nodes is None else {n: min(each[n], nodes[n]) for n in each.keys() & nodes.keys()}
-        shared = request.mode is not AllocationMode.WHOLE or bool(request.portions) or kinds.shareable
+        shared = not request.takes_whole or kinds.shareable
         return _RequestNodes(least, nodes, eligible.drivers(kinds), shared)
 
     # -- on one node, exactly ------------------------------------------------------------------------------------------
@@ -337,7 +337,3 @@ class UniqueAttributeSearch:
         unit = self.query.unit_on(snapshot)
         details = unit.demands[0].details
         return unit if all(any(request.candidates.accepted for request in detail) for detail in details) else None
-
-
-def _min_devices(request: Request) -> int:
-    return request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1

@@ -223,7 +223,7 @@ class CountingBounds:
         request = indexed.request
         if not candidate_groups:
             return False
-        if request.mode is AllocationMode.WHOLE or request.mode is AllocationMode.ADMIN_COUNT:
+        if request.mode.is_counted:
             if sum(candidate_group.size for candidate_group in candidate_groups) < request.min_count:
                 return False
             most = request.max_count

@@ -22,7 +22,7 @@ from devalloc_solver.place import (
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Holding, Usage
-from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
+from devalloc_solver.problem.demand import Candidates, PlacementUnit
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot
@@ -340,7 +340,7 @@ def candidate_orders(units: Sequence[PlacementUnit], parts: Sequence[Fraction] =
 def min_whole_devices(unit: PlacementUnit) -> Fraction:
     """Devices that a unit takes whole at least, for each of its claims."""
     devices = sum(
-        min(request.min_count if _is_whole(request) else 0 for request in alternatives)
+        min(request.min_count if request.takes_whole else 0 for request in alternatives)
         for demand in unit.demands
         for alternatives in demand.details
     )
@@ -357,10 +357,6 @@ def _fewest_candidates(unit: PlacementUnit) -> int:
         ),
         default=0,
     )
-
-
-def _is_whole(request: Request) -> bool:
-    return request.mode is AllocationMode.WHOLE and not request.portions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -399,7 +395,7 @@ class _FreeDevices:
             [
                 [(self.counts(request.candidates), request.min_count) for request in detail]
                 for detail in details
-                if all(map(_is_whole, detail))
+                if all(request.takes_whole for request in detail)
             ]
         )
 

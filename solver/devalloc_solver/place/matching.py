@@ -6,7 +6,7 @@ from collections import Counter
 
 from devalloc_solver.place.counting_bounds import can_serve_all
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 FEW_REQUESTS = 8
@@ -52,4 +52,4 @@ def _is_plain(demand: Demand) -> bool:
 
 
 def _is_number(request: Request) -> bool:
-    return request.mode is AllocationMode.WHOLE and not (request.requests or request.match or request.portions)
+    return request.takes_whole and not (request.requests or request.match)

@@ -10,7 +10,7 @@ from typing import Any
 from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
 from devalloc_solver.problem.loads import PoolScale, growth
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
@@ -122,10 +122,7 @@ def candidate_nodes(
         if key not in cached:
             cached[key] = _nodes_with(snapshot, detail)
         if (nodes := cached[key]) is not None:
-            fewest = min(
-                request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
-                for request in detail
-            )
+            fewest = min(request.fewest for request in detail)
             among = [node for node in among if nodes.get(node, 0) >= fewest]
     if batch is not None:
         among = sorted(among, key=batch.order.__getitem__)

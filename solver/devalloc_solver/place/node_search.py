@@ -24,7 +24,7 @@ from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.loads import UNIT
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
@@ -345,7 +345,7 @@ class _NodeSearch:
         """Whether goals 2 to 4 are as good as on any node could be."""
         if self._floor is None:
             requests = [detail[0] for demand in self.unit.demands for detail in demand.details]
-            whole = sum(s.min_count for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
+            whole = sum(request.min_count for request in requests if request.takes_whole)
             self._floor = min_pools(self.context.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 

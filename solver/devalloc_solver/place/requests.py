@@ -53,7 +53,7 @@ class IndexedRequest:
     @property
     def need(self) -> int:
         """The fewest devices that it must have for itself."""
-        return self.request.min_count if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+        return self.request.fewest
 
     def portion_of(self, device: Device) -> Portion:
         """What one take of a device consumes: of shares, whole blocks; nothing of a device that is taken whole."""

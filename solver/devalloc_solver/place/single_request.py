@@ -36,7 +36,7 @@ def single_request_alternatives(unit: PlacementUnit, *, weighs_loads: bool = Fal
 def _is_single_request(request: Request, demand: Demand, weighs_loads: bool) -> bool:
     if weighs_loads and _takes_part(request):
         return True
-    if request.mode is not AllocationMode.WHOLE or request.requests or request.limits or request.portions:
+    if not request.takes_whole or request.requests or request.limits:
         return False
     if request.min_count > 1 and (request.match or demand.match):
         return False

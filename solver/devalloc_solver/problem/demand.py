@@ -71,6 +71,8 @@ class AllocationMode(Enum):
     def __init__(self, text: str) -> None:
         self.is_admin = text.startswith("admin")
         """whether it looks at devices only, which others may have (S14)"""
+        self.is_counted = text in ("whole", "admin count")
+        """whether it takes so many devices"""
 
     __hash__ = object.__hash__  # each is there once, and the one that enums have takes long
 
@@ -118,6 +120,20 @@ class Request:
     def label(self) -> str:
         """The index into spec.claims as the annotation has it (S18)."""
         return str(self.detail) if self.alternative is None else f"{self.detail}.{self.alternative}"
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether it takes whole devices, which no other claim has."""
+        return self.mode is AllocationMode.WHOLE and not self.portions
+
+    @property
+    def fewest(self) -> int:
+        """Devices without which it cannot be filled."""
+        return self.min_count if self.mode.is_counted else 1
+
+    def least_share(self, resource: str) -> int:
+        """Nano units of a resource that it takes in shares, at the least."""
+        return max(0, self.requests.get(resource, 0)) if self.mode is AllocationMode.SHARE else 0
 
     @property
     def asks(self) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ GONE = {
     "the judge of expressions": ("SelectorJudge", "_VerdictCount", "_evaluate_all"),
     "what is known of a request": ("expressions_of", "drivers_of_class", "attribute_names"),
     "the device that is judged": ("_changing_devices",),
+    "how a request takes devices": ("counts_devices", "takes_exclusively", "_minimum_amount"),
     "the search by columns": ("allocate_quickly", "_place_quickly_by_columns"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
     "the fleet": ("fleet/device_claims", "fleet/resource_k8s"),

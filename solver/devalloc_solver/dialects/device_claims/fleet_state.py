@@ -109,7 +109,7 @@ class DeviceFleetState(FleetState):
 
     def _pools_before(self, node: Node, changed: Set[object]) -> Mapping[str, Pool]:
         """The pools of a node as they were published and read, by name, but for those that have changed."""
-        record = self._record_of(node)
+        record = self.index.record_of(node)
         pools = () if record is None else record.snapshot.pools
         return {pool.name: without_ghosts(pool) for pool in pools if pool.name not in changed}
 

@@ -19,7 +19,7 @@ from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, UnreachedDev
 from devalloc_solver.dialects.resource_k8s.published_devices import is_counter, published_device
 from devalloc_solver.dialects.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.dialects.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation, counts_devices
+from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Explanation
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter
 from devalloc_solver.explain.leaving import Leaving
@@ -136,7 +136,7 @@ class ResourceClaimExplainer(Explainer):
     # -- causes --------------------------------------------------------------------------------------------------------
 
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> Fact | None:
-        if not counts_devices(request):
+        if not request.mode.is_counted:
             return None
         best = self.funnels.most(request, unit.pin, is_empty=is_empty)
         if best >= request.min_count:

@@ -39,7 +39,7 @@ from devalloc_solver.explain.supply_relaxations import (
     relax_shared_limits,
 )
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request
+from devalloc_solver.problem.demand import Constraint, Demand, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool
 
@@ -163,7 +163,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
         return [
             reduce_amount(1, request.min_count, partial(self._count, demand, request))
             for demand, request in self.each_request()
-            if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and request.min_count > 1
+            if request.mode.is_counted and request.min_count > 1
         ]
 
     def _count(self, demand: Demand, request: Request, most: int) -> Relaxation:
