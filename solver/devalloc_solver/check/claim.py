@@ -57,14 +57,14 @@ def check_new_claim(
         wrong.append(f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {node} (S2)")
     uses: list[CheckedUse | None] = []
     key, name, pool = claim.key, "", None
-    for (pool_name, device, amounts), term in zip(answer.grants, requests.terms, strict=True):
-        if pool_name != name:
-            name, pool = pool_name, fleet.pool(node, pool_name)
-        pooled = None if pool is None else pool.find(device)
+    for grant, term in zip(answer.grants, requests.terms, strict=True):
+        if grant.pool != name:
+            name, pool = grant.pool, fleet.pool(node, grant.pool)
+        pooled = None if pool is None else pool.find(grant.device)
         if pooled is None:
             reach = f"node {node}" if node else "the network alone"
-            wrong.append(f"device {pool_name}/{device} does not exist or is not reached from {reach} (S7)")
-        uses.append(None if pooled is None or term is None else CheckedUse(pooled, key, term.label, amounts))
+            wrong.append(f"device {name}/{grant.device} does not exist or is not reached from {reach} (S7)")
+        uses.append(None if pooled is None or term is None else CheckedUse(pooled, key, term.label, grant.amounts))
     taken = [use for use in uses if use is not None]
     devices = [use.pooled for use in taken]
     if requests.has_admin:

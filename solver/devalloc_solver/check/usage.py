@@ -112,10 +112,11 @@ class UsageAccount:
         self.pools: dict[CheckedPool, PoolUse] = {}
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
+        owner, pool = None, _UNUSED
         for use in uses:
-            pool = self.pools.get(use.pooled.owner)
-            if pool is None:
-                pool = self.pools[use.pooled.owner] = PoolUse()
+            if use.pooled.owner is not owner:
+                owner = use.pooled.owner
+                pool = self.pools.get(owner) or self.pools.setdefault(owner, PoolUse())
             pool.add(use)
 
     def remove(self, uses: Iterable[CheckedUse]) -> None:

@@ -472,10 +472,9 @@ class NodeClasses:
         free, group_of = list(kind.sizes), kind.group_of
         shared: list[tuple[int, ShareState]] = []
         for position, use in uses.items():
-            group = group_of[position]
-            free[group] -= 1
+            free[group_of[position]] -= 1
             if use is not SOLE_USE and use.shares:
-                shared.append((group, use.sharing))
+                shared.append((group_of[position], use.sharing))
         key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
         state = self._pool_states.get(key)
         if state is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from devalloc.api.node_rules import NodeRestriction
 from devalloc.api.reasons import Reason
@@ -112,7 +111,8 @@ class DeviceClaimRules:
         return None if refusal is None else replace(refusal, key=claim.key, group=claim.group)
 
 
-class DeviceClaimQuery(NamedTuple):
+@dataclass(slots=True, eq=False)  # not frozen, nor a tuple: either takes twice as long to make
+class DeviceClaimQuery:
     """What one claim wants to know of the index; see ``node_class_plan.ClaimQuery``."""
 
     claim: ClaimRecord

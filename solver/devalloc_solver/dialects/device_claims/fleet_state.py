@@ -273,7 +273,7 @@ class DeviceFleetState(FleetState):
                 held, old = held_by_invalid(refused), self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
                     self._let_go(key)
-                    held = held._replace(entries=(*old.entries, *held.entries))
+                    held = replace(held, entries=(*old.entries, *held.entries))
                 self._hold(key, held)
 
     def grant(self, claim: ClaimRecord, placed: PlacedClaim) -> None:

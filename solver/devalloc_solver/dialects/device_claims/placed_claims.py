@@ -42,7 +42,7 @@ def place_claim(claim: ClaimRecord, spot: ChosenPlace, problem_input: ProblemInp
     limited: list[tuple[Pool, Device]] = []
     before, label = None, ""
     for given in spot.given:
-        request, pool, device, _, amounts = given
+        request, pool, device, amounts = given.request, given.pool, given.device, given.amounts
         if request is not before:
             before, label = request, request.label
             chosen[request.detail] = request.alternative

@@ -224,7 +224,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim, ResourceC
         items: list[HeldItem] = []
         chosen: dict[int, int | None] = {}
         in_order = spot.given if len(spot.given) == 1 else sorted(spot.given, key=_by_request)
-        for request, pool, device, _, amounts in in_order:
+        for one in in_order:
+            request, pool, device, amounts = one.request, one.pool, one.device, one.amounts
             offer, subrequest = published_device(device), request.spec.subrequest
             takes, taken = (self._takes(subrequest, offer), amounts) if offer.is_shareable else (None, None)
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
