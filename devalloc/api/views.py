@@ -40,6 +40,13 @@ def as_mappings(value: object) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
+def effective_attributes(pool: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The attributes of a device as pool and device list them, by name: its own, and those of the pool that it does not
+    have itself (S3)."""
+    of_pool = as_mappings(as_mapping(pool.get("spec")).get("attributes"))
+    return {str(entry.get("name")): entry for entry in (*of_pool, *as_mappings(device.get("attributes")))}
+
+
 @dataclass(slots=True, eq=False)  # not frozen, which would double the time that it takes to make one
 class ObjectView:
     """What every object has."""

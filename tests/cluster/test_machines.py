@@ -176,7 +176,7 @@ class Site:
         return dict(self.cluster.get(f"{CLAIMS}/card").content)
 
     def left(self) -> list[str]:
-        """What there still is of machines and claims: objects, processes, cgroups, sockets, records of QEMU."""
+        """What it has now of machines and claims: objects, processes, cgroups, sockets, records of QEMU."""
         names = [item["metadata"]["name"] for path in (MACHINES, CLAIMS) for item in items(self.cluster, path)]
         groups = [str(path) for path in CGROUPS.glob(f"*/{OURS}/{machine_id(f'{SPACE}/web')}")]
         files = [str(path) for folder in (self.run, self.bed.state / "machines") for path in folder.rglob("*")]

@@ -77,7 +77,7 @@ def _no_driver(cause: Fact, style: Style) -> Words:
     if near := cause.get("near"):
         return Words(text, guess=style.name(near))
     if any(driver.endswith(".devalloc.io") for driver in cause["drivers"]):
-        return Words(text, "`devalloc discover` shows why a card is not offered")
+        return Words(text, "run `devalloc discover` on a host to see why")
     return Words(text, "publish one, or name another class")
 
 
@@ -100,7 +100,7 @@ def _no_match(cause: Fact, style: Style) -> Words:
     text = f"no device matches {_request(cause, style)}" if "request" in cause else "no device matches"
     if "rule" in cause:
         return _step(cause, style).after(f"{text}: ")
-    return Words(text, obvious="`devalloc explain` shows why not")
+    return Words(text, obvious="run `devalloc explain` to see which rule leaves out which")
 
 
 def _request(cause: Fact, style: Style) -> str:
@@ -123,16 +123,21 @@ def _step(cause: Fact, style: Style) -> Words:
         "".join(f", {each['count']} {_rejects(each, style, quoted)}" for each in others) + unnamed
         for quoted in (None, *_QUOTES[-2:], 0)
     ]
+    topics = [*dict.fromkeys(RuleCode(each["rule"]).row.topic for each in others), *(["others"] if more else [])]
+    rests.append(f", {left} {agree_verb('fail on', left)} {style.listed(topics, 'or')}" if left else "")
     first = do_of(cause["count"], cause["total"], _rejects(cause, style))
     texts = [f"{first}{rest}" for rest in (*rests, apart)]
-    if (rule := RuleCode(cause["rule"])).alone:
+    if (rule := RuleCode(cause["rule"]).row).alone:
         texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
     for quoted in dict.fromkeys((style.width, *_QUOTES, *([0] if style.width <= _NARROW else []))):
         brief = do_of(cause["count"], cause["total"], _rejects(cause, style, quoted))
-        own = [f"{brief}{rests[-1]}", f"{brief}{apart}"]
+        own = [f"{brief}{rests[-2]}", f"{brief}{rests[-1]}", f"{brief}{apart}"]
         if "lifted" in cause:  # the others need not be counted
-            those, place = ("devices that pass all else", 1) if cause["lifted"] else ("some devices", 2)
-            own.insert(place, f"{those} {_rejects({**cause, 'count': 2}, style, quoted)}")
+            do = _rejects({**cause, "count": 2}, style, quoted)
+            if cause["lifted"]:
+                own.insert(2, f"devices that pass all else {do}")
+            else:
+                own += [f"no device matches, as some {do}", f"some devices {do}"]
         texts += own
     shortest = [brief] if "lifted" not in cause or style.width <= _NARROW else []
     text, *shorter = dict.fromkeys((*texts, *shortest))
@@ -160,8 +165,8 @@ def _rejects(step: Fact, style: Style, quoted: int | None = None) -> str:
 def _unknown_name(cause: Fact, style: Style) -> Words:
     """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
     name, is_amount = style.code(cause["name"]), cause.get("what") == "amount"
-    what = f"be shared by {name}" if is_amount else f"{cause.get('what', 'attribute')} {name}"
-    text = f"{_few(cause['count'], cause['total'], *(('can', 'can') if is_amount else ()))} {what}"
+    what = f"shares of {name}" if is_amount else f"{cause.get('what', 'attribute')} {name}"
+    text = f"{_few(cause['count'], cause['total'], *(('offers', 'offer') if is_amount else ()))} {what}"
     shorter = [f"{_few(cause['count'], cause['total'], 'shares', 'share')} {name}"] if is_amount else []
     advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(name)
     return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice, shorter=shorter)
@@ -200,8 +205,9 @@ def _wrong_type(cause: Fact, style: Style) -> Words:
     there = f"{style.code(cause['name'])} is {cause['type']} on {count_devices(cause['count'])}"
     if "fault" in cause:
         return Words(f"{there}, and {style.name(cause['literal'])} {cause['fault']}")
-    text = f"{there}, and is compared with the {cause['of']} {style.name(cause['literal'])}"
-    return Words(text, cause.get("advice", ""))
+    literal = f"the {cause['of']} {style.name(cause['literal'])}"
+    brief = f"{style.code(cause['name'])} is {cause['type']}, and is compared with {literal}"
+    return Words(f"{there}, and is compared with {literal}", cause.get("advice", ""), shorter=[brief])
 
 
 def _misplaced(cause: Fact, style: Style) -> Words:
@@ -261,7 +267,7 @@ def _too_little(cause: Fact, style: Style) -> Words:
     device = f"no device{of_node}{together} has"
     if cause["most"] == "0":
         head, name = f"no matching device{of_node}{together}", style.code(cause["resource"])
-        text = f"{head} has {resource}" if cause.get("free") else f"{head} can be shared by {name}"
+        text = f"{head} has {resource}" if cause.get("free") else f"{head} offers shares of {name}"
         shorter = [text] if cause.get("free") else [text, f"{head} shares {name}"]
         return Words(f"{text} ({cause['wanted']} wanted)", hint=advice, shorter=shorter)
     if cause.get("devices") == 1:
@@ -356,15 +362,15 @@ def _unpublished(cause: Fact, style: Style) -> Words:
     device, holder = f"{style.name(cause['pool'])}/{style.name(cause['device'])}", style.owner(cause["holder"])
     text = f"{holder} holds device {device}, which no longer exists{more}"
     if cause.get("less"):
-        text = f"{holder} holds more of device {device} than there still is{more}"
+        text = f"{holder} holds more of device {device} than it has now{more}"
     brief = f"device {device} is held, but {'smaller now' if cause.get('less') else 'no longer exists'}"
     shorter = [*([text.removesuffix(more)] if more else []), brief]
     return Words(text, obvious="ask its owner or an admin to delete it", shorter=shorter)
 
 
 _EXCLUSIVE = {
-    "groups": "the devices are of compatibility groups that exclude each other",
-    "limits": "the devices draw more than their pool has",
+    "groups": "the devices are in different compatibility groups",
+    "limits": "the devices together need more than their pool has",
     "any": "the devices cannot be used together, as their pool has too little for all of them",
 }
 _MORE_TIME = "run `devalloc explain --deadline 60s`"
@@ -403,7 +409,8 @@ def _members_apart(cause: Fact, style: Style) -> Words:
     nodes = [f"{style.name(each['node'])} ({_names_there(each, style)})" for each in cause["nodes"]]
     more = f" and {cause['more']} more" if cause.get("more") else ""
     text = f"members of {_group(cause, style)} are bound to different nodes: {', '.join(nodes)}{more}"
-    return Words(text, f"see the annotation {cause['see']}")
+    brief = f"members of {_group(cause, style)} are bound to different nodes"
+    return Words(text, f"give all the same {cause['see']}", shorter=[brief])
 
 
 def _names_there(place: Mapping[str, Any], style: Style) -> str:
@@ -416,7 +423,7 @@ def _held_differ(cause: Fact, style: Style) -> Words:
     says that they must not (``see``)."""
     name, must = style.code(cause["attribute"]), "must have one value"
     how = f"have devices without {name}" if cause.get("lack") else f"differ in {name}, which {must}"
-    return Words(f"members of {_group(cause, style)} that hold devices already {how}", f"see {cause['see']}")
+    return Words(f"members of {_group(cause, style)} that hold devices already {how}", f"change {cause['see']}")
 
 
 def _several_owners(cause: Fact, style: Style) -> Words:
@@ -499,15 +506,17 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.NO_POOLS: lambda cause, style: Words(
         "no valid DevicePool exists", "publish devices (`devalloc discover` shows those of a host)"
     ),
-    Cause.NO_DEVICES: lambda cause, style: Words("no devices are published", hint="let a driver publish some"),
+    Cause.NO_DEVICES: lambda cause, style: Words(
+        "no devices are published", obvious="run a driver that publishes them"
+    ),
     Cause.NO_DRIVER: _no_driver,
     Cause.INVALID_POOL: _invalid_pool,
     Cause.UNREACHED: lambda cause, style: Words(_text(cause, style), advises=True),
     Cause.NO_MATCH: _no_match,
     Cause.STEP: _step,
     Cause.PARTS: lambda cause, style: Words(
-        f"{count_parts(cause['count'])} only to claims with {cause['say']}",
-        hint=f"add {cause['say']} to the constraints to get a part",
+        f"{count_parts(cause['count'])} {cause['say']} in the constraints",
+        hint="add that to get a part",
     ),
     Cause.UNKNOWN_NAME: _unknown_name,
     Cause.UNKNOWN_VALUE: _unknown_value,
@@ -542,7 +551,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
     Cause.APART: lambda cause, style: (
         "no single node has all of it free"
         if cause.get("free")
-        else "no single node has all of it, even if nothing is in use"
+        else f"no single node has all of it{'' if cause.get('held') else ', even if nothing is in use'}"
     ),
     Cause.BOUND: lambda cause, style: Words(
         f"it is bound to node {style.name(cause['node'])}, where it does not fit",
@@ -566,13 +575,17 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         else Words("it may be on no other node", obvious="add one")
     ),
     Cause.NODE_UNSUITED: lambda cause, style: Words(
-        "its pod's node selector, affinity or tolerations exclude the nodes where it fits", first="relax these"
+        "its pod's node selector, affinity or tolerations exclude the nodes where it fits",
+        first="allow one of them",
+        shorter=["its pod's node rules exclude the nodes where it fits"],
     ),
     Cause.NODE_BARRED: lambda cause, style: Words(
-        "it fits only on nodes that it may not be on", hint="change what keeps it off these nodes"
+        "no node that it may be on has room" if cause.get("held") else "it fits only on nodes that it may not be on",
+        hint="allow one: see devalloc.io/excluded-nodes and its pod's rules",
     ),
-    Cause.OTHER_VALUE: lambda cause, style: (
-        f"only devices with another {' and '.join(map(style.code, cause['attributes']))} would do"
+    Cause.OTHER_VALUE: lambda cause, style: Words(
+        f"only devices with another {' and '.join(map(style.code, cause['attributes']))} would do",
+        hint="ask for that value, or publish devices with this one",
     ),
     Cause.RESERVATION_STAYS: lambda cause, style: "its reservation stays as it is",
     Cause.MEMBER_FAILS: _member_fails,

@@ -113,6 +113,11 @@ def member_ref(key: tuple[str, str]) -> dict[str, str]:
     return ref if kind == "claim" else {**ref, "title": kind}
 
 
+def holder_of(ref: Mapping[str, Any]) -> dict[str, Any]:
+    """The claim or machine of a ``member_ref``."""
+    return {**ref, "kind": ref.get("title", "claim")}
+
+
 def of_owner(edit: Mapping[str, Any]) -> dict[str, Any]:
     """An edit with the claim or machine whose spec it is; ``claim``: the owner in the solver."""
     namespace, _, name = edit.get("claim", "").partition("/")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
-from devalloc.api.findings.data import Finding
+from devalloc.api.findings.data import HOLDERS, Finding, holder_of
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.printable import one_line, printable
@@ -120,11 +120,13 @@ _Step = tuple[str, str]
 
 def remedy_of(finding: Finding, style: Style) -> str:
     """What to do, such as "remove spec.claims[0], and delete claim default/a"; "" if nothing helps."""
+    is_release_first = bool(finding.blockers) and finding.blockers[0]["kind"] in HOLDERS
     if len(finding.edits) > _NAMED and not style.is_whole:
-        return and_more(edit_words(finding.edits[0], style), len(finding.blockers))
+        first = release_of(finding.blockers[:1], style) if is_release_first else edit_words(finding.edits[0], style)
+        return and_more(first, len(finding.blockers))
     words = " and ".join(_by_verb([_step(each, style) for each in finding.edits]))
     release = release_of(finding.holders, style)
-    text = f"{words}, and {release}" if words and release else words or release
+    text = ", and ".join(filter(None, [release, words] if is_release_first else [words, release]))
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
     return " or ".join([text, *others]) if text else joined(others)
 
@@ -137,9 +139,9 @@ def merged(changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if each["kind"] in _OF_LIMITS:
             by_place.setdefault(_OF_LIMITS, each)
         elif (one := _ONE_OF.get(each["kind"])) and one.same in each and "didYouMean" not in each:
-            place = tuple(each.get(name) for name in ("kind", one.same, "claim", "machine"))
+            place = tuple(each.get(name) for name in ("kind", one.same, *_PLACE))
             listed = by_place[place][one.listed] if place in by_place else []
-            listed.append(each[one.by])
+            listed.append(each.get(one.by, ""))
             by_place[place] = {**each, one.listed: listed}
         else:
             by_place[number] = each
@@ -147,14 +149,19 @@ def merged(changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 class _Merge(NamedTuple):
-    """Edits that are one if they have the ``same``; what they differ ``by`` is ``listed``."""
+    """Edits that are one if they have the ``same``, and one place; what they differ ``by`` is ``listed``."""
 
     same: str
     by: str
     listed: str
 
 
-_ONE_OF = {"matchAttribute": _Merge("path", "attribute", "attributes"), "amount": _Merge("most", "path", "paths")}
+_ONE_OF = {
+    "matchAttribute": _Merge("path", "attribute", "attributes"),
+    "amount": _Merge("most", "path", "paths"),
+    "taint": _Merge("key", "effect", "effects"),
+}
+_PLACE = ("claim", "machine", "driver", "pool", "device", "value")
 _OF_LIMITS = frozenset(("poolResource", "counter"))
 """Kinds of edits by which fewer or smaller devices are asked for."""
 
@@ -175,12 +182,15 @@ def and_more(step: str, count: int) -> str:
 def changes_in_explain(count: int) -> str:
     """Where to find what to do that a sentence cannot name."""
     what = f"which {count} changes help" if count > 1 else "what to change"
-    return f"`devalloc explain` says {what}"
+    return f"run `devalloc explain` to see {what}"
 
 
 def withheld_of(finding: Finding, style: Style) -> str:
     """The node or device that would do and gives nothing now; "" if it is not one that is to be changed."""
     edit = finding.edits[0] if finding.edits else {}
+    if edit.get("kind") == "node" and "pool" in edit:
+        pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
+        return f"pool {pool} is not published for node {style.name(edit['node'])}"
     if edit.get("kind") != "unavailable" or not edit.get("why"):
         return ""
     does = "" if "notEnough" in finding.caveats else "would do, but "
@@ -287,6 +297,11 @@ def _amount_of(edit: Mapping[str, Any]) -> str:
     return readable_texts(Quantity.parse(str(edit["requested"])), Quantity.parse(str(edit["most"])))[1]
 
 
+def _limit(edit: Mapping[str, Any], style: Style) -> _Step:
+    why = " to use several devices" if style.says_why and edit["path"].endswith(".limits.count") else ""
+    return "remove", f"{style.path(edit['path'])}{why}"
+
+
 def _class(edit: Mapping[str, Any], style: Style) -> _Step:
     if (correction := _correction(edit, style)) is not None:
         return correction
@@ -309,14 +324,17 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     node = style.name(edit["node"])
     if "pool" in edit:
         pool = f"{style.name(edit['driver'])}/{style.name(edit['pool'])}"
-        return "let", f"pool {pool} reach node {node}"
+        what = "it for that node" if style.is_named else f"pool {pool} for node {node}"
+        says_how = style.is_named or (style.says_why and not style.is_whole)
+        how = " (nodeSelector or allNodes of its ResourceSlices)" if says_how else ""
+        return "publish", f"{what}{how}"
     if bound := edit.get("boundBy"):
-        held = release_of([{**each, "kind": each.get("title", "claim")} for each in bound], style)
+        held = release_of([*map(holder_of, bound)], style)
         verb, _, what = held.partition(" ")
         return verb, f"{what}, which {'holds' if len(bound) == 1 else 'hold'} the group on node {node}"
     if "path" in edit:
         return "remove", style.path(edit["path"])
-    pinned = [{**each, "kind": each.get("title", "claim")} for each in edit.get("pinned", ())]
+    pinned = [*map(holder_of, edit.get("pinned", ()))]
     of = f" of {style.owners(pinned)}" if pinned else ""
     value = f"={node}" if style.width > _NO_REASON else ""
     return "remove", f"the annotation devalloc.io/node{value}{of}"
@@ -332,10 +350,10 @@ def _counter(edit: Mapping[str, Any], style: Style) -> _Step:
 
 
 def _draw_less(edit: Mapping[str, Any], what: str, pool: str, style: Style) -> _Step:
-    lacks = f"pool {pool} lacks" if style.says_why else "pool lacks"
-    if "missing" in edit and (style.says_why or style.width > _NO_REASON):
-        return "ask", f"for fewer or smaller devices ({lacks} {edit['missing']} of {what})"
-    return "ask", "for fewer or smaller devices"
+    if style.width <= _NO_REASON:
+        return "ask", "for fewer or smaller devices"
+    lacks = f" (pool {pool} lacks {edit['missing']})" if "missing" in edit and style.says_why else ""
+    return "ask", f"for fewer devices, or ones that use less {what}{lacks}"
 
 
 def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -364,14 +382,17 @@ def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
 def _taint(edit: Mapping[str, Any], style: Style) -> _Step:
     if "key" not in edit:
         return "tolerate", "the taints"
-    taint = f"{edit['key']}{'=' + edit['value'] if edit.get('value') else ''}:{edit.get('effect', '')}"
+    effects = " and ".join(edit.get("effects", [edit.get("effect", "")]))
+    taint = f"{style.name(edit['key'])}{'=' + style.name(edit['value']) if edit.get('value') else ''}:{effects}"
     where = "/".join(style.name(edit[part]) for part in ("driver", "pool", "device") if part in edit)
-    return "tolerate", f"taint {style.name(taint)}{f' of device {where}' if style.says_why else ''}"
+    return "tolerate", f"taint {taint}{f' of device {where}' if style.says_why else ''}"
 
 
 def _pool(edit: Mapping[str, Any], style: Style) -> _Step:
     pool = f"pool {style.name(edit['driver'])}/{style.name(edit['pool'])}"
-    return ("correct", pool) if edit.get("state") == "invalid" else ("publish", f"all ResourceSlices of {pool}")
+    is_invalid = edit.get("state") == "invalid"
+    state = f" (it is {'invalid' if is_invalid else 'incomplete'})" if style.says_why else ""
+    return ("correct", f"{pool}{state}") if is_invalid else ("publish", f"all ResourceSlices of {pool}{state}")
 
 
 EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
@@ -380,7 +401,7 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "class": _class,
     "compatibilityGroup": lambda edit, style: (
         "select",
-        f"devices of one group of pool {style.name(edit['pool'])}",
+        f"devices of one compatibility group of pool {style.name(edit['pool'])}",
     ),
     "config": lambda edit, style: (
         "create",
@@ -393,11 +414,11 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
         f"the claim that holds device {'/'.join(style.name(edit[part]) for part in ('driver', 'pool', 'device'))}",
     ),
     "feature": lambda edit, style: ("enable", f"feature gate {style.name(edit['feature'])}"),
-    "limit": lambda edit, style: ("remove", style.path(edit["path"])),
+    "limit": _limit,
     "matchAttribute": _match_attribute,
     "member": lambda edit, style: (
         "take",
-        f"{style.owner({**edit, 'kind': edit.get('title', 'claim')})} out of the group",
+        f"{style.owner(holder_of(edit))} out of the group",
     ),
     "node": _node,
     "nodeRule": lambda edit, style: ("remove", f"the annotation {edit['annotation']}"),
@@ -409,6 +430,6 @@ EDITS: dict[str, Callable[[Mapping[str, Any], Style], _Step]] = {
     "unavailable": _unavailable,
     "undefinedResource": lambda edit, style: (
         "define",
-        f"resource {style.name(edit['resource'])}, which devices of DevicePool {style.name(edit['pool'])} draw",
+        f"resource {style.name(edit['resource'])} in DevicePool {style.name(edit['pool'])}",
     ),
 }

@@ -24,6 +24,10 @@ _EDITED = {
     Cause.COMPETITION: frozenset(("amount",)),
 }
 """The kinds of changes that a cause is about, whatever it names."""
+_IF_EMPTY = frozenset((Cause.APART, Cause.NODE_BARRED))
+"""Causes that say something of a fleet where nothing is in use."""
+_ABOUT_NAMES = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE))
+"""Causes that are about a name in an expression or a list."""
 _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 """Causes that are that others hold something."""
 
@@ -33,9 +37,13 @@ def relevant(finding: Finding) -> Finding:
     causes = [*_of_member([_with_lifted(each, finding) for each in _relevant_causes(finding)[:MAX_LISTED]])]
     if causes and causes[0]["code"] == Cause.UNPUBLISHED:  # what is lacking follows from it
         causes = causes[:1]
+    if finding.holders:  # it does not follow that nothing must be released
+        causes = [{**each, "held": True} if each["code"] in _IF_EMPTY else each for each in causes]
     changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
     if not changes or not _is_about_first(changes[0], causes):  # it may be that one device or node gives nothing now
         changes.sort(key=lambda each: each["kind"] != "unavailable")
+        if changes and len(causes) > 1 and causes[0]["code"] == Cause.BOUND:  # why it does not fit says more
+            causes = causes[1:]
     return replace(finding, causes=causes, blockers=changes)
 
 
@@ -44,7 +52,7 @@ def _with_lifted(cause: Fact, finding: Finding) -> Fact:
     that."""
     if "rule" not in cause or cause["count"] == cause["total"]:
         return cause
-    lifted_by = RuleCode(cause["rule"]).lifted_by
+    lifted_by = RuleCode(cause["rule"]).row.lifted_by
     lifts = [each["kind"] in lifted_by and not _is_of_other_request(each, cause) for each in finding.edits]
     return {**cause, "lifted": all(lifts)} if any(lifts) else cause
 
@@ -57,7 +65,7 @@ def _is_of_other_request(edit: Mapping[str, Any], cause: Fact) -> bool:
 
 def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     """Whether the most telling cause is what a change is about."""
-    first = next((each for each in causes if each["code"] != Cause.NO_MATCH or "rule" in each), None)
+    first = next(filter(_says_why, causes), None)
     if first is None:
         return True
     cause = first.get("cause", first)
@@ -66,7 +74,7 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
         return is_in_use and change["kind"] in HOLDERS
     if _is_of_other_request(change, cause) or (cause.get("most") == "0" and change["kind"] == "amount"):
         return False  # of the last: however little is wanted
-    lifted_by = RuleCode(cause["rule"]).lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
+    lifted_by = RuleCode(cause["rule"]).row.lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
     if lifted_by:
         return change["kind"] in lifted_by
     return not ({*_names_of(change)} - _COMMON_WORDS).isdisjoint(_names_of(cause))
@@ -76,7 +84,7 @@ def _of_member(causes: Sequence[Fact]) -> Sequence[Fact]:
     """What the first member of a group lacks, as a part of that it does not fit."""
     if len(causes) < 2 or causes[0]["code"] != Cause.MEMBERS:
         return causes
-    lacks = next((each for each in causes[1:] if each["code"] != Cause.NO_MATCH or "rule" in each), causes[1])
+    lacks = next(filter(_says_why, causes[1:]), causes[1])
     return [
         {**causes[0], "cause": lacks},
         *(each for each in causes[1:] if each is not lacks and each["code"] != Cause.NO_MATCH),
@@ -87,9 +95,11 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
     """The causes without those that have nothing to do with what is to be changed, or that another one says better. A
     name that few devices have, and that is near no other, may be what was mistyped, or may not matter."""
     first_of_each: dict[str, Fact] = {}
-    for each in finding.causes:
-        first_of_each.setdefault(json.dumps(each, sort_keys=True), each)
+    for each in finding.causes:  # of one name, two may say different things: they are of different requests
+        is_of_name = each["code"] in _ABOUT_NAMES
+        first_of_each.setdefault(each["name"] if is_of_name else json.dumps(each, sort_keys=True), each)
     causes = _with_the_rule([*first_of_each.values()])
+    causes = [*_with_what_fits(causes, finding.edits)]
     unknown = [each for each in causes if _is_odd_name(each)]
     if not unknown:
         return causes
@@ -103,8 +113,28 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
     if "nothingLeft" in finding.caveats and not has_none:  # they are why all is left out
         has_none = [each for each in unknown if not each["count"]]
     is_withheld = bool(edits) and edits[0]["kind"] == "unavailable"
-    says_enough = has_none or is_withheld or any(each["code"] != Cause.NO_MATCH or "rule" in each for each in remaining)
+    says_enough = has_none or is_withheld or any(map(_says_why, remaining))
     return [*remaining, *has_none] if says_enough else causes
+
+
+def _with_what_fits(causes: Sequence[Fact], edits: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
+    """The causes; if less of a resource would do, devices have some of it, be it on other nodes."""
+    most = {each["resource"]: each["most"] for each in edits if each["kind"] == "amount" and "resource" in each}
+    for each in causes:
+        if (
+            each["code"] == Cause.TOO_LITTLE
+            and each["most"] == "0"
+            and not each.get("free")
+            and each["resource"] in most
+        ):
+            yield {name: each[name] for name in ("code", "resource", "wanted")} | {"most": most[each["resource"]]}
+        elif each["code"] != Cause.UNKNOWN_NAME or each.get("what") != "amount" or each["name"] not in most:
+            yield each
+
+
+def _says_why(cause: Fact) -> bool:
+    """Whether a cause says more than that nothing matches."""
+    return cause["code"] != Cause.NO_MATCH or "rule" in cause
 
 
 def _is_odd_name(cause: Fact) -> bool:

@@ -9,170 +9,284 @@ from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.findings.style import agree_verb
 
 
-class RuleCode(StrEnum):
-    """By which rule a request does not get a device: one row for each code.
+class _Row(NamedTuple):
+    """What words, advice and tables say of a rule."""
 
-    Words, advice and tables take what they say of a rule from here.
-    """
-
+    topic: str
+    """What it is about, in a word: for rules beside the one that a sentence is about."""
     words: str
     """What the devices do that it leaves out, such as "are in use"; with the names of what they need in braces."""
-    advice: str
+    advice: str = ""
     """What to do about them, if no change is known that suffices; empty if there is nothing to say."""
-    lifted_by: tuple[str, ...]
+    lifted_by: tuple[str, ...] = ()
     """The kinds of changes by which it is lifted."""
-    tells_example: bool
+    tells_example: bool = False
     """Whether a sentence gives the example: the words of others say it."""
-    brief: str
+    brief: str = ""
     """The words without an expression; empty if they have none."""
-    alone: str
+    alone: str = ""
     """What is wrong, without how many devices there are, in a shorter sentence; empty if there is none."""
+
+
+_NO_ROW = _Row("", "")
+
+
+class RuleCode(StrEnum):
+    """By which rule a request does not get a device."""
+
+    row: _Row
 
     __hash__ = str.__hash__  # that of enums takes long
 
-    def __new__(
-        cls,
-        code: str,
-        words: str = "",
-        advice: str = "",
-        lifted_by: tuple[str, ...] = (),
-        tells_example: bool = False,
-        brief: str = "",
-        alone: str = "",
-    ) -> RuleCode:
+    def __new__(cls, code: str, row: _Row = _NO_ROW) -> RuleCode:
         rule = str.__new__(cls, code)
-        rule._value_ = code
-        rule.words, rule.advice, rule.lifted_by = words, advice, lifted_by
-        rule.tells_example, rule.brief, rule.alone = tells_example, brief, alone
+        rule._value_, rule.row = code, row
         return rule
 
     NO_CLASS_OF_TYPE = (
         "noClassOfType",
-        "are left out, as no class has deviceType {type!r}",
-        "name another type, or create a class of it",
-        ("class",),
-        False,
-        "",
-        "no class has deviceType {type!r}",
+        _Row(
+            topic="type",
+            words="are left out, as no class has deviceType {type!r}",
+            advice="name another type, or create a class of it",
+            lifted_by=("class",),
+            alone="no class has deviceType {type!r}",
+        ),
     )
     CLASS_OF_OTHER_TYPE = (
         "classOfOtherType",
-        "are left out, as class {device_class!r} is not of deviceType {type!r}",
-        "name a class of that type",
-        ("class",),
-        False,
-        "",
-        "class {device_class!r} is not of deviceType {type!r}",
+        _Row(
+            topic="type",
+            words="are left out, as class {device_class!r} is not of deviceType {type!r}",
+            advice="name a class of that type",
+            lifted_by=("class",),
+            alone="class {device_class!r} is not of deviceType {type!r}",
+        ),
     )
-    OTHER_DRIVER = ("otherDriver", "are not of driver {drivers}", "name another class", ("class",))
+    OTHER_DRIVER = (
+        "otherDriver",
+        _Row(topic="driver", words="are not of driver {drivers}", advice="name another class", lifted_by=("class",)),
+    )
     CLASS_CONSTRAINTS = (
         "classConstraints",
-        "fail {expression} of class {device_class}",
-        "name another class",
-        ("class",),
-        False,
-        "are not of class {device_class}",
+        _Row(
+            topic="class",
+            words="fail {expression} of class {device_class}",
+            advice="name another class",
+            lifted_by=("class",),
+            brief="are not of class {device_class}",
+        ),
     )
-    ALL_CLASSES = ("allClasses", "fail the constraints of all classes of type {type}", "name another type", ("class",))
+    ALL_CLASSES = (
+        "allClasses",
+        _Row(
+            topic="type",
+            words="fail the constraints of all classes of type {type}",
+            advice="name another type",
+            lifted_by=("class",),
+        ),
+    )
     CONSTRAINTS = (
         "constraints",
-        "fail {expression}",
-        "relax the constraints",
-        ("constraint",),
-        False,
-        "fail the constraints",
+        _Row(
+            topic="constraints",
+            words="fail {expression}",
+            advice="relax the constraints",
+            lifted_by=("constraint",),
+            brief="fail the constraints",
+        ),
     )
     UNDEFINED_RESOURCE = (
         "undefinedResource",
-        "can never be allocated",
-        "define it in the pool",
-        ("undefinedResource",),
-        True,
+        _Row(
+            topic="resource",
+            words="draw on a resource that is not defined",
+            advice="define it in the pool",
+            lifted_by=("undefinedResource",),
+            tells_example=True,
+        ),
     )
-    UNAVAILABLE = ("unavailable", "are unavailable", "repair or uncordon one", ("unavailable",), True)
+    UNAVAILABLE = (
+        "unavailable",
+        _Row(
+            topic="state",
+            words="are unavailable",
+            advice="repair or uncordon one",
+            lifted_by=("unavailable",),
+            tells_example=True,
+        ),
+    )
     RESERVED = (
         "reserved",
-        "are reserved for claims that name class {device_class}",
-        "name that class",
-        ("class",),
+        _Row(
+            topic="class",
+            words="are reserved for claims that name class {device_class}",
+            advice="name that class",
+            lifted_by=("class",),
+        ),
     )
-    NO_ATTRIBUTE = ("noAttribute", "have no attribute {attribute}", "match another one", ("matchAttribute",))
-    PART = ("part", "go only to claims that say {say} while whole ones are offered", "select a part in constraints")
-    NOTHING_TO_SHARE = ("nothingToShare", "cannot be shared by {resources}", "remove the amount to get whole devices")
+    NO_ATTRIBUTE = (
+        "noAttribute",
+        _Row(
+            topic="attribute",
+            words="have no attribute {attribute}",
+            advice="match another one",
+            lifted_by=("matchAttribute",),
+        ),
+    )
+    PART = (
+        "part",
+        _Row(
+            topic="part", words="are parts, which need {say} in the constraints", advice="select a part in constraints"
+        ),
+    )
+    NOTHING_TO_SHARE = (
+        "nothingToShare",
+        _Row(topic="amount", words="offer no shares of {resources}", advice="remove the amount to get whole devices"),
+    )
     POOL_STATE = (
         "poolState",
-        "are of an {state} pool",
-        "correct its slices",
-        ("pool",),
-        True,
-        "",
-        "the pool is {state} ({example})",
+        _Row(
+            topic="pool",
+            words="are of an {state} pool",
+            advice="correct its slices",
+            lifted_by=("pool",),
+            tells_example=True,
+            alone="the pool is {state} ({example})",
+        ),
     )
     BINDING_CONDITIONS = (
         "bindingConditions",
-        "have binding conditions, which need feature gate {feature}",
-        "enable the gate",
-        ("feature",),
+        _Row(
+            topic="feature",
+            words="have binding conditions, which need feature gate {feature}",
+            advice="enable the gate",
+            lifted_by=("feature",),
+        ),
     )
     CLASS_SELECTOR = (
         "classSelector",
-        "fail a selector of class {device_class!r}",
-        "name another class",
-        ("class",),
-        True,
-        "are not of class {device_class}",
+        _Row(
+            topic="class",
+            words="fail a selector of class {device_class!r}",
+            advice="name another class",
+            lifted_by=("class",),
+            tells_example=True,
+            brief="are not of class {device_class}",
+        ),
     )
     REQUEST_SELECTOR = (
         "requestSelector",
-        "fail a selector of the request",
-        "relax the selectors",
-        ("selector",),
-        True,
-        "fail the selectors",
+        _Row(
+            topic="selector",
+            words="fail a selector of the request",
+            advice="relax the selectors",
+            lifted_by=("selector",),
+            tells_example=True,
+            brief="fail the selectors",
+        ),
     )
     SELECTOR_FAILED = (
         "selectorFailed",
-        "cannot be judged by a selector",
-        "guard the selector, or correct the device",
-        ("selector",),
-        True,
+        _Row(
+            topic="selector",
+            words="cause an error in a selector",
+            advice="guard the selector, or correct the device",
+            lifted_by=("selector",),
+            tells_example=True,
+        ),
     )
-    CAPACITY = ("capacity", "lack the capacity", "ask for less capacity", ("capacity",), True)
-    IN_USE = ("inUse", "are in use", "wait until one is released", ("device",))
-    NODE_OPERATIONS = ("nodeOperations", "need {feature}, which is not supported", "select other devices")
-    NODE_ALLOCATABLE = ("nodeAllocatable", "need {feature}, which is not supported", "select other devices")
+    CAPACITY = (
+        "capacity",
+        _Row(
+            topic="capacity",
+            words="cannot give the capacity",
+            advice="ask for less capacity",
+            lifted_by=("capacity",),
+            tells_example=True,
+        ),
+    )
+    IN_USE = (
+        "inUse",
+        _Row(topic="use", words="are in use", advice="wait until one is released", lifted_by=("device",)),
+    )
+    NODE_OPERATIONS = (
+        "nodeOperations",
+        _Row(topic="feature", words="need {feature}, which is not supported", advice="select other devices"),
+    )
+    NODE_ALLOCATABLE = (
+        "nodeAllocatable",
+        _Row(topic="feature", words="need {feature}, which is not supported", advice="select other devices"),
+    )
     COUNTERS_OFF = (
         "countersOff",
-        "draw on counters, which need feature gate {feature}",
-        "enable the gate",
-        ("feature",),
+        _Row(
+            topic="feature",
+            words="draw on counters, which need feature gate {feature}",
+            advice="enable the gate",
+            lifted_by=("feature",),
+        ),
     )
-    OVERDRAWN = ("overdrawn", "are of a pool with an overdrawn counter", "correct its slices", ("pool",), True)
+    OVERDRAWN = (
+        "overdrawn",
+        _Row(
+            topic="pool",
+            words="are of a pool with an overdrawn counter",
+            advice="correct its slices",
+            lifted_by=("pool",),
+            tells_example=True,
+        ),
+    )
     LABELLED_CLAIMS = (
         "labelledClaims",
-        f"are only for claims with the label {ALLOCATOR_KEY}={DEVALLOC}",
-        "give the claim that label",
+        _Row(
+            topic="label",
+            words=f"are only for claims with the label {ALLOCATOR_KEY}={DEVALLOC}",
+            advice="give the claim that label",
+        ),
     )
-    TAINT = ("taint", "have a taint that is not tolerated", "tolerate the taint", ("taint",), True)
+    TAINT = (
+        "taint",
+        _Row(
+            topic="taint",
+            words="have a taint that is not tolerated",
+            advice="tolerate the taint",
+            lifted_by=("taint",),
+            tells_example=True,
+        ),
+    )
     CAPACITY_LEFT = (
         "capacityLeft",
-        "have too little capacity left",
-        "ask for less capacity, or wait until some is released",
-        ("capacity",),
-        True,
+        _Row(
+            topic="capacity",
+            words="have too little capacity left",
+            advice="ask for less capacity, or wait until some is released",
+            lifted_by=("capacity",),
+            tells_example=True,
+        ),
     )
     GROUP_DIFFERS = (
         "groupDiffers",
-        "differ in {attribute} from the devices that members of the group hold",
-        "let the group differ in it, or delete the claims that hold devices",
+        _Row(
+            topic="group",
+            words="differ in {attribute} from the devices that members of the group hold",
+            advice="let the group differ in it, or delete the claims that hold devices",
+        ),
     )
     NODE_BARRED = (
         "nodeBarred",
-        "are on nodes that it may not be on",
-        "let it be on one of these nodes",
-        ("node", "nodeRule"),
+        _Row(
+            topic="node",
+            words="are on nodes that it may not be on",
+            brief="are on excluded nodes",
+            advice="allow one (devalloc.io/excluded-nodes, or its pod's rules)",
+            lifted_by=("node", "nodeRule"),
+        ),
     )
-    OTHER_VALUE = ("otherValue", "have another {attribute}", "publish devices with that value")
+    OTHER_VALUE = (
+        "otherValue",
+        _Row(topic="value", words="have another {attribute}", advice="publish devices with that value"),
+    )
 
 
 class Rule(NamedTuple):
@@ -185,7 +299,7 @@ class Rule(NamedTuple):
     @property
     def words(self) -> str:
         """What the devices do that it leaves out, such as "are in use"."""
-        return self.code.words.format(**dict(self.args))
+        return self.code.row.words.format(**dict(self.args))
 
     def as_json(self) -> dict[str, Any]:
         return {"code": self.code.value} | ({"args": dict(self.args)} if self.args else {})
@@ -198,8 +312,8 @@ def rule(code: RuleCode, **args: str) -> Rule:
 def rule_words(code: str, args: dict[str, str] | None, count: int, *, is_brief: bool = False) -> str:
     """What so many devices do that a rule leaves out, such as "is in use"; ``code`` and ``args``: as in JSON.
     ``is_brief``: without expressions."""
-    rule = RuleCode(code)
-    words = (is_brief and rule.brief) or rule.words
+    row = RuleCode(code).row
+    words = (is_brief and row.brief) or row.words
     return agree_verb(words.format(**(args or {})), count)
 
 

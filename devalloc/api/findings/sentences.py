@@ -32,7 +32,7 @@ _ADVISING = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE
 """Causes that are most likely why there are the others: something was mistyped."""
 
 
-_SHOWS_ALL = "`devalloc explain` shows all that is in the way"
+_SHOWS_ALL = "run `devalloc explain` to see all that is in the way"
 MAX_CACHED = 4096
 """Characters of a finding whose sentence is cached."""
 
@@ -109,7 +109,7 @@ def _with_changes(finding: Finding, style: Style, uncertain: Sequence[str]) -> I
         for changes in remedies:
             changes = f"{first}, and {changes}" if first and changes else first or changes
             remedy = "" if is_complete else changes
-            if own and not corrects:
+            if own and (leaves_nothing or not corrects):
                 remedy = own.then(release_of(finding.holders, style) if own.guess else "")
             instead = "or " if remedy and any(each.advises for each in words[-1:]) else ""
             text = joined([*(each.text for each in words), f"{instead}{remedy}"])
@@ -125,6 +125,8 @@ def _with_changes(finding: Finding, style: Style, uncertain: Sequence[str]) -> I
             if says_all and not (remedy and _is_open(finding)):
                 yield text
     if corrects and finding.causes:  # the change names what is written, too
+        first_cause = next((each for each in finding.causes if each["code"] not in _WEAK), finding.causes[0])
+        yield from (joined([words_of(first_cause, style).text, changes]) for changes in remedies)
         yield from (joined([words_of(finding.causes[0], style).text, changes]) for changes in remedies)
 
 
@@ -247,8 +249,8 @@ def _steps(finding: Finding, style: Style, changes: Sequence[Mapping[str, Any]])
 def _pointers(finding: Finding, style: Style) -> Iterator[str]:
     """The first cause, and where the remedy is to be found."""
     words = _first_words(finding, style)
-    if _advises(finding, words):
-        where = changes_in_explain(len(finding.blockers))
+    if not words.is_complete:
+        where = changes_in_explain(len(finding.blockers)) if _advises(finding, words) else _SHOWS_ALL
         yield from (joined([each.text, where]) for each in words.versions())
 
 

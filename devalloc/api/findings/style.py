@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from devalloc.printable import printable
 
 WHOLE = 1 << 30
 """The width of names that are not shortened."""
-_PATH = 24
+_PATH = 25
 """Characters of a field's path that are always shown: with fewer it does not say which field is meant."""
 
 
@@ -81,7 +82,7 @@ class Style:
             names = [f"{titles.pop()}s {self._own_name(shown[0])}", *map(self._own_name, shown[1:])]
         foreign = [each for each in refs if each.get("name") is None]
         if foreign and len(names) < most:
-            several = f"{len(foreign)} {plural_of(foreign)} of other namespaces"
+            several = f"{count_holders(foreign)} of other namespaces"
             return listed([*names, several if len(foreign) > 1 else self.owner(foreign[0])], most=most, more=more)
         return listed(names, most=most, more=more + len(refs) - len(shown))
 
@@ -108,7 +109,7 @@ def _without_middle(path: str, width: int) -> str:
 
 
 def _title(ref: Mapping[str, Any]) -> str:
-    return str(ref.get("title") or ref["kind"])
+    return str(ref.get("objectKind") or ref["kind"])
 
 
 def plural_of(holders: Sequence[Mapping[str, Any]]) -> str:
@@ -117,9 +118,15 @@ def plural_of(holders: Sequence[Mapping[str, Any]]) -> str:
     return "machines" if kinds == {"machine"} else "claims" if kinds == {"claim"} else "claims and machines"
 
 
+def count_holders(holders: Sequence[Mapping[str, Any]]) -> str:
+    """Such as "2 claims", or "1 claim and 2 machines"."""
+    counts = Counter(each["kind"] for each in holders)
+    return " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(counts.items()))
+
+
 def count_parts(count: int) -> str:
-    """Such as "1 part goes", or "2 parts go"."""
-    return "1 part goes" if count == 1 else f"{count} parts go"
+    """Such as "1 part needs", or "2 parts need"."""
+    return "1 part needs" if count == 1 else f"{count} parts need"
 
 
 def count_of(count: int, total: int) -> str:
@@ -133,7 +140,7 @@ def count_of(count: int, total: int) -> str:
 
 def do_of(count: int, total: int, what: str) -> str:
     """What so many of all devices do, such as "2 of 3 devices fail" or "none of 3 devices is"."""
-    for lacks, none in (("are not ", "is "), ("have no ", "has "), ("cannot ", "can ")):
+    for lacks, none in (("are not ", "is "), ("have no ", "has "), ("cannot ", "can "), ("offer no ", "offers ")):
         if count == total > 1 and what.startswith(lacks):
             return f"none of {total} devices {none}{what.removeprefix(lacks)}"
     return f"{count_of(count, total)} {what}"
@@ -151,6 +158,8 @@ def agree_verb(what: str, count: int) -> str:
     forms: Mapping[str, str] = {
         "draw": "draws",
         "lack": "lacks",
+        "offer": "offers",
+        "cause": "causes",
         "need": "needs",
         "are": "is",
         "have": "has",

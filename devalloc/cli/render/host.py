@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.views import effective_attributes
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
 from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.device_kinds import offered_plurals
@@ -163,19 +164,21 @@ def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
         print_table(["POOL", "KIND", "MODEL", "DRIVER", "NUMA", "OFFERS", "NOTE"], [_pool_row(pool) for pool in pools])
 
 
-def effective_attributes(pool: Object, device: Object) -> defaultdict[str, str]:
-    """The attributes of a device as texts: its own, and those of the pool that it does not have itself (S3)."""
-    entries = (*pool["spec"].get("attributes", ()), *device.get("attributes", ()))
-    pairs = (
-        (entry["name"], next((str(value) for key, value in entry.items() if key != "name"), "")) for entry in entries
+def attribute_texts(pool: Object, device: Object) -> defaultdict[str, str]:
+    """The effective attributes of a device as texts; "" of one that it does not have."""
+    return defaultdict(
+        str,
+        {
+            name: next((str(value) for key, value in entry.items() if key != "name"), "")
+            for name, entry in effective_attributes(pool, device).items()
+        },
     )
-    return defaultdict(str, pairs)
 
 
 def _pool_row(pool: Object) -> list[Cell]:
     from devalloc.api.pool import unavailability
 
-    devices = [effective_attributes(pool, device) for device in pool["spec"].get("devices", [])]
+    devices = [attribute_texts(pool, device) for device in pool["spec"].get("devices", [])]
     functions = Counter(device["function"] for device in devices if unavailability(device) is None)
     offers = ", ".join(f"{count} {function}" if count > 1 else function for function, count in functions.items())
     reasons = dict.fromkeys(map(unavailability, devices))
@@ -200,7 +203,7 @@ def _pool_row(pool: Object) -> list[Cell]:
 def _device_row(pool: Object, device: Object) -> list[Cell]:
     from devalloc.api.pool import unavailability
 
-    own = effective_attributes(pool, device)
+    own = attribute_texts(pool, device)
     reason = unavailability(own)
     return [
         pool["metadata"]["name"],

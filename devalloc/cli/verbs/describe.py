@@ -238,7 +238,7 @@ def _migration_facts(migration: Object) -> list[tuple[str, str]]:
 
 
 def _claim(store: Store, claim: Object) -> None:
-    from devalloc.cli.render.host import effective_attributes
+    from devalloc.cli.render.host import attribute_texts
 
     _print_yaml("Spec", claim["spec"])
     status = claim.get("status", {})
@@ -254,7 +254,7 @@ def _claim(store: Store, claim: Object) -> None:
         pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
         device = next((d for d in pool["spec"].get("devices", []) if d["name"] == entry["deviceName"]), None)
         amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
-        own = effective_attributes(pool, device or {})
+        own = attribute_texts(pool, device or {})
         facts = [own[name] if device else "" for name in ("model", "profile", "pciBusID", "numa")]
         rows.append([entry["devicePoolName"], entry["deviceName"], amounts or "whole", *facts])
     print_line()
@@ -299,7 +299,7 @@ def _pool(store: Store, pool: Object) -> None:
     from devalloc.api.moved_claims import moved_claims_among
     from devalloc.api.pool import unavailability
     from devalloc.api.views import amount_text
-    from devalloc.cli.render.host import effective_attributes
+    from devalloc.cli.render.host import attribute_texts
 
     users: dict[str, list[str]] = {}
     owners = [*filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects)]
@@ -332,7 +332,7 @@ def _pool(store: Store, pool: Object) -> None:
     rows = []
     for device in spec.get("devices", []):
         draws = ", ".join(f"{name} {amount}" for name, amount in device.get("requests", {}).items())
-        own = effective_attributes(pool, device)
+        own = attribute_texts(pool, device)
         state = unavailability(own) or ", ".join(users.get(device["name"], []))
         what = own["profile"] or own["function"]
         shares = ", ".join(amount_text(entry["name"], entry["capacity"]) for entry in device.get("resources", []))

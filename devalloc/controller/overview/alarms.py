@@ -109,4 +109,4 @@ def _title(device: _Name) -> str:
 
 
 def _holder(owner: tuple[str, ...]) -> Mapping[str, Any]:
-    return {**owner_ref(Owner(*owner)), "title": owner[0]}
+    return {**owner_ref(Owner(*owner)), "objectKind": owner[0]}

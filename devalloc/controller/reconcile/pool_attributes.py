@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.device_identity import identity_of
-from devalloc.api.views import as_mapping, as_mappings
+from devalloc.api.views import as_mapping, as_mappings, effective_attributes
 
 _MOST = 32_768
 """Characters of the note on one claim, of the 256 KiB that all annotations of an object can have."""
@@ -26,9 +26,9 @@ class PoolAttributes:
         if self._pools is None:
             self._pools = {doc["metadata"]["name"]: doc for doc in self._documents if doc.get("kind") == "DevicePool"}
         if pool not in self._read:
-            spec = as_mapping(as_mapping(self._pools.get(pool)).get("spec"))
-            of_pool = _texts(spec)
-            self._read[pool] = {str(one.get("name")): of_pool | _texts(one) for one in as_mappings(spec.get("devices"))}
+            content = as_mapping(self._pools.get(pool))
+            devices = as_mappings(as_mapping(content.get("spec")).get("devices"))
+            self._read[pool] = {str(one.get("name")): _texts(content, one) for one in devices}
         return self._read[pool].get(device, {})
 
     def identities(self, entries: Sequence[Mapping[str, Any]]) -> str | None:
@@ -43,6 +43,6 @@ class PoolAttributes:
         return text if noted and len(text) <= _MOST else None
 
 
-def _texts(part: Mapping[str, Any]) -> dict[str, str]:
-    listed = as_mappings(part.get("attributes"))
-    return {str(one.get("name")): one["stringValue"] for one in listed if isinstance(one.get("stringValue"), str)}
+def _texts(pool: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, str]:
+    values = {name: entry.get("stringValue") for name, entry in effective_attributes(pool, device).items()}
+    return {name: value for name, value in values.items() if isinstance(value, str)}

@@ -599,8 +599,11 @@ class Explainer(ABC):
             edited = (request for edit in edits for request in unmatched if self.is_about(edit, request))
             about = next(edited, unmatched[0])
             none = fact(Cause.NO_MATCH, **(self.request_ref(about) if several else {}))
+            funnel = self.funnels.make(about)
+            if not funnel.total and not self.has_devices() and not any(edit.kind == "node" for edit in edits):
+                return (fact(Cause.NO_DEVICES),)
             step = main_step(
-                self.funnels.make(about),
+                funnel,
                 edits={
                     each.kind
                     for each in edits

@@ -226,7 +226,7 @@ def describe_funnel(funnel: Mapping[str, Any]) -> str:
 
 
 def _example(step: Mapping[str, Any]) -> str:
-    return f" ({step['example']})" if "example" in step and RuleCode(step["code"]).tells_example else ""
+    return f" ({step['example']})" if "example" in step and RuleCode(step["code"]).row.tells_example else ""
 
 
 def main_step(
@@ -239,7 +239,7 @@ def main_step(
     if not steps:
         return None
     last = () if edits else (steps[-1],)
-    steps.sort(key=lambda step: (step not in last, {*edits}.isdisjoint(step[0].code.lifted_by), -step[1]))
+    steps.sort(key=lambda step: (step not in last, {*edits}.isdisjoint(step[0].code.row.lifted_by), -step[1]))
     first, *others = map(_step_content, steps)
     named, rest = others[:_OTHER_RULES], others[_OTHER_RULES:]
     more = sum(each["count"] for each in rest) or None
@@ -249,4 +249,6 @@ def main_step(
 def _step_content(step: Step) -> Fact:
     by, count, _, example = step
     content = {"rule": by.code.value, "args": dict(by.args), "count": count, "example": example}
-    return {name: value for name, value in content.items() if value and (name != "example" or by.code.tells_example)}
+    return {
+        name: value for name, value in content.items() if value and (name != "example" or by.code.row.tells_example)
+    }

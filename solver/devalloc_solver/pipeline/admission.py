@@ -298,10 +298,13 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
                 "so limits.count must set how many it may get at most"
             )
     requested = sum(number for number in wants.values() if isinstance(number, int))
-    who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
+    who = "this claim" if len(wants) == 1 else "its group"
     # How many are left is not said: whatever is given or released would have all that wait told anew.
-    others = "" if requested > bounds[bound] else "; others hold them or come first"
-    return Reason.QUOTA_EXCEEDED, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
+    if requested > bounds[bound]:
+        why, remedy = f", and {who} may get up to {requested}", "ask for less"
+    else:
+        why, remedy = "; others hold them or come first", "delete one"
+    return Reason.QUOTA_EXCEEDED, f"{quota_named} allows {most}{why}; {remedy}, or have it raised"
 
 
 def _member_messages(unit: _Unit, why: Mapping[ClaimKey, Refusal]) -> dict[ClaimKey, Refusal]:

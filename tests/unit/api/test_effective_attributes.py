@@ -8,7 +8,7 @@ import pytest
 
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import DevicePool, unavailability
-from devalloc.cli.render.host import _pool_row, effective_attributes
+from devalloc.cli.render.host import _pool_row, attribute_texts
 from devalloc_solver.testing import device, pool
 from tests.support.repository import REPO
 
@@ -30,7 +30,7 @@ def test_an_attribute_of_a_device_hides_that_of_its_pool() -> None:
     assert effective["a"] == {"function": "gpu", "numa": 1}
     assert effective["b"] == {"function": "gpu", "numa": 0}
     for one in CARDS["spec"]["devices"]:
-        shown = effective_attributes(CARDS, one)
+        shown = attribute_texts(CARDS, one)
         assert shown == {name: str(value) for name, value in effective[one["name"]].items()}
 
 

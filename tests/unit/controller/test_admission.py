@@ -60,8 +60,8 @@ class TestCounts:
         assert held(store, "d", "other") != []
         assert reason(store, "b") == "QuotaExceeded"
         assert annotations(store, "b")["message"] == (
-            "quota default/compute allows 3 devices of class gpu; others hold them or come first, "
-            "and this claim may get up to 2"
+            "quota default/compute allows 3 devices of class gpu; others hold them or come first; "
+            "delete one, or have it raised"
         )
         assert used(store) == {"gpu": "3"}
 
@@ -175,7 +175,8 @@ class TestCounts:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(8), limit(1, name="tight"), gpu_claim("a", 2))
         DeviceClaimAllocator(store).round()
         assert annotations(store, "a")["message"] == (
-            "quota default/tight allows 1 device of class gpu, and this claim may get up to 2"
+            "quota default/tight allows 1 device of class gpu, and this claim may get up to 2; "
+            "ask for less, or have it raised"
         )
 
     def test_groups_get_all_or_nothing_of_it(self, store: SQLiteStore) -> None:
@@ -189,7 +190,7 @@ class TestCounts:
             "b": "QuotaExceeded",
             "c": "GroupUnsatisfiable",
         }
-        assert "2 claims of its group may get up to 4" in annotations(store, "a")["message"]
+        assert "its group may get up to 4; ask for less, or have it raised" in annotations(store, "a")["message"]
         assert "default/a of its group gets nothing: quota" in annotations(store, "c")["message"]
 
     def test_a_long_reason_is_the_same_wherever_it_is_read(self, store: SQLiteStore) -> None:
@@ -202,7 +203,7 @@ class TestCounts:
         message = answers["c"]["message"]
         assert message == annotations(store, "c")["message"]
         assert message is not None
-        assert message.endswith("…")
+        assert message.endswith("…; ask for less, or have it raised")
         assert len(message) <= 120
 
     def test_a_machine_waits_with_its_claims_and_says_why(self, store: SQLiteStore) -> None:
@@ -213,7 +214,7 @@ class TestCounts:
         DeviceClaimAllocator(store).round()
         assert node_by_machine(store) == {}
         assert (held(store, "a"), held(store, "b")) == ([], [])
-        assert "quota default/compute allows 1 device of class gpu" in status(store, "web")["message"]
+        assert "quota default/compute allows 1 device of class" in status(store, "web")["message"]
         store.replace({**store.get("ResourceQuota", "default", "compute"), "spec": limit(2)["spec"]})
         DeviceClaimAllocator(store).round()
         assert (node_by_machine(store), len(held(store, "a")), len(held(store, "b"))) == ({"web": "n"}, 1, 1)

@@ -319,7 +319,7 @@ def test_where_nothing_is_adopted_the_drivers_with_devices_are_named() -> None:
         state.look(slices)
         return message_of(state.explain_lack("NoMatchingDevices", Finding([fact(Cause.NO_DEVICES)]), [claim])[1])
 
-    assert explained() == "no devices are published; let a driver publish some"
+    assert explained() == "no devices are published; run a driver that publishes them"
     assert explained(gpu_slice()) == "none is adopted of the drivers with devices (gpu.example.com)"
 
 

@@ -570,7 +570,7 @@ class TestRefusals:
         migrate(two, "second", target=target)
         assert booking(two) == {}
         assert migration_status(two, "second")["message"] == (
-            "node b is taking the machine over from node a; wait for it to end"
+            "node b is taking the machine over from node a; wait until it has it"
         )
         nodes.follow()
         rounds(two)

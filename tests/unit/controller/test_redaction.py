@@ -58,11 +58,11 @@ def holder(key: tuple[str, str], kind: str = "claim", **more: Any) -> Ref:
         ([holder(SECRET)], "wait for a claim of another namespace"),
         ([holder(SECRET), holder(PLAN)], "wait for 2 claims of other namespaces"),
         ([holder(SECRET, "machine")], "wait for a machine of another namespace"),
-        ([holder(SECRET, "machine"), holder(PLAN)], "wait for 2 claims and machines of other namespaces"),
+        ([holder(SECRET, "machine"), holder(PLAN)], "wait for 1 claim and 1 machine of other namespaces"),
         ([holder(SECRET), holder(OWN)], "delete claim team-a/own and wait for a claim of another namespace"),
         (
             [{"kind": "node", "node": "n", "path": "spec.nodeName"}, holder(SECRET)],
-            "remove spec.nodeName, and wait for a claim of another namespace",
+            "wait for a claim of another namespace, and remove spec.nodeName",
         ),
         ([holder(SECRET, "machine", idle="DiskInUse")], "wait for a machine of another namespace"),
     ],
@@ -131,7 +131,7 @@ REFS = st.builds(
     lambda key, kind, title: {**claim_ref(key), "kind": kind, **title},
     OTHER_KEYS | OWN_KEYS,
     st.sampled_from(["claim", "machine"]),
-    st.sampled_from([{}, {"title": "DeviceClaim"}]),
+    st.sampled_from([{}, {"objectKind": "DeviceClaim"}]),
 )
 MANY = st.lists(REFS, min_size=1, max_size=12)
 DEVICES = st.lists(st.text("efg/", min_size=1, max_size=40), min_size=1, max_size=4)

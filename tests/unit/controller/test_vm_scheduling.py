@@ -536,11 +536,12 @@ class TestClaims:
         assert (node_by_machine(store), held(store, "gpu")) == ({}, [])
         assert (status(store, "web")["reason"], status(store, "web")["message"]) == (
             "ClaimNotFound",
-            "claim default/nic does not exist",
+            "claim default/nic does not exist; create it",
         )
         assert annotations(store, "gpu") == {
             "reason": "GroupUnsatisfiable",
-            "message": "it is placed with machine default/web, which waits: claim default/nic does not exist",
+            "message": "it is placed with machine default/web, which waits: "
+            "claim default/nic does not exist; create it",
         }
         version = store.get("DeviceClaim", "default", "gpu")["metadata"]["resourceVersion"]
         rounds(store, 1)

@@ -30,7 +30,7 @@ DOCUMENTS = [device_class("gpu"), pool("card", node="a", devices=[GPU])]
         (wants("gpu", requests={"model": "1"}), "`model` is an attribute; write device.model == … in constraints"),
         (
             wants("gpu", requests={"nvidia.com/gpu": "1"}),
-            "no device can be shared by `nvidia.com/gpu`",
+            "no device offers shares of `nvidia.com/gpu`",
         ),
         (wants("gpu", requests={"memroy": "1Gi"}), "did you mean `memory`?"),
     ],

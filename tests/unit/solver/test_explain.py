@@ -118,7 +118,7 @@ def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_
         (1, "are not of driver gpu"),
         (2, of_class),
         (3, "fail device.model == 'b'"),
-        (4, "can never be allocated"),
+        (4, "draw on a resource that is not defined"),
         (5, "are unavailable"),
         (6, "have no attribute numa"),
     ]
@@ -219,7 +219,7 @@ def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_device
     admin = device_class("admin", driver="gpu", adminAccess=True)
     refusal = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
     assert refusal["reason"] == "InsufficientCapacity"
-    assert refusal["message"].endswith("; remove spec.claims[0].limits.count")
+    assert refusal["message"].endswith("; remove spec.claims[0].limits.count to use several devices")
 
 
 def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:

@@ -99,7 +99,7 @@ def test_what_is_recorded_counts_and_no_more(solve: Any) -> None:
 def test_a_device_that_draws_less_now_counts_as_recorded(solve: Any) -> None:
     answer = solve(card(device("whole"), *HALVES), recorded(HELD, WHOLE))
     assert not answer["allocated"]
-    assert "default/held holds more of device card/whole than there still is" in answer["message"]
+    assert "default/held holds more of device card/whole than it has now" in answer["message"]
 
 
 @WAYS
@@ -131,7 +131,7 @@ def test_a_card_that_lost_a_counter_gives_nothing_beside_what_drew_on_it(
     published = card(*NOW_WITHOUT[0 if is_there else 1 :], counters=counters)
     answer = solve(published, held, claim("waiter", request("any")))
     assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
-    how = "more of device card/whole than there still is" if is_there else "device card/whole, which no longer exists"
+    how = "more of device card/whole than it has now" if is_there else "device card/whole, which no longer exists"
     assert f"default/held holds {how}" in answer["message"]
     assert solve(published, claim("other", request("any")), claim("waiter", request("any")))["allocated"]
 

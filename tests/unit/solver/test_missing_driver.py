@@ -18,7 +18,9 @@ from tests.support.dra_builders import device_class as resource_class
 RESERVED = {UNAVAILABLE: "reserved: default route"}
 UPLINK = pool("uplink", node="vm", driver="nic.devalloc.io", devices=[device("nic-0", attributes=RESERVED)])
 GPU = device_class("gpu", driver="gpu.devalloc.io")
-TEXT = "no device of driver gpu.devalloc.io exists; `devalloc discover` shows why a card is not offered"
+TEXT = (
+    "no device of driver gpu.devalloc.io exists (only of nic.devalloc.io); run `devalloc discover` on a host to see why"
+)
 
 
 def answers(*documents: Manifest, name: str = "c") -> list[Any]:
@@ -133,7 +135,7 @@ def test_a_group_names_the_member_that_misses_it() -> None:
     documents = [GPU, device_class("nic", driver="nic.devalloc.io"), free, *members]
 
     for answer in answers(*documents, name="a"):
-        assert answer["message"] == f"claim default/b: {TEXT}"
+        assert answer["message"] == f"claim default/b of group g: {TEXT.replace(' (only of nic.devalloc.io)', '')}"
     for answer in answers(*documents, name="b"):
         assert answer["message"] == TEXT
 
@@ -270,7 +272,7 @@ def test_pools_that_share_a_name_on_one_node_are_named() -> None:
     first, second = (
         pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device(f"gpu-{number}")]) for number in range(2)
     )
-    why = "DevicePool gpus is left out, metadata.name: a node reaches another pool of that name"
+    why = "DevicePool gpus is left out, metadata.name: another pool of its node has that name"
     text = f"no valid pool exists: {why}; correct it"
 
     for answer in answers(GPU, UPLINK, first, second, claim("c", wants("gpu", 1))):
@@ -283,7 +285,7 @@ def test_a_warm_fleet_knows_which_pools_share_a_name_now() -> None:
     everywhere = pool("gpus", node=None, driver="gpu.devalloc.io", devices=[device("gpu-1")])
     fleet, wanted = Fleet.from_manifests([GPU, UPLINK, at_node, everywhere]), claim("c", wants("gpu", 1))
 
-    assert "a node reaches another pool of that name" in str(fleet.allocate(wanted)["message"])
+    assert "another pool of its node has that name" in str(fleet.allocate(wanted)["message"])
     fleet.delete(everywhere)
     assert fleet.allocate(wanted)["message"] == TEXT
     fleet.update(at_node)

@@ -57,7 +57,7 @@ def test_three_claims_for_one_card_with_twenty_vfs_get_the_card_and_nothing() ->
 
 def test_the_message_says_what_to_write_for_a_part() -> None:
     answers = solve_manifests([GPU, card("a", parts=20), *gpus(2)])["claims"]
-    text = "20 parts go only to claims with device.function == 'vf'; delete claim"
+    text = "20 parts need device.function == 'vf' in the constraints; delete claim"
     assert text in answers[1]["message"]
 
 
@@ -91,7 +91,7 @@ def test_partitions_of_other_publishers_are_parts_too() -> None:
     assert devices_given(GPU, mig, *gpus(2)) == {"c0": ["a/whole"], "c1": []}
     assert devices_given(GPU, mig, *gpus(1, constraints="device.profile == '1g.10gb'")) == {"c0": ["a/part-0"]}
     message = solve_manifests([GPU, mig, *gpus(2)])["claims"][1]["message"]
-    assert "7 parts go only to claims with 'profile' in device; delete claim" in message
+    assert "7 parts need 'profile' in device in the constraints; delete claim" in message
     silent = claim("c", {"deviceClass": "gpu"})
     assert "is a part, which the claim does not ask for" in judged(silent, "part-0", mig)[0]
 

@@ -46,7 +46,8 @@ def test_a_group_bound_to_two_nodes_is_rejected(wants: Wants) -> None:
 
     answers = answers_of(wants, *claims)
 
-    message = "members of group g are bound to different nodes: n1 (y), n2 (x); see the annotation devalloc.io/node"
+    apart = "members of group g are bound to different nodes: n1 (y), n2 (x)"
+    message = f"{apart}; give all the same devalloc.io/node"
     assert {(one["reason"], one["message"]) for one in answers.values()} == {("GroupUnsatisfiable", message)}
 
 

@@ -407,7 +407,7 @@ class _MachineSorter:
         for claim in claims_of(doc):
             name, claim_doc = "/".join(claim), self.claims.get(claim)
             if claim_doc is None:
-                return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist"
+                return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist; create it"
             if ClaimView(claim_doc).entries:
                 if ClaimView(claim_doc).wants_release:
                     return Reason.CLAIM_RELEASED.value, f"claim {name} is being released"

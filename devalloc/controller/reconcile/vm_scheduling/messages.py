@@ -17,7 +17,7 @@ from devalloc.api.machine_reservation import missing_amounts, parse_nano, requir
 from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, device_claims_in
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, device_claims_in, effective_attributes
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
@@ -372,7 +372,8 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
 def _why_unschedulable(pool: Mapping[str, Any]) -> tuple[cordon.UnschedulableReason, ...]:
     """Why the node of a host pool gets nothing new; empty if it does."""
     whys = {
-        unavailability({one["name"]: one.get("stringValue", "") for one in device.get("attributes", ())}) or ""
+        unavailability({name: one.get("stringValue", "") for name, one in effective_attributes(pool, device).items()})
+        or ""
         for device in pool["spec"].get("devices", ())
     }
     reasons = [cordon.unschedulable_reasons(why) for why in sorted(whys)]

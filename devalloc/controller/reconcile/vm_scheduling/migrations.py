@@ -198,7 +198,7 @@ class _MigrationSorter:
         elif other := MachineView(machine).migration_state.get("migrationName") or self.first.get(machine_key):
             self.waiting[view.key] = (
                 Reason.ALREADY_MIGRATING.value,
-                f"migration {other} moves the machine first; wait for it to end",
+                f"migration {other} is moving the machine; wait until it ends",
             )
         elif (never := self._why_never(view, machine)) is not None:
             self.failed[view.key] = never
@@ -290,7 +290,7 @@ def relevant_part(migration: Object | None) -> Any:
 
 def too_many_message(node: str) -> str:
     """Why a migration from or to a node waits for others."""
-    return f"{MAX_PER_NODE} other machines move from or to node {node}, as many as may at a time"
+    return f"{MAX_PER_NODE} other machines move from or to node {node}, as many as may at a time; wait for one"
 
 
 def migrated_amounts(machine: Object, vm: VirtualMachine) -> dict[str, Quantity]:
@@ -380,7 +380,7 @@ def _why_not_yet(machine: Object, claims: Mapping[ClaimKey, Object]) -> tuple[st
     if (node := view.handed_over_to) is not None:
         return (
             Reason.ALREADY_MIGRATING.value,
-            f"node {node} is taking the machine over from node {view.holder}; wait for it to end",
+            f"node {node} is taking the machine over from node {view.holder}; wait until it has it",
         )
     if (phase := view.status.get("phase", "Pending")) != "Running":
         return Reason.MACHINE_NOT_RUNNING.value, f"the machine is {phase}; the migration begins once it runs"
@@ -388,7 +388,10 @@ def _why_not_yet(machine: Object, claims: Mapping[ClaimKey, Object]) -> tuple[st
         return Reason.MACHINE_NOT_RUNNING.value, "no node has taken the machine yet; the migration begins once it runs"
     if waiting := moved_devices(machine):
         name, node = "/".join(waiting[0].claim), waiting[0].node
-        return Reason.CLAIM_MOVING.value, f"claim {name} of the machine still has to get its devices on node {node}"
+        return (
+            Reason.CLAIM_MOVING.value,
+            f"claim {name} of the machine still has to get its devices on node {node}; wait for it",
+        )
     for claim in claims_of(machine):
         if claim not in claims or not ClaimView(claims[claim]).entries:
             return Reason.CLAIM_NOT_ALLOCATED.value, f"claim {'/'.join(claim)} of the machine is not allocated yet"

@@ -114,7 +114,10 @@ def record_clashing_pools(pools: Iterable[DevicePool], left_out: dict[str, str])
     valid = {id(pool) for pool in without_duplicate_pools(given)[0]}
     for pool in (pool for pool in given if id(pool) not in valid):
         _leave_out(
-            pool.spec.driver, pool.metadata.name, "metadata.name: a node reaches another pool of that name", left_out
+            pool.spec.driver,
+            pool.metadata.name,
+            "metadata.name: another pool of its node has that name",
+            left_out,
         )
 
 

@@ -62,7 +62,7 @@ def amounts_to_take(needs: Mapping[str, Amount], device: SliceDevice, *, fractio
     Raises CapacityOverflowError for an amount that is negative or cannot be rounded.
     """
     if missing := next((name for name in sorted(needs) if name not in device.capacity), None):
-        return f"has no capacity {missing}"
+        return f"no capacity {missing}"
     takes = {
         name: _amount_to_take(name, needs.get(name), device.capacity[name], fractional)
         for name in sorted(device.capacity)
@@ -77,7 +77,7 @@ def amounts_to_take(needs: Mapping[str, Amount], device: SliceDevice, *, fractio
         if (why := _violation(amount, capacity.policy, fractional)) is not None:
             return f"takes {amount} of {name}, {why}"
         if amount.nano > capacity.value.nano:
-            return f"takes {amount} of {name}, which has {capacity.value}"
+            return f"{amount} of {name} needed, {capacity.value} there"
     return takes
 
 

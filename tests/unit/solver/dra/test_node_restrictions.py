@@ -90,7 +90,7 @@ def test_the_reason_says_why_it_may_not_be_there_where_only_other_nodes_would_do
     refused = answer(*documents)
     assert (refused["reason"], refused["message"]) == (
         "NodeUnavailable",
-        "its pod's node selector, affinity or tolerations exclude the nodes where it fits; relax these",
+        "its pod's node selector, affinity or tolerations exclude the nodes where it fits; allow one of them",
     )
     assert not refused["blockers"], "no user wrote that"
     step = refused["funnel"][0]["steps"][-1]

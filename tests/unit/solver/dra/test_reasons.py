@@ -530,7 +530,7 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
     words = "no device matches; no device has attribute `gpu.io/modle`; did you mean `gpu.io/model`?"
     assert answer["message"] == words
     (funnel,) = answer["claims"][0]["requests"]
-    assert [(step["count"], step["what"]) for step in funnel["steps"]] == [(1, "cannot be judged by a selector")]
+    assert [(step["count"], step["what"]) for step in funnel["steps"]] == [(1, "cause an error in a selector")]
     assert [one["kind"] for one in answer["blockers"]] == ["selector"]
 
 

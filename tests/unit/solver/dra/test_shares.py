@@ -38,7 +38,7 @@ def test_without_policy_a_request_is_taken_as_it_is_and_no_request_takes_all() -
 def test_more_than_there_is_does_not_do_and_neither_does_another_capacity() -> None:
     assert take("10", "11") is None
     one = read_slice(slice_("s", [device("d", capacity={"m": "1"})])).devices[0]
-    assert amounts_to_take({"n": Amount.parse("1")}, one, fractional=True) == "has no capacity n"
+    assert amounts_to_take({"n": Amount.parse("1")}, one, fractional=True) == "no capacity n"
 
 
 @pytest.mark.parametrize(
