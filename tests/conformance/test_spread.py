@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.meta import NODE
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.pipeline import strategy as ways
 from devalloc_solver.problem import placement_policy
@@ -367,6 +368,17 @@ def test_shares_that_meet_on_one_device_go_to_the_node_of_which_least_is_in_use_
     answers = three_answers(documents, claim("a", *(each["spec"]["claims"][0] for each in details)))
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][0] == "n3"
+
+
+def test_shares_of_the_network_that_meet_on_one_device_leave_a_claim_on_its_node() -> None:
+    memory = {"g0": "8Gi", "g1": "6Gi"}
+    devices = [device(name, attributes={"kind": "shared"}, resources={"memory": size}) for name, size in memory.items()]
+    documents = [*shared_fleet(["2Gi"]), pool("net", None, devices=devices)]
+    details = [each["spec"]["claims"][0] for each in (share("a", count=1), share("a", "7Gi"))]
+    for pin in ("n0", None):
+        wanted = claim("a", *details)
+        wanted["metadata"]["annotations"] = {} if pin is None else {NODE: pin}
+        assert [node for node, _ in three_answers(documents, wanted)] == [pin] * 3
 
 
 def test_shares_that_come_one_by_one_are_spread_over_nodes() -> None:

@@ -579,7 +579,9 @@ def _on_node_alone(
         return PlacedDevice(requests[demand.claim.key, entry.request.label], devices[entry.device.index], entry.amounts)
 
     return [
-        Placement(demand, placed.node, tuple(in_fleet(demand, entry) for entry in placed.entries))
+        Placement(
+            demand, placed.node if unit.is_free else node, tuple(in_fleet(demand, entry) for entry in placed.entries)
+        )
         for demand, placed in zip(unit.demands, placements, strict=bool(placements))
     ]
 
