@@ -33,7 +33,7 @@ _MAX_NAMES = 3
 """How many names of objects a line contains."""
 
 
-def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
+def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Sequence[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
     from devalloc.api.cordon import NODE_KIND
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign, is_left_aside
@@ -61,10 +61,13 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
             continue
         if _is_read(api_version, kind) or (verb != "apply" and is_dra and (verb == "solve" or not group)):
             continue  # Nodes and Pods go with ResourceClaims; of each object of other kinds their solver warns
-        if (api_version, kind) == ("v1", NODE_KIND) and verb != "apply" and has_pools:
-            continue  # they say which pools give nothing new
+        all_contents = (*contents, *stored)
+        if (api_version, kind) == ("v1", NODE_KIND) and (
+            any(api_group_of(one) == RESOURCE_CLAIMS for one in all_contents) if verb == "apply" else has_pools
+        ):
+            continue  # they say which slices reach them, and which pools give nothing new
         if named is None:
-            named = {*_configs([*contents, *stored])}
+            named = {*_configs(all_contents)}
         if (api_version, kind) in named:
             continue
         is_built_in = "." not in group or group.endswith(".k8s.io")

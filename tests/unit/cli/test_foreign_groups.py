@@ -216,6 +216,22 @@ def test_kinds_that_devalloc_does_nothing_with_are_named(devalloc: Shell, verb: 
     assert output.err == "warning: Pod p: devalloc does not use this kind\n"
 
 
+@pytest.mark.parametrize("already", [False, True], ids=["in one go", "later"])
+def test_nodes_beside_slices_are_no_such_kind(devalloc: Shell, already: bool) -> None:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    terms = [{"matchExpressions": [{"key": "fabric", "operator": "Exists"}]}]
+    spec = {"driver": "gpu.io", "pool": pool, "nodeSelector": {"nodeSelectorTerms": terms}, "devices": [{"name": "a"}]}
+    fabric = {**FOREIGN_CLASS, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"fabric": "1"}}}
+
+    if already:
+        devalloc("apply", "-f", "-", stdin=text(fabric, FOREIGN_CLASS))
+    applied = devalloc("apply", "-f", "-", stdin=text(*([] if already else [fabric]), node))
+
+    assert (applied.code, applied.err) == (0, "")
+    assert "does not use this kind" in devalloc("apply", "-f", "-", stdin=text(POD)).err
+
+
 def test_beside_resource_claims_solve_names_such_an_object_once(devalloc: Shell) -> None:
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "driver"}}
 
