@@ -159,10 +159,7 @@ def rejection_messages(
         name = key.namespace or "default", key.name
         parts: tuple[tuple[str, str], ...] = (name,)
         if key.kind == KIND:
-            wish = placing.wishes.get(name)
-            more, move = placing.growing.get(name), placing.moves.get(name)
-            parts = (more.part,) if more is not None else ()
-            parts = wish.parts if wish is not None else parts or (move.parts if move is not None else ())
+            parts = next((one.parts for one in placing.requests_of(name)), ())
         reasons |= dict.fromkeys(parts, rejection_reason(why))
     return reasons
 

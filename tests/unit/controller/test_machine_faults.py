@@ -82,6 +82,16 @@ class TestOtherFieldsOfAMachine:
         }
 
 
+def test_a_machine_that_waits_for_more_and_for_another_node_says_why_of_each() -> None:
+    large = noted(machine("web", "7", "1Gi"), **{meta.PREPARED_ON: "a"})
+    large["metadata"] |= {"finalizers": [meta.NODE_FINALIZER], "uid": "u"}
+    move = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachineMigration", "spec": {"vmName": "web"}}
+    move["metadata"] = {"name": "m", "namespace": "default", "uid": "v"}
+    answer = solve_with_machines([HOST, host("b", cpus=4), placed(large, phase="Running"), move])
+    assert "node a has 4 CPU, 6 more wanted" in answer["machines"][0]["message"]
+    assert "node b has 4 CPU, 7 wanted" in answer["migrations"][0]["message"]
+
+
 class TestAmountsBeyondAny:
     """Each amount can be written, and what they come to cannot."""
 

@@ -83,7 +83,7 @@ def decide_machines(
     for key, entries in placing.running.items():
         done.append(WriteUnit((_adopt_change(placing.objects[key], entries, placing.pools, now),), granted=False))
     for key, growth in placing.growing.items():
-        one = answers[growth.part]
+        one = answers[growth.parts[0]]
         if one["allocated"]:
             entries = growth.grown_entries(one["allocations"])
             change = _adopt_change(growth.machine, entries, placing.pools, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api import host_pool_names, meta
@@ -31,11 +31,32 @@ SINGLE_NUMA = "single-numa-node"
 TakenAmounts = Mapping[tuple[str, str, str], int]
 """Nano units in use by pool, device and resource."""
 
+AmountsByNuma = Mapping[int, Mapping[str, Quantity]]
+"""Amounts by resource, by the number of a NUMA node."""
 _RUNNING_PHASES = ("Starting", "Running", "Paused", "Stopping", "Unknown")
 _NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
 _AMOUNTS = {host_pool_names.CPU: "cpus", **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "memory")}
 _MAX_CODE = 63
 _AMOUNT_FIELDS = ("permitted", "applied", "observed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRequest:
+    """What is asked for for a machine in the solver's input: a place."""
+
+    machine: Object
+    parts: tuple[ClaimKey, ...]
+    """What asks for it there (``owner_names``)."""
+    amounts: Mapping[str, Quantity]
+    by_numa: AmountsByNuma = field(default_factory=dict)
+    """Of the amounts, what must come from NUMA nodes of certain numbers."""
+    is_on_one_numa_node: bool = False
+    excluded: frozenset[str] = frozenset()
+    """Nodes on which it cannot be: they do not receive it, or do not reach its disks."""
+    tie: str = ""
+    """Why it cannot be on any node, in words."""
+    group: tuple[str, str] | None = None
+    """Namespace and label of the group that it is in with its claims; None for a machine without any."""
 
 
 def virtual_machines_in(documents: Iterable[Object]) -> list[Object]:

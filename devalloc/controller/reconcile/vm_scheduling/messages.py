@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import cordon, host_pool_names, meta
-from devalloc.api.decode import decode
 from devalloc.api.findings import HOLDERS, Cause, Fact, Finding, fact, finding_of, first_of
-from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
+from devalloc.api.machine_reservation import parse_nano
 from devalloc.api.pool import unavailability
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, device_claims_in, effective_attributes
-from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
+from devalloc.controller.reconcile.vm_scheduling.machines import MachineRequest
+from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 
 _CODES = {
@@ -60,23 +59,6 @@ class NodeRoom:
     """Whether that is because it is cordoned, and only that."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What is asked for for a machine."""
-
-    machine: Mapping[str, Any]
-    parts: tuple[ClaimKey, ...]
-    """What asks for it in the solver's input."""
-    amounts: Mapping[str, Quantity]
-    excluded: frozenset[str] = frozenset()
-    """Nodes on which it must not be."""
-    by_numa: AmountsByNuma = field(default_factory=dict)
-    """Of the amounts, what must come from NUMA nodes of certain numbers."""
-    is_growth: bool = False
-    """Whether it has more already, on its node."""
-    is_on_one_numa_node: bool = False
-
-
 class MachineMessages:
     """Of one answer of the solver."""
 
@@ -92,15 +74,16 @@ class MachineMessages:
     def why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
         """Code, finding, and what else there is to tell. ``answer``: what the solver says of the machine, or a
         part of it."""
-        code, finding, details = self._why(key, answer)
-        request = self._placing.wishes.get(key) or self._placing.moves.get(key)
-        ties = [fact(Cause.TIE, text=request.tie)] if request is not None and request.tie else []
+        part, requests = (answer["namespace"], answer["name"]), self._placing.requests_of(key)
+        target = next((one for one in requests if part in one.parts), requests[0] if requests else None)
+        code, finding, details = self._why(key, target, answer)
+        ties = [fact(Cause.TIE, text=target.tie)] if target is not None and target.tie else []
         return code, replace(finding, causes=[*finding.causes, *ties]), details
 
-    def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, Finding, dict[str, Any]]:
-        target = self._target(key)
-        part = answer["namespace"], answer["name"]
-        is_own = target is not None and part in target.parts
+    def _why(
+        self, key: MachineKey, target: MachineRequest | None, answer: Mapping[str, Any]
+    ) -> tuple[str, Finding, dict[str, Any]]:
+        is_own = target is not None and (answer["namespace"], answer["name"]) in target.parts
         reason = answer["reason"]
         solved = finding_of(answer)
         if is_own and any(one["code"] == Cause.NODE_BARRED for one in solved.causes):
@@ -121,10 +104,10 @@ class MachineMessages:
                 causes = []
                 details.pop("funnel", None)  # it counts devices, and there are enough
             closed = self._reason_of_closed_nodes(target) if target is not None and is_own and is_of_room else None
-            finding = replace(solved, causes=causes, blockers=self._blockers(key, code, blockers))
+            finding = replace(solved, causes=causes, blockers=self._blockers(key, target, code, blockers))
             return closed or answer["reason"], finding, details
         details.pop("funnel", None)
-        blockers = self._blockers(key, code, blockers)
+        blockers = self._blockers(key, target, code, blockers)
         if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
             blockers = [one for one in blockers if one["kind"] not in HOLDERS and not _is_unschedulable_node(one)]
         blockers = [*map(self._with_idle, blockers)] or self._lacks(target, code)
@@ -139,7 +122,7 @@ class MachineMessages:
         cause = fact(Cause.ROOM, **first_of("nodes", rooms), large=large, fields=fields, policy=policy)
         return code, Finding([cause], blockers, solved.alternatives, caveats), details
 
-    def _reason_of_closed_nodes(self, target: _Target) -> str | None:
+    def _reason_of_closed_nodes(self, target: MachineRequest) -> str | None:
         """Why no node may take it at all, if that is why; None if one may."""
         rooms = [room for node in self._nodes(target) if (room := self._node_rooms().get(node)) is not None]
         if not rooms or not all(room.unschedulable for room in rooms):
@@ -155,7 +138,7 @@ class MachineMessages:
         code = "" if machine is None else machines.why_idle(machine)
         return {**blocker, "idle": code} if code else dict(blocker)
 
-    def _short(self, target: _Target, code: str) -> Sequence[Fact] | None:
+    def _short(self, target: MachineRequest, code: str) -> Sequence[Fact] | None:
         """Of what there is too little on each node that it may be on; None if one has enough of everything, or if it
         may be on none."""
         rooms = self._node_rooms()
@@ -164,7 +147,7 @@ class MachineMessages:
             code,
             pin,
             target.excluded,
-            target.is_growth,
+            type(target),
             target.is_on_one_numa_node,
             *((name, amount.nano) for name, amount in target.amounts.items()),
             *((n, name, one.nano) for n, part in target.by_numa.items() for name, one in part.items()),
@@ -183,29 +166,11 @@ class MachineMessages:
             self._shortages[cache_key] = [*rows, *unschedulable] if rows else None
         return self._shortages[cache_key]
 
-    def _nodes(self, target: _Target) -> list[str]:
+    def _nodes(self, target: MachineRequest) -> list[str]:
         """The nodes on which a machine may be, whatever there is room for."""
         rooms = self._node_rooms()
         pin = self._pins.get(target.parts[0])
         return sorted((rooms.keys() if pin is None else {pin}) - target.excluded)
-
-    def _target(self, key: MachineKey) -> _Target | None:
-        """What is asked for for a machine; None if unknown."""
-        growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
-        move = self._placing.moves.get(key)
-        if move is not None:
-            one_node = not move.by_numa or _is_on_one_numa_node(move.machine)
-            return _Target(
-                move.machine, move.parts, move.amounts, move.excluded, move.by_numa, is_on_one_numa_node=one_node
-            )
-        if growth is not None:
-            missing = missing_amounts(growth.spec, growth.entries)
-            return _Target(growth.machine, (growth.part,), missing, by_numa=growth.by_numa, is_growth=True)
-        if wish is not None and isinstance(machine := decode(wish.machine).object, VirtualMachine):
-            one_node = _is_on_one_numa_node(wish.machine)
-            amounts = required_amounts(machine.spec)
-            return _Target(wish.machine, wish.parts, amounts, wish.excluded, wish.by_numa, is_on_one_numa_node=one_node)
-        return None
 
     def _node_rooms(self) -> dict[str, NodeRoom]:
         if self._rooms is None:
@@ -241,9 +206,11 @@ class MachineMessages:
             (one["namespace"], one["name"]): one["allocations"] for one in self._claims if one["allocated"]
         }
 
-    def _blockers(self, key: MachineKey, code: str, blockers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _blockers(
+        self, key: MachineKey, target: MachineRequest | None, code: str, blockers: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
         unique: dict[object, dict[str, Any]] = {}
-        for each in (one for blocker in blockers for one in self._in_words_of_machine(key, code, blocker)):
+        for each in (one for blocker in blockers for one in self._in_words_of_machine(key, target, code, blocker)):
             if each["kind"] == "matchAttribute":
                 resource = each.get("path")
             else:
@@ -251,18 +218,17 @@ class MachineMessages:
             unique.setdefault(len(unique) if resource is None else resource, each)
         return [*unique.values()]
 
-    def _in_words_of_machine(self, key: MachineKey, code: str, blocker: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _in_words_of_machine(
+        self, key: MachineKey, target: MachineRequest | None, code: str, blocker: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """A machine has no requests, but amounts: each of those that no node has."""
         own = blocker.get("machine", "/".join(key)) == "/".join(key) and "claim" not in blocker
         wish = self._placing.wishes.get(key)
         if blocker["kind"] == "node" and wish is not None and "nodeName" in MachineView(wish.machine).spec:
             return [{"kind": "node", "node": blocker["node"], "path": "spec.nodeName"}]
-        if not own or blocker["kind"] not in ("amount", "request"):
+        if target is None or not own or blocker["kind"] not in ("amount", "request"):
             return [self._blocker(blocker)]
         more = {name: value for name, value in blocker.items() if name != "machine"}
-        target = self._target(key)
-        if target is None:
-            return [self._blocker(blocker)]
         if blocker["kind"] == "amount" and not target.by_numa:
             return [{**more, "path": _FIELDS.get(str(blocker.get("resource")), blocker["path"])}]
         return [{**more, **one} for one in self._lacks(target, code)] or [
@@ -270,14 +236,14 @@ class MachineMessages:
             for name, amount in target.amounts.items()
         ]
 
-    def _lacks(self, target: _Target, code: str) -> list[dict[str, Any]]:
+    def _lacks(self, target: MachineRequest, code: str) -> list[dict[str, Any]]:
         """The fields of a machine that ask for more than any node has, or for NUMA nodes."""
         if missing := [{"kind": "amount", **one} for one in self._missing(target, code)]:
             return missing
         numa = {"kind": "matchAttribute", "attribute": "numa", "path": _numa_field(target.machine)}
         return [numa] if target.by_numa else []
 
-    def _missing(self, target: _Target, code: str) -> Iterator[dict[str, Any]]:
+    def _missing(self, target: MachineRequest, code: str) -> Iterator[dict[str, Any]]:
         """What a machine asks for of which every node that it may be on has too little, and the most of it on one."""
         rooms = self._node_rooms()
         places = [rooms[node].whole for node in self._nodes(target) if node in rooms]
@@ -336,13 +302,13 @@ def _sum_of_rooms(rooms: Iterable[Room]) -> Room:
     return total
 
 
-def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> list[Fact] | None:
+def _shortages(rooms: Mapping[str, NodeRoom], target: MachineRequest, code: str) -> list[Fact] | None:
     """Of what each node has too little, a row for each; None if one has enough of everything."""
     rows: list[Fact] = []
     for node, room in rooms.items():
         if not room.whole:
             rows.append({"node": node, "lacks": []})
-        elif short := _lacking(room.whole, target.amounts, code, not target.is_growth):
+        elif short := _lacking(room.whole, target.amounts, code, not isinstance(target, MachineGrowth)):
             rows.append({"node": node, "lacks": short})
         elif (row := _numa_row(node, room, target, code)) is not None:
             rows.append(row)
@@ -351,12 +317,12 @@ def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> lis
     return rows
 
 
-def _numa_row(node: str, room: NodeRoom, target: _Target, code: str) -> Fact | None:
+def _numa_row(node: str, room: NodeRoom, target: MachineRequest, code: str) -> Fact | None:
     """The first NUMA node that a machine must be on and that a node lacks, or that has too little; None if all do."""
     for number, amounts in target.by_numa.items():
         if (part := room.by_numa.get(number)) is None:
             return {"node": node, "numa": number, "lacks": []}
-        if short := _lacking(part, amounts, code, not target.is_growth):
+        if short := _lacking(part, amounts, code, not isinstance(target, MachineGrowth)):
             return {"node": node, "numa": number, "lacks": short}
     return None
 

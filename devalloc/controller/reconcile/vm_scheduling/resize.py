@@ -23,7 +23,7 @@ from devalloc.api.machine_reservation import (
     sum_nano,
 )
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.api.views import ClaimKey, MachineView
+from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import GIB, MEMORY_BLOCK, MachineNumaNode, VirtualMachineSpec
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.store import Object
@@ -33,22 +33,15 @@ _BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
 """Bytes of a block of memory, if it is not MEMORY_BLOCK."""
 FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
 """How amounts of a resource are written, if not as decimal ones."""
-AmountsByNuma = Mapping[int, Mapping[str, Quantity]]
-"""Amounts of each resource, by the number of a NUMA node of the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineGrowth:
-    """A placed machine that is to have more than is kept for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineGrowth(machines.MachineRequest):
+    """What a placed machine lacks, on its node."""
 
-    machine: Object
     spec: VirtualMachineSpec
-    part: ClaimKey
-    """What asks for what it lacks in the solver's input."""
     entries: Sequence[Any]
     """What it counts for now."""
-    by_numa: AmountsByNuma
-    """What it lacks that must come from NUMA nodes of certain numbers."""
 
     def grown_entries(self, more: Iterable[Any]) -> list[Any]:
         """The entries with what it was given."""

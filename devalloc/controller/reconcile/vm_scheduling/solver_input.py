@@ -45,7 +45,7 @@ from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.controller.reconcile.vm_scheduling import machines, moving_claims, resize
-from devalloc.controller.reconcile.vm_scheduling.machines import machine_states
+from devalloc.controller.reconcile.vm_scheduling.machines import AmountsByNuma, MachineRequest, machine_states
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import (
     MigrationStates,
@@ -54,7 +54,6 @@ from devalloc.controller.reconcile.vm_scheduling.migrations import (
     migration_states,
     migrations_in,
 )
-from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.store import Object
 
 _OUT_OF_REACH = NodeRule("", False, Reason.NODE_UNAVAILABLE, (fact(Cause.NODE_BARRED),))
@@ -84,41 +83,12 @@ class _HostRequest:
         return requests | ({"limits": {"count": "1"}} if self.is_of_one else {})
 
 
-@dataclass(frozen=True, slots=True)
-class MachineRequest:
-    """A machine that is asked for in the solver's input."""
-
-    machine: Object
-    parts: tuple[ClaimKey, ...]
-    """What asks for it there (``owner_names``)."""
-    group: Group | None
-    """The group that it is in with its claims; None for a machine without any."""
-    tie: str = ""
-    """Why it cannot be on any node, if it left one; in words."""
-    excluded: frozenset[str] = frozenset()
-    """Nodes that do not reach its disks."""
-    by_numa: AmountsByNuma = field(default_factory=dict)
-    """What must come from NUMA nodes of certain numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationRequest:
-    """A target that is asked for in the solver's input, for a machine that is to move while it runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationRequest(MachineRequest):
+    """A target that is asked for for a machine that is to move while it runs."""
 
     migration: Object
-    machine: Object
-    parts: tuple[ClaimKey, ...]
-    """What asks for the machine on its target."""
     source: str
-    amounts: Mapping[str, Quantity]
-    """What the target is to reserve."""
-    excluded: frozenset[str]
-    """Nodes that cannot be its target: its own, and those that receive no machines that run or do not reach its disks.
-    """
-    tie: str = ""
-    """Why it cannot go to any node, in words."""
-    by_numa: AmountsByNuma = field(default_factory=dict)
-    """What must come from NUMA nodes of certain numbers."""
     claims: Mapping[ClaimKey, ClaimKey] = field(default_factory=dict)
     """Its claims with devices of a node, and for each the claim that asks for the same on the target."""
 
@@ -165,6 +135,11 @@ class SchedulingInput:
     """Claims that must be on one NUMA node with their machine, and only because of its policy."""
     problems: Sequence[Problem] = ()
     """What is wrong with annotations of machines."""
+
+    def requests_of(self, machine: MachineKey) -> Sequence[MachineRequest]:
+        """All that is asked for for a machine."""
+        kinds: tuple[Mapping[MachineKey, MachineRequest], ...] = (self.wishes, self.growing, self.moves)
+        return [requests[machine] for requests in kinds if machine in requests]
 
 
 def scheduling_input(
@@ -383,7 +358,16 @@ class _InputBuilder:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"}, excluded=excluded)]
             parts += [self._add(key, "io", doc, io, notes, excluded=excluded)] if io else []
         group = None if label is None else (key[0], label)
-        return MachineRequest(doc, tuple(parts), group, tie, excluded, by_numa)
+        return MachineRequest(
+            machine=doc,
+            parts=tuple(parts),
+            amounts=amounts,
+            by_numa=by_numa,
+            is_on_one_numa_node=machine.spec.numa_policy == machines.SINGLE_NUMA,
+            excluded=excluded,
+            tie=tie,
+            group=group,
+        )
 
     def _move(self, migration: Object, doc: Object, machine: VirtualMachine) -> tuple[MachineKey, MigrationRequest]:
         """Ask for another node for a machine that runs. Each NUMA node of its guest stays one; a guest that sees none
@@ -407,7 +391,16 @@ class _InputBuilder:
         ties += ["its claims need devices of the same kind there"] if local else []
         parts, targets = self._move_parts(doc, machine, requests, notes, excluded, local)
         return key, MigrationRequest(
-            migration, doc, parts, source, amounts, excluded, "; ".join(ties), by_numa, targets
+            migration=migration,
+            machine=doc,
+            parts=parts,
+            source=source,
+            amounts=amounts,
+            by_numa=by_numa,
+            is_on_one_numa_node=not by_numa or machine.spec.numa_policy == machines.SINGLE_NUMA,
+            excluded=excluded,
+            tie="; ".join(ties),
+            claims=targets,
         )
 
     def _move_parts(
@@ -484,7 +477,9 @@ class _InputBuilder:
                 by_numa = {numa: _compute_amounts(short)}
             requests = _host_requests(short, by_numa)
             part = self._add(key, "more", doc, requests, {meta.NODE: str(node)} | _priority_annotation(doc))
-            self.growing[key] = resize.MachineGrowth(doc, machine.spec, part, entries, by_numa)
+            self.growing[key] = resize.MachineGrowth(
+                machine=doc, parts=(part,), amounts=short, by_numa=by_numa, spec=machine.spec, entries=entries
+            )
         elif (settled := resize.resized_entries(doc, machine.spec, entries)) is not None:
             self.fitted[key] = settled
 

@@ -68,7 +68,7 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
         elif (why := placing.waiting.get(key)) is not None:
             machine_answers.append(_entry(key, False, None, (), *_stated(*why)))
         elif (more := placing.growing.get(key)) is not None:
-            machine_answers.append(_growth_answer(key, more, claims[more.part], messages))
+            machine_answers.append(_growth_answer(key, more, claims[more.parts[0]], messages))
         elif key in placing.running or reserved_entries(machine):
             entries = placing.running.get(key) or reserved_entries(machine)
             machine_answers.append(_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None))
