@@ -161,7 +161,7 @@ def _add_nodes(draft: ModelBuilder) -> None:
     """Whether a node is used at all, for the placement policy: claims with network devices alone may be on none."""
     model = draft.model
     is_networked = any(device_group.node is None for device_group in model.device_groups)
-    on_nodes = [number for number, unit in enumerate(model.units) if not (is_networked and unit.is_free)]
+    on_nodes = [number for number, unit in enumerate(model.units) if not (is_networked and unit.group is None)]
     pairs = [(place, literal) for number in on_nodes for place, literal in model.places.get(number, {}).items()]
     pairs += [
         (site.place, count)

@@ -138,9 +138,9 @@ def _policy_cost(context: SearchContext, node_view: NodeView, components: Sequen
 
 
 def _prefers_network(context: SearchContext, demand_vector: DemandVector) -> bool:
-    """Whether network devices alone may bring less of the node into use: it counts if the unit is bound to it."""
+    """Whether network devices alone may bring less of the node into use: a group's own counts whatever it has."""
     node_view = demand_vector.stock.node_view
-    bound = None if node_view.unit_requests.unit.is_free else node_view.node
+    bound = None if node_view.unit_requests.unit.group is None else node_view.node
     return context.cost_of_node(bound, 0) < context.cost_of_node(node_view.node, UNIT) and all(
         node_view.pools[number].node is None for number in demand_vector.stock.opened
     )

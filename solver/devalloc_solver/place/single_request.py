@@ -151,7 +151,7 @@ def _place_request(
         load = 0
         if context.policy.weighs_loads:
             load = sum(context.usage.loads.scale(pool.index).whole(device.draws) for device in chosen)
-        own_node = None if pool.node is None and unit.is_free else node
+        own_node = None if pool.node is None and unit.group is None else node
         of_node = context.cost_of_node(own_node, 0 if pool.node is None else load)
         offsets = sum(device.index for device in chosen) - len(chosen) * pool.devices[0].index
         order = context.rank(node), pool.index, offsets

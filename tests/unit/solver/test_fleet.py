@@ -251,8 +251,11 @@ def test_network_devices_have_no_node() -> None:
 
 
 @pytest.mark.parametrize("devices", [(1,), (1, 1), (0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("pin", [None, "n0"])
 @pytest.mark.parametrize("wanted", [{}, {"limits": {"memory": "8Gi"}}], ids=["one device", "a limit"])
-def test_devices_of_the_network_bring_no_node_into_use(wanted: Manifest, devices: tuple[int, ...]) -> None:
+def test_devices_of_the_network_bring_no_node_into_use(
+    wanted: Manifest, devices: tuple[int, ...], pin: str | None
+) -> None:
     """That weighs more than a large partition that is lost (S17, goal 5)."""
     parts = [{"name": "whole", "requests": {"slices": 4}}, {"name": "half", "requests": {"slices": 2}}]
     network = pool("net", None, "part", devices=parts)
@@ -260,6 +263,7 @@ def test_devices_of_the_network_bring_no_node_into_use(wanted: Manifest, devices
     own = [pool(f"p{n}", f"n{n}", "g", devices=[device("g0")] * count) for n, count in enumerate(devices)]
     documents = [*own, network]
     pending = claim("a", wanted)
+    pending["metadata"]["annotations"] = {} if pin is None else {"devalloc.io/node": pin}
     (cold,) = solve_manifests([*documents, pending])["claims"]
     assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(pending)) == ["net/half"]
 
