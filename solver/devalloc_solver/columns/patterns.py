@@ -14,7 +14,7 @@ from itertools import accumulate
 from devalloc_solver.columns.claim_kinds import AlternativeChoice
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, NodeTemplate, NodeTemplates
 from devalloc_solver.place import SearchDeadline
-from devalloc_solver.problem.demand import Demand, Request
+from devalloc_solver.problem.demand import Demand, Request, relation_holds
 
 MAX_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
@@ -354,21 +354,12 @@ def _constraints_hold(cells: Sequence[DeviceCell], way: LocalClaim, takes: Seque
     if way.most is not None and sum(count for take in takes for _, count in take) > way.most:
         return False
     return all(
-        _constraint_holds(cells, attribute, distinct, [part for n in requests for part in takes[n]])
+        relation_holds(
+            [cells[c].values[attribute] for n in requests for c, count in takes[n] for _ in range(count)],
+            distinct=distinct,
+        )
         for attribute, distinct, requests in way.relations
     )
-
-
-def _constraint_holds(
-    cells: Sequence[DeviceCell], attribute: int, distinct: bool, parts: Sequence[tuple[int, int]]
-) -> bool:
-    sets = [cells[c].values[attribute] for c, count in parts for _ in range(count)]
-    values = [value_set for value_set in sets if value_set is not None]
-    if len(values) < len(sets):
-        return False
-    if distinct:
-        return len(frozenset().union(*values)) == sum(map(len, values))
-    return not values or bool(frozenset.intersection(*values))
 
 
 def _minimal_patterns(patterns: list[Pattern]) -> list[Pattern]:

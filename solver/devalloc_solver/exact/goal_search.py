@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from devalloc_solver.deadline import seconds_left
+from devalloc_solver.exact.builder import sum_terms
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
 from devalloc_solver.problem.demand import Request
 
@@ -129,7 +130,7 @@ class GoalSearch:
             value = self.total(terms)
             bound = best if lower is None else max(best, min(lower, value))
         if is_kept:
-            self.model.cp.add(_sum(terms) <= value)
+            self.model.cp.add(sum_terms(terms) <= value)
         return value, bound
 
     def maximize(
@@ -146,7 +147,7 @@ class GoalSearch:
         solver = self._solver(limit)
         if solver is None:
             return None
-        self.model.cp.minimize(_sum(terms))
+        self.model.cp.minimize(sum_terms(terms))
         status = self._run(solver, enumerate(self.values))
         if status == cp_model.INFEASIBLE:
             # The incumbent satisfies the model, so this is an error of CP-SAT's presolve.
@@ -226,9 +227,3 @@ class GoalSearch:
 def _trivial_bound(terms: LinearTerms) -> int:
     """Holds for 0/1 variables with negative weights and any variables with positive ones."""
     return sum(weight for weight, _ in terms if weight < 0)
-
-
-def _sum(terms: LinearTerms) -> cp_model.LinearExprT:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [w for w, _ in terms])

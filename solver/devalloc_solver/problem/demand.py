@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -90,6 +90,16 @@ class Constraint:
     distinct: bool
     labels: frozenset[str]
     """labels of the requests"""
+
+
+def relation_holds(values: Sequence[frozenset[Any] | None], *, distinct: bool) -> bool:
+    """Whether devices, each taken once, have a value in common, or no value twice. ``values``: those of each device."""
+    there = [own for own in values if own]
+    if len(there) < len(values):
+        return False
+    if distinct:
+        return len(frozenset().union(*there)) == sum(map(len, there))
+    return not there or bool(frozenset.intersection(*there))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

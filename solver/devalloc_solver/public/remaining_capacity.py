@@ -142,15 +142,12 @@ def _without(unit: PlacementUnit, disputed: _Disputed) -> PlacementUnit:
     if not disputed:
         return unit
 
-    def left(request: Request) -> Request:
+    def left(_: Demand, request: Request) -> Request:
         accepted = request.candidates.accepted
         others = {index: name for index, name in accepted.items() if (request.label, index) not in disputed}
         return replace(request, candidates=replace(request.candidates, accepted=others))
 
-    demands = (
-        replace(demand, details=tuple(tuple(map(left, detail)) for detail in demand.details)) for demand in unit.demands
-    )
-    return replace(unit, demands=tuple(demands))
+    return unit.with_requests(left)
 
 
 def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any], call: Call) -> Capacity:

@@ -33,6 +33,7 @@ GONE = {
     "what is known of a request": ("expressions_of", "drivers_of_class", "attribute_names"),
     "the device that is judged": ("_changing_devices",),
     "how a request takes devices": ("counts_devices", "takes_exclusively", "_minimum_amount"),
+    "whether a relation holds": ("_constraint_holds",),
     "the search by columns": ("allocate_quickly", "_place_quickly_by_columns"),
     "the devices of a fleet": ("fleet/resource_k8s/full_solve.py", "FullCluster", "SharedDevices"),
     "the fleet": ("fleet/device_claims", "fleet/resource_k8s"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from devalloc_solver.cel.budget import EVALUATION_BUDGET, TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
 from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.comprehensions import cost_of
-from devalloc_solver.cel.environment import Run
+from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
 from devalloc_solver.cel.kubernetes.device import CelDevice
@@ -24,6 +24,7 @@ from devalloc_solver.cel.kubernetes.reads import (
     reads,
 )
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
+from devalloc_solver.cel.syntax_tree import Node
 from devalloc_solver.cel.values import Frame, type_name
 
 COST_LIMIT = EVALUATION_BUDGET
@@ -100,31 +101,21 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
     try:
         checked = parse_and_check(expression, gates)
         own = environment(SHARING_GATE in gates)
-        apart = conjuncts(checked.root)
-        operands = tuple(
-            Program(
-                expression,
-                read,
-                equalities(node),
-                drivers(node),
-                needs_only_texts(node),
-                (),
-                cost_of(node) // 4,
-                *build(node, own),
-            )
-            for node, read in apart
-        )
-        return Program(
-            expression,
-            reads(checked.root),
-            equalities(checked.root),
-            drivers(checked.root),
-            needs_only_texts(checked.root),
-            operands if len(operands) > 1 else (),
-            cost_of(checked.root) // 4,
-            *build(checked.root, own),
-        )
+        apart = [_program(expression, node, read, own) for node, read in conjuncts(checked.root)]
+        operands = tuple(apart) if len(apart) > 1 else ()
+        return _program(expression, checked.root, reads(checked.root), own, operands)
     except CompileError as error:
         return error
     except RecursionError:
         return CompileError("the expression is nested too deeply")
+
+
+def _program(
+    text: str,
+    node: Node,
+    read: frozenset[DeviceField] | None,
+    own: Environment,
+    operands: tuple[Program, ...] = (),
+) -> Program:
+    demanded = equalities(node), drivers(node), needs_only_texts(node)
+    return Program(text, read, *demanded, operands, cost_of(node) // 4, *build(node, own))

@@ -53,9 +53,8 @@ from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.flow import UnsolvedProblem
 from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.problem.allocations import Holding
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request, relation_holds
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.snapshot import Device
 
 Manifest = Mapping[str, Any]
 
@@ -245,8 +244,11 @@ def _conflicts(problem: ResourceClaimProblem) -> Iterator[tuple[ResourceClaim, s
                     or not request.candidates.accepted
                 ):
                     continue
+                needed = [devices[index] for index in request.spec.verdict.accepted]
                 broken = [
-                    r for r in covering if not _constraint_holds(r, [devices[i] for i in request.spec.verdict.accepted])
+                    one
+                    for one in covering
+                    if not relation_holds([each.values(one.attribute) for each in needed], distinct=one.distinct)
                 ]
                 if not _fits(problem, (*before, replace(demand, details=demand.details[:detail]))):
                     continue  # what comes before is what is missing
@@ -261,16 +263,6 @@ def _conflicts(problem: ResourceClaimProblem) -> Iterator[tuple[ResourceClaim, s
                     f"claim constraint would not be satisfied ({names}); "
                     "narrow the request with a selector, or drop the constraint",
                 )
-
-
-def _constraint_holds(relation: Constraint, devices: Sequence[Device]) -> bool:
-    """Whether a relation holds among devices that are taken once each."""
-    values = [device.values(relation.attribute) for device in devices]
-    if not all(values):
-        return False
-    if relation.distinct:
-        return sum(map(len, values)) == len(frozenset().union(*values))
-    return not values or bool(frozenset.intersection(*values))
 
 
 def _constraints_prevent(
