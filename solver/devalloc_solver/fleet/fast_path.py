@@ -163,16 +163,24 @@ class FastPath:
                 return self._recipe(combination, choices, node)
         return None
 
-    def is_split(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
-        """Whether a request takes of several pools what only a search tells how to split: partitions, or any devices
-        where the policy weighs loads."""
-        pools: dict[int, set[int]] = {}
+    def is_split(self, plan: NodeClassPlan, node: NodeClass) -> bool:
+        """Whether a request takes of several pools what only a search tells how to split: partitions, any devices where
+        the policy weighs loads, and else where a pool has more."""
+        by_request: dict[int, list[PlanPart]] = {}
         for part in plan.parts:
-            if isinstance(part, PlanPart) and (
-                self.policy.weighs_loads or any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups)
-            ):
-                pools.setdefault(id(part.request), set()).add(part.pool)
-        return any(len(of_request) > 1 for of_request in pools.values())
+            if isinstance(part, PlanPart):
+                by_request.setdefault(id(part.request), []).append(part)
+        return any(
+            len(parts) > 1 and any(self._has_choice(part, node) for part in parts) for parts in by_request.values()
+        )
+
+    def _has_choice(self, part: PlanPart, node: NodeClass) -> bool:
+        kinds, free = node.kind.pools[part.pool].kinds, node.states[part.pool].free
+        return (
+            self.policy.weighs_loads
+            or any(kinds[group].one.draws for group in part.groups)
+            or part.count < sum([free[group] for group in part.groups])
+        )
 
     def _choose(
         self, requests: Sequence[Request], node: NodeClass, pools: dict[int, tuple[int, ...]]

@@ -328,7 +328,7 @@ class ShapeSearch:
             else:
                 plan = self.plain.solve(node, pools)
                 if plan is not None and len(plan.parts) > len(self.demand.details):
-                    plan = self.exactly(record) if self.plain.is_split(plan, node.kind) else plan
+                    plan = self.exactly(record) if self.plain.is_split(plan, node) else plan
                 self.solved[looks] = plan
         return self.solved[looks]
 

@@ -268,6 +268,17 @@ def test_devices_of_the_network_bring_no_node_into_use(
     assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(pending)) == ["net/half"]
 
 
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_a_request_takes_as_many_devices_of_each_pool_as_in_a_cold_solve(placement: str) -> None:
+    documents = [
+        pool(f"p{n}", "n0", "g", devices=[device(f"g{k}") for k in range(size)]) for n, size in enumerate((2, 3))
+    ]
+    pending = claim("a", {"requests": {"count": 4}})
+    (cold,) = solve_manifests([*documents, pending], placement=placement)["claims"]
+    warm = Fleet.from_manifests(documents, placement=placement).allocate(pending)
+    assert devices_of(cold) == devices_of(warm) == ["p0/g0", "p0/g1", "p1/g0", "p1/g1"]
+
+
 def test_a_device_of_the_network_is_taken_where_it_is_reached() -> None:
     """No node comes into use by it, so the first node is not the best one."""
     nodes = [dra_builders.node(f"n{number}") for number in range(3)]
