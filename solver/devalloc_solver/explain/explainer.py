@@ -587,7 +587,7 @@ class Explainer(ABC):
         if edits and all(edit.why for edit in edits):
             return edits[0].why
         if edits and all(edit.kind == "nodeRule" for edit in edits):
-            return (*filter(None, [fact(Cause.NODE_BARRED), self.shortage(unit, is_empty=True)]),)
+            return (fact(Cause.NODE_BARRED),)  # what the other nodes lack, these have
         unmatched = unmatched_requests(self.question(unit, ()).unit)
         is_there = are_about_schedulability(edits)
         if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
@@ -611,12 +611,12 @@ class Explainer(ABC):
                 },
             )
             return (none,) if step is None else (none, step)
+        if reason is Reason.NODE_UNAVAILABLE and unit.pin is None:
+            return (fact(Cause.NODE_BARRED),)
         short = None if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
-            if unknown := self.unknown_node(unit):
-                return (unknown,)
-            bound = fact(Cause.NODE_BARRED) if unit.pin is None else fact(Cause.BOUND, node=unit.pin)
-            return (*filter(None, [bound, short]),)
+            bound = self.unknown_node(unit) or fact(Cause.BOUND, node=unit.pin)
+            return (bound,) if short is None or bound["code"] == Cause.NODE_UNKNOWN else (bound, short)
         if short := short or self.joint_shortage(unit):
             return (short,)
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:

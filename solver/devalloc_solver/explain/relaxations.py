@@ -364,7 +364,7 @@ class UnitRelaxations(ABC):
             is_gone = self.leaves_when_empty and len(less.unit.demands) > 1 and not any(each.details for each in own)
             return less.without_member(key) if is_gone else less
 
-        return Relaxation(entry, apply, alike=(key, detail_key(detail)))
+        return Relaxation(entry, apply, alike=(key, demand.detail_key(detail)))
 
 
 def ask_for_the_same(unit: PlacementUnit) -> bool:
@@ -373,18 +373,13 @@ def ask_for_the_same(unit: PlacementUnit) -> bool:
     specs = [request.spec for request in first.requests]
     kinds = {
         (
-            (*map(detail_key, demand.details),),
+            (*map(demand.detail_key, demand.details),),
             demand.asks,
             (demand.claim.priority, demand.key in unit.pinned_by),
         )
         for demand in unit.demands
     }
     return len(kinds) == 1 and all([request.spec for request in one.requests] == specs for one in unit.demands)
-
-
-def detail_key(requests: Sequence[Request]) -> object:
-    """Equal for details of a claim that ask for the same."""
-    return tuple((id(request.candidates), request.asks) for request in requests)
 
 
 def reduce_amount(

@@ -145,7 +145,7 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
         for alternatives in demand.details:
             mask = 0
             for request in alternatives:
-                kind = kinds.setdefault((number, _request_key(request, demand)), len(kinds))
+                kind = kinds.setdefault((number, demand.request_key(request)), len(kinds))
                 indexed_requests.append(
                     IndexedRequest(
                         len(indexed_requests), number, len(details), request, 1 << len(indexed_requests), kind
@@ -244,18 +244,3 @@ def _constraints(
         mask = sum(indexed.bit for indexed in indexed_requests if name in unit.demands[indexed.demand].shared)
         ties.append(MatchConstraint((name,), mask, listed=False))
     return tuple(ties), tuple(distincts)
-
-
-def _request_key(request: Request, demand: Demand) -> tuple[object, ...]:
-    """Equal for requests that ask for the same."""
-    return (
-        id(request.candidates.accepted),
-        request.asks,
-        id(request.portions) if request.portions else None,
-        _constraints_of(request, demand) if demand.relations else (),
-    )
-
-
-def _constraints_of(request: Request, demand: Demand) -> tuple[object, ...]:
-    label = request.label
-    return tuple((r.attribute, r.distinct, number) for number, r in enumerate(demand.relations) if label in r.labels)

@@ -185,6 +185,20 @@ class Demand:
         relations = tuple((one.attribute, one.distinct, *sorted(one.labels)) for one in self.relations)
         return self.match, self.shared, relations, self.most, self.once
 
+    def request_key(self, request: Request) -> tuple[object, ...]:
+        """Return what is equal for requests of the claim that ask for the same of the same devices."""
+        relations = enumerate(self.relations)
+        return (
+            id(request.candidates.accepted),
+            request.asks,
+            id(request.portions) if request.portions else None,
+            tuple(number for number, one in relations if request.label in one.labels) if self.relations else (),
+        )
+
+    def detail_key(self, detail: Sequence[Request]) -> tuple[object, ...]:
+        """Return what is equal for details of the claim of which one is as good as the other."""
+        return tuple(map(self.request_key, detail))
+
     @property
     def requests(self) -> Iterator[Request]:
         """All alternatives of all details, in the order of the spec."""

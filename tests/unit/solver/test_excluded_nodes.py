@@ -88,7 +88,17 @@ def test_the_reason_names_the_annotation_where_only_excluded_nodes_would_do() ->
     refused = answer(GPU, gpus("n1", 2), gpus("n2"), waiting("n1", count=2))
     assert refused["reason"] == "NodeUnavailable"
     assert [one["kind"] for one in refused["blockers"]] == ["nodeRule"]
-    assert refused["message"].endswith("remove the annotation devalloc.io/excluded-nodes")
+    assert refused["message"] == (
+        "it fits only on nodes that it may not be on; remove the annotation devalloc.io/excluded-nodes"
+    )
+
+
+def test_no_node_lacks_what_an_excluded_one_has_whatever_another_member_of_the_group_needs() -> None:
+    first = waiting("n1", count=2, group="g")
+    other = claim("d", request("gpu", 9), group="g")
+    refused = answer(GPU, gpus("n1", 2), gpus("n2"), first, other)
+    assert refused["reason"] == "NodeUnavailable"
+    assert [one["code"] for one in refused["causes"]] == ["nodeBarred"]
 
 
 def test_a_node_that_is_cordoned_is_proposed_before_one_that_is_excluded() -> None:

@@ -23,7 +23,6 @@ from devalloc_solver.explain.relaxations import (
     RelaxationSet,
     RelaxationTier,
     UnitRelaxations,
-    detail_key,
     reduce_amount,
     unmatched_requests,
 )
@@ -316,14 +315,18 @@ def _too_much_alone(
     question: FeasibilityQuestion, amounts: list[Relaxation], finder: FeasibilityChecker
 ) -> list[Relaxation]:
     """Amounts of the details that fit nowhere even on their own."""
-    details = [(demand.key, detail) for demand in question.unit.demands for detail in demand.details]
+    details = [
+        (demand.key, detail[0].detail, (demand.key, demand.detail_key(detail)))
+        for demand in question.unit.demands
+        for detail in demand.details
+    ]
     if len(details) < 2:
         return amounts
     fits: dict[object, bool] = {}
-    for key, requests in details:
-        if (key, detail_key(requests)) not in fits:
-            fits[key, detail_key(requests)] = finder.works(_only_detail(question, key, requests[0].detail))
-    hopeless = [(key, requests[0].detail) for key, requests in details if not fits[key, detail_key(requests)]]
+    for key, number, kind in details:
+        if kind not in fits:
+            fits[kind] = finder.works(_only_detail(question, key, number))
+    hopeless = [(key, number) for key, number, kind in details if not fits[kind]]
     named = {(f"{namespace}/{name}", str(number)) for (namespace, name), number in hopeless}
     one = f"{question.unit.demands[0].key[0]}/{question.unit.demands[0].key[1]}"
     return [edit for edit in amounts if (edit.entry.get("claim", one), _detail_of_relaxation(edit)) in named]

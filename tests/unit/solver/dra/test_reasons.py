@@ -394,6 +394,17 @@ def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
     assert [one["name"] for one in answer["blockers"]] == ["x"]
 
 
+@pytest.mark.parametrize("agreeing", ["ab", "bc", "ac"])
+def test_a_request_is_as_good_to_leave_out_as_another_only_if_the_same_constraints_bind_it(agreeing: str) -> None:
+    """Of two devices that differ, two requests that must agree cannot be had, whichever is written first."""
+    bound = {"requests": [*agreeing], "matchAttribute": "gpu.io/numa"}
+    wanted = claim(*(request(name) for name in "abc"), name="x", constraints=[bound])
+    answer = solved(pool("n1", [device("d", {"numa": 0}), device("e", {"numa": 1})]), wanted)["x"]
+
+    (blocker,) = answer["blockers"]
+    assert (blocker["kind"], blocker["request"] in agreeing) == ("request", True)
+
+
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
