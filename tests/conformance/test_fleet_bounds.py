@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
-from devalloc_solver.check import cel_results, specs
+from devalloc_solver.check import cel_results, classes, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import quick_check
 from devalloc_solver.dialects.device_claims import fleet_rules as rules
@@ -26,6 +26,7 @@ from devalloc_solver.fleet import (
     node_index,
     place_finder,
     pool_states,
+    shape_search,
     unique_attribute_search,
 )
 from tests.support import dra_builders as dra
@@ -56,6 +57,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """With bounds that are soon reached."""
     for module, name, most in (
         (place_finder, "MAX_SHAPES", 8),
+        (shape_search, "SPARE_ENTRIES", 4),
         (node_index, "SPARE_CLASSES", 50),
         (node_index, "SPARE_KINDS", 20),
         (node_index, "SPARE_RANKS", 10),
@@ -67,6 +69,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (node_index, "MIN_CHANGES_KEPT", 20),
         (claim_reader, "MAX_SPECS", 8),
         (specs, "MAX_SPECS", 8),
+        (classes, "MAX_RULES", 8),
         (cel_results, "MAX_EXPRESSIONS", 8),
         (cel_results, "MAX_VERDICTS", 20),
         (typos, "MAX_DEMANDS", 8),

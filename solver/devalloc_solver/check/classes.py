@@ -12,9 +12,10 @@ from devalloc.api.device_class import DeviceClass
 from devalloc_solver.check.cel_results import CelResults
 from devalloc_solver.check.pools import CheckedDevice
 
+MAX_RULES = 4_096
+"""Rules that a catalogue remembers; when there are more, all are forgotten."""
 MAX_REMEMBERED = 10_000
-"""Values of devices that one rule remembers, and rules that a catalogue does; when there are more, all are forgotten.
-"""
+"""Values of devices that one rule remembers; when there are more, all are forgotten."""
 
 PART_ATTRIBUTES = frozenset({"function", "profile", "profileID", "vfIndex", "pfPciBusID", "mdevParent"})
 """Attributes that parts of devices alone have, and the one that says which a part is."""
@@ -63,7 +64,7 @@ class ClassCatalogue:
         key = detail.device_class, detail.device_type, detail.driver, detail.constraints, detail.value_restrictions
         rule = self._rules.get(key)
         if rule is None:
-            if len(self._rules) >= MAX_REMEMBERED:
+            if len(self._rules) >= MAX_RULES:
                 self._rules.clear()
             rule = self._rules[key] = DetailRule(self, detail)
         return rule

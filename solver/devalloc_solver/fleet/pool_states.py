@@ -120,16 +120,11 @@ class PoolKind:
     def sizes(self) -> tuple[int, ...]:
         return tuple(len(group) for group in self.groups)
 
-    @cached_property
-    def _positions(self) -> dict[tuple[int, ...], Sequence[int]]:
-        return {}
-
     def positions(self, groups: tuple[int, ...]) -> Sequence[int]:
         """Those of the devices of some groups, in order."""
-        positions = self._positions.get(groups)
-        if positions is None:
-            positions = self._positions[groups] = sorted([p for group in groups for p in self.groups[group]])
-        return positions
+        if len(groups) == 1:
+            return self.groups[groups[0]]
+        return sorted([position for group in groups for position in self.groups[group]])
 
     @cached_property
     def numbers(self) -> frozenset[int]:

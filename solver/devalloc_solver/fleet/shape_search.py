@@ -133,6 +133,8 @@ class CountBounds:
         return tuple(counts)
 
 
+MAX_LOOKS = 16
+"""Sets of pools for which a class of nodes keeps what claims look at of them: claims choose the sets."""
 SPARE_ENTRIES = 100
 """Entries of a heap that count no more, beside as many as those that do; when there are more, they are dropped."""
 
@@ -377,6 +379,8 @@ class ShapeSearch:
     def _looks(self, node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
         looks = node.looks.get(relevant)
         if looks is None:
+            if len(node.looks) >= MAX_LOOKS:
+                node.looks.clear()
             states = [node.states[number].index for number in relevant]
             looks = node.looks[relevant] = (node.kind.index, self.use(node), *states)
         return looks
