@@ -26,7 +26,8 @@ class DeviceKind:
     """How devices of a kind are recognised, and what is special about them."""
 
     name: str
-    """Its name in options, in the attribute ``kind``, and in the driver of its pools: ``gpu``."""
+    """Its name in options, in the attribute ``kind``, and in the driver of its pools: ``gpu``; of what is no PCI
+    function also in the name of its pools."""
     plural: str
     """Its name in messages: ``GPUs``."""
     classes: Mapping[str, frozenset[int] | None]
@@ -46,6 +47,10 @@ class DeviceKind:
     """Its virtual functions are usable while the host uses the card (T4)."""
     needs_erasing: bool = False
     """Not offered before a policy says how devices are erased between their owners (T7)."""
+    sysfs_class: str = ""
+    """The class of sysfs whose members have its devices, if these are no PCI functions: ``mdev_bus``."""
+    parents: str = ""
+    """What such a member is, as MODULE:CLASS: a subclass of ``devalloc.inventory.device_parents.DeviceParent``."""
 
     def matches(self, subclass: int, vendor: int, device: int | None) -> bool:
         """True for a PCI function of this kind.
@@ -84,6 +89,8 @@ MDEV = DeviceKind(
     {},
     "mediated devices for PCI slots (`vfio-pci`) of a parent that is not a PCI function",
     "yes",
+    sysfs_class="mdev_bus",
+    parents="devalloc.inventory.mdev_parents:MdevParent",
 )
 DEVICE_KINDS = {
     kind.name: kind
@@ -203,10 +210,10 @@ def allowable(added: Iterable[DeviceKind] = ()) -> tuple[str, ...]:
     return (*ALLOWABLE, *(kind.name for kind in added))
 
 
-def offered_plurals() -> str:
-    """The kinds that are offered, for a sentence: ``GPUs, NICs or accelerators``."""
-    *most, last = [kind.plural for kind in DEVICE_KINDS.values() if kind.is_offered]
-    return f"{', '.join(most)} or {last}"
+def offered_plurals(kinds: Collection[DeviceKind]) -> str:
+    """Those of these kinds that are offered, or all if none is, for a sentence: ``GPUs, NICs or accelerators``."""
+    *most, last = [kind.plural for kind in kinds if kind.is_offered] or [kind.plural for kind in kinds]
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def check_names(names: Collection[str], valid: Collection[str]) -> None:

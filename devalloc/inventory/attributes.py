@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.device_kinds import MDEV, NIC
+from devalloc.device_kinds import NIC
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
 from devalloc.inventory.identity import unit_identity
-from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
 
@@ -86,12 +85,6 @@ def vgpu_attributes(port: PciPort, parent: PciFunction, state: str, models: Mode
     return attributes | _vf_position(vf) if vf else attributes
 
 
-def mdev_attributes(parent: MdevParent, state: str) -> Attributes:
-    """The attributes of a mediated device on a parent that is no PCI function, but for its profile."""
-    attributes: Attributes = {"kind": MDEV.name, "function": "mdev", "state": state, "mdevParent": parent.name}
-    return attributes if (numa := parent.numa) is None else attributes | _with_standard({"numa": numa})
-
-
 def function_attributes(function: PciFunction, models: Models) -> Attributes:
     """What every PCI function has; what is not known is left out."""
     attributes = _identity(function.vendor, function.device, models)
@@ -121,10 +114,11 @@ def _topology_attributes(bus_id: str, function: PciFunction) -> Attributes:
         place["pcieRoot"] = function.root
     if (numa := function.numa) is not None:
         place["numa"] = numa
-    return _with_standard(place)
+    return with_standard(place)
 
 
-def _with_standard(place: Attributes) -> Attributes:
+def with_standard(place: Attributes) -> Attributes:
+    """Where a device is, also by the ecosystem's names."""
     return place | {_STANDARD[name]: value for name, value in place.items()}
 
 

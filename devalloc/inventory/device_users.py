@@ -125,10 +125,10 @@ class DeviceUsers:
         *,
         released: Collection[str] = (),
         mdevs: bool = False,
-        mdev_parents: Collection[Folder] = (),
+        parents: Collection[Folder] = (),
     ) -> DeviceUsers:
         """What is spoken for of the functions. ``released``: monitors that do not count. ``mdevs``: look for the users
-        of mediated devices, too: of those on the functions and on ``mdev_parents``."""
+        of mediated devices, too: of those on the functions and on other ``parents``."""
         before, of_amd = tree.fault_count, [each.address for each in functions if KfdTopology.concerns(each)]
         kfd = KfdTopology.read(tree) if of_amd else KfdTopology(tree, ())
         unreadable = {*of_amd} if tree.fault_count != before else set()
@@ -139,8 +139,8 @@ class DeviceUsers:
             nodes += ((node, function.address) for node in (*device_nodes(function), *kfd.nodes(function)))
             if tree.fault_count != before:
                 unreadable.add(function.address)
-        parents = [*(function.folder for function in functions), *mdev_parents] if mdevs else []
-        groups = {node: group for parent in parents for node, group in mdev_groups(parent).items()}
+        folders = [*(function.folder for function in functions), *parents] if mdevs else []
+        groups = {node: group for parent in folders for node, group in mdev_groups(parent).items()}
         wanted = {*(node for node, _ in nodes), *groups}
         common = kfd.common_node if any(kfd.of(function) for function in functions) else None
         displays = [function.address for function in functions if function.driver == _NVIDIA_DRIVER]

@@ -10,16 +10,15 @@ from pydantic import ValidationError
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.device_kinds import MDEV
 from devalloc.inventory import pci_ids
 from devalloc.inventory.cards import PciCard, group_cards, stays_in_group, with_shared_group
 from devalloc.inventory.config import InventoryConfig
+from devalloc.inventory.device_parents import DeviceParent, scan_parents
 from devalloc.inventory.device_users import DeviceUsers
 from devalloc.inventory.identity import physical_slots
-from devalloc.inventory.mdev_parents import scan_mdev_parents
 from devalloc.inventory.pci import IommuGroups, PciFunction, scan_functions
-from devalloc.inventory.pools import build_mdev_pool, build_pool
-from devalloc.inventory.sysfs import Folder, Tree
+from devalloc.inventory.pools import build_pool
+from devalloc.inventory.sysfs import Tree
 from devalloc.inventory.unavailability import UnavailabilityReasons
 
 _DEFAULT = InventoryConfig()
@@ -30,7 +29,7 @@ class Discovery:
     """What a host has."""
 
     pools: list[DevicePool]
-    """One per card, in the order of their addresses; then those of other parents of mediated devices, by name."""
+    """One per card, in the order of their addresses; then those of other parents (``device_parents``), by name."""
     problems: list[Problem]
     """What could not be read, and what was left out for that; an error only when there is no sysfs at all."""
 
@@ -64,7 +63,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
             )
         )
     ]
-    mdev_parents = list(scan_mdev_parents(tree)) if MDEV.name in config.kinds else []
+    parents = list(scan_parents(tree, config.kinds))
     obstacles = UnavailabilityReasons(
         groups=groups,
         holders=DeviceUsers.read(
@@ -72,33 +71,34 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
             _functions(host_cards),
             released=config.release_from,
             mdevs=bool(config.adopt),
-            mdev_parents=[parent.folder for parent in mdev_parents],
+            parents=[parent.folder for parent in parents],
         ).read_all(),
         records=config.records,
         policy=config,
         allowed=config.allowed,
     )
     models, slots = pci_ids.device_models(_ids(host_cards), root), physical_slots(tree)
-    pools = []
-    for card in host_cards:
-        named = models | pci_ids.board_models(models, _subsystems(card))
+
+    def build(part: PciCard | DeviceParent) -> DevicePool | None:
+        if isinstance(part, DeviceParent):
+            return part.build_pool(node_name, obstacles)
+        named = models | pci_ids.board_models(models, _subsystems(part))
+        return build_pool(part, node_name, obstacles, named, slots.get(part.slot[:3]), config.physical_networks)
+
+    pools: list[DevicePool] = []
+    parts: list[PciCard | DeviceParent] = [*host_cards, *parents]
+    for part in parts:
         try:
-            slot = slots.get(card.slot[:3])
-            pools.append(build_pool(card, node_name, obstacles, named, slot, config.physical_networks))
+            pools += filter(None, [build(part)])
         except ValidationError as error:
-            _leave_out(tree, card.ports[0].function.folder, "card", error)
-    for parent in mdev_parents:
-        try:
-            pool = build_mdev_pool(parent, node_name, obstacles)
-        except ValidationError as error:
-            _leave_out(tree, parent.folder, "parent of mediated devices", error)
-        else:
-            pools += [] if pool is None else [pool]
+            _leave_out(tree, part, error)
     problems = [Problem(fault.reason, path=fault.path, source=str(root), severity="warning") for fault in tree.faults]
     return Discovery(pools, problems)
 
 
-def _leave_out(tree: Tree, folder: Folder, what: str, error: ValidationError) -> None:
+def _leave_out(tree: Tree, part: PciCard | DeviceParent, error: ValidationError) -> None:
+    what = "card" if isinstance(part, PciCard) else "parent"
+    folder = part.ports[0].function.folder if isinstance(part, PciCard) else part.folder
     fault = error.errors()[0]
     place = ".".join(map(str, fault["loc"]))
     tree.fault(folder.path, f"makes no valid pool, so the {what} is left out: {place}: {fault['msg']}")

@@ -7,18 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.api.dedicated_pools import base_pool_name
-from devalloc.device_kinds import MDEV
+from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import vgpu
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction, group_cards
-from devalloc.inventory.mdev_parents import MdevParent, scan_mdev_parents
+from devalloc.inventory.device_parents import DeviceParent, ParentDevice, scan_parents
 from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.pools import node_scoped_name, pool_name
 from devalloc.inventory.sysfs import Folder, Tree
 
 _SLOT = re.compile(r".*-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})", re.ASCII)
 _NAME = re.compile(r"([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-(.{1,80}))?", re.ASCII)
-_UUID = re.compile(r"mdev-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
-_COPY = re.compile(r"(.+)-[1-9][0-9]{0,5}", re.ASCII)
+UUID = re.compile(r"mdev-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
+"""The name of a mediated device that others made."""
+COPY = re.compile(r"(.+)-[1-9][0-9]{0,5}", re.ASCII)
+"""The end of a name with a number that tells copies of a profile apart."""
 _NVIDIA = re.compile(r"(nvidia-[0-9]{1,9})(?:-[1-9][0-9]{0,5})?", re.ASCII)
 _SHOWN = 80
 
@@ -66,17 +68,7 @@ class InstanceDevice:
     iommu_group: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class MdevParentDevice:
-    """A mediated device on a parent that is no PCI function: one of some profile, or one that others made."""
-
-    parent: MdevParent
-    profile_id: str | None
-    uuid: str | None = None
-    """Of one that others made."""
-
-
-LocatedDevice = PortDevice | VfDevice | ProfileDevice | InstanceDevice | MdevParentDevice
+LocatedDevice = PortDevice | VfDevice | ProfileDevice | InstanceDevice | ParentDevice
 
 
 def locate(tree: Tree, node_name: str, pool: str, device: str) -> LocatedDevice:
@@ -85,18 +77,18 @@ def locate(tree: Tree, node_name: str, pool: str, device: str) -> LocatedDevice:
     Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
     """
     slot = _slot(base_pool_name(pool))
-    if (parent := _mdev_parent(tree, node_name, base_pool_name(pool))) is not None:
-        return _on_mdev_parent(tree, parent, device)
+    if (parent := _parent(tree, node_name, base_pool_name(pool))) is not None:
+        return parent.locate(device)
     if slot is None or pool_name(node_name, slot) != base_pool_name(pool):
-        raise DeviceUnknown(f"{_shorten(pool)} is not a pool of node {node_name}")
-    instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
+        raise DeviceUnknown(f"{shorten(pool)} is not a pool of node {node_name}")
+    instance, name = UUID.fullmatch(device), _NAME.fullmatch(device)
     if instance is not None:
         return _instance(tree, slot, instance[1])
     if name is None:
-        raise DeviceUnknown(f"{_shorten(device)} is not a device name")
+        raise DeviceUnknown(f"{shorten(device)} is not a device name")
     address = Address(*(int(part, 16) for part in name.groups()[:4]))
     if address.device_name != device[: len(address.device_name)]:
-        raise DeviceUnknown(f"{_shorten(device)} is not a device name")
+        raise DeviceUnknown(f"{shorten(device)} is not a device name")
     card, functions = _card(tree, slot, address)
     located = _on_card(card, functions.get(address), address)
     if located is None:
@@ -164,31 +156,16 @@ def mdev_folder(tree: Tree, uuid: str) -> Folder | None:
     return tree.sys.folder("bus", "mdev", "devices", uuid) if tree.sys else None
 
 
-def _mdev_parent(tree: Tree, node_name: str, pool: str) -> MdevParent | None:
-    """The parent of mediated devices that a pool is of. Names of parents come from the kernel, never from the pool."""
-    parents = scan_mdev_parents(tree) if f"-{MDEV.name}-" in pool else ()
-    parent = next((each for each in parents if node_scoped_name(node_name, each.pool) == pool), None)
-    if parent is None and _slot(pool) is None and pool.startswith(node_scoped_name(node_name, f"{MDEV.name}-")):
-        raise DeviceGone(f"the parent of mediated devices of pool {_shorten(pool)} does not exist at present")
-    return parent
-
-
-def _on_mdev_parent(tree: Tree, parent: MdevParent, device: str) -> MdevParentDevice:
-    offered = parent.read()
-    instance = _UUID.fullmatch(device)
-    if instance is not None:
-        live = next((each for each in offered.live if each.uuid == instance[1]), None)
-        if live is None:
-            raise DeviceGone(f"the mediated device {instance[1]} does not exist on {parent.name}")
-        return MdevParentDevice(parent, live.profile_id, live.uuid)
-    rest = device.removeprefix(f"{parent.label}-")
-    copy = _COPY.fullmatch(rest)
-    labels = [rest] if copy is None else [rest, copy[1]]
-    ids = vgpu.profile_ids_of(offered, labels) if rest != device else {}
-    profile = next((ids[label] for label in labels if label in ids), None)
-    if profile is None:
-        raise DeviceUnknown(f"{_shorten(device)}: {parent.name} offers no such type of mediated devices")
-    return MdevParentDevice(parent, profile)
+def _parent(tree: Tree, node_name: str, pool: str) -> DeviceParent | None:
+    """The parent that a pool is of, if it is of no card. Names of parents come from the kernel, never from the pool."""
+    kinds = [kind for kind in DEVICE_KINDS.values() if kind.parents and f"-{kind.name}-" in pool]
+    for parent in scan_parents(tree, [kind.name for kind in kinds]):
+        if node_scoped_name(node_name, parent.pool) == pool:
+            return parent
+    for kind in kinds if _slot(pool) is None else ():
+        if pool.startswith(node_scoped_name(node_name, f"{kind.name}-")):
+            raise DeviceGone(f"the parent of {kind.plural} of pool {shorten(pool)} does not exist at present")
+    return None
 
 
 def _slot(pool: str) -> Address | None:
@@ -234,12 +211,12 @@ def _not_found_error(card: PciCard, address: Address, pool: str, device: str) ->
                     "has its driver no longer" if pf.driver is None or pf.on_vfio else f"has {pf.sriov.active} VFs now"
                 )
                 return DeviceGone(f"{address} does not exist: {pf.address} {why}")
-    return DeviceUnknown(f"{_shorten(device)} is not a device of pool {_shorten(pool)}")
+    return DeviceUnknown(f"{shorten(device)} is not a device of pool {shorten(pool)}")
 
 
 def _profile(function: PciFunction, rest: str, device: str) -> str:
     """The id of the profile whose label is the end of a name, where a number may follow that tells copies apart."""
-    copy = _COPY.fullmatch(rest)
+    copy = COPY.fullmatch(rest)
     ids = vgpu.profile_ids_by_label(function, [rest] if copy is None else [rest, copy[1]])
     if ids and rest in ids:
         return ids[rest]
@@ -250,7 +227,7 @@ def _profile(function: PciFunction, rest: str, device: str) -> str:
         return nvidia[1]
     if ids is None:
         raise DeviceGone(f"{function.address} offers no vGPUs at present (driver: {function.driver or 'none'})")
-    raise DeviceUnknown(f"{_shorten(device)}: {function.address} offers no such profile")
+    raise DeviceUnknown(f"{shorten(device)}: {function.address} offers no such profile")
 
 
 def _instance(tree: Tree, slot: Address, uuid: str) -> InstanceDevice:
@@ -267,5 +244,6 @@ def _instance(tree: Tree, slot: Address, uuid: str) -> InstanceDevice:
     return InstanceDevice(located.port, functions[parent], uuid, live.profile_id, live.iommu_group)
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """A name from outside, as a message quotes it."""
     return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

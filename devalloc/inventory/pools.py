@@ -1,5 +1,4 @@
-"""One DevicePool per card, or per other parent of mediated devices: its devices, and the pool resources that make them
-exclude each other.
+"""One DevicePool per card: its devices, and the pool resources that make them exclude each other.
 
 Resources, with the port's address behind the name where a card has several ports:
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -26,19 +25,17 @@ from types import MappingProxyType
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import NANO, Quantity
-from devalloc.device_kinds import MDEV, NIC
+from devalloc.device_kinds import NIC
 from devalloc.inventory import vgpu
 from devalloc.inventory.attributes import (
     Attributes,
     Models,
     inherited_attributes,
-    mdev_attributes,
     port_attributes,
     vf_attributes,
     vgpu_attributes,
 )
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction
-from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.unavailability import UnavailabilityReasons
 from devalloc.inventory.vgpu import (
@@ -58,12 +55,19 @@ _NOT_IN_VALUES = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 @dataclass(slots=True)
-class _DeviceDraft:
+class DeviceDraft:
     """A device on its way: amounts in base units."""
 
     name: str
     attributes: Attributes
     requests: dict[str, int] = field(default_factory=dict)
+
+    def mark_unavailable(self, reasons: Iterable[str]) -> None:
+        """Add reasons to those that stand against it."""
+        before = self.attributes.get(UNAVAILABLE)
+        text = "; ".join(dict.fromkeys([*([before] if isinstance(before, str) else []), *reasons]))
+        if text:
+            self.attributes[UNAVAILABLE] = text
 
 
 def pool_name(node_name: str, slot: Address) -> str:
@@ -92,7 +96,7 @@ def build_pool(
 ) -> DevicePool:
     """The pool of a card. ``slot``: the name of the host's slot that it is in. ``networks``: see
     ``InventoryConfig.physical_networks``."""
-    devices: dict[str, _DeviceDraft] = {}
+    devices: dict[str, DeviceDraft] = {}
     capacity: dict[str, int] = {}
     for port in card.ports:
         drafts, resources = _devices(port, obstacles, models)
@@ -103,10 +107,10 @@ def build_pool(
             draft.attributes |= {} if slot is None else {"slot": slot}
             devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
-    return _pool(pool_name(node_name, card.slot), node_name, card.ports[0].kind, list(devices.values()), capacity)
+    return make_pool(pool_name(node_name, card.slot), node_name, card.ports[0].kind, list(devices.values()), capacity)
 
 
-def _name_networks(port: PciPort, drafts: Iterable[_DeviceDraft], networks: Mapping[str, str]) -> None:
+def _name_networks(port: PciPort, drafts: Iterable[DeviceDraft], networks: Mapping[str, str]) -> None:
     """Give a port of a network card, and its VFs, the attribute of the network that it is in."""
     for draft in drafts if networks and port.kind == NIC.name else ():
         names = (str(draft.attributes.get(name)) for name in ("interface", "pfPciBusID", "pciBusID"))
@@ -114,30 +118,10 @@ def _name_networks(port: PciPort, drafts: Iterable[_DeviceDraft], networks: Mapp
             draft.attributes["physicalNetwork"] = network
 
 
-def build_mdev_pool(parent: MdevParent, node_name: str, obstacles: UnavailabilityReasons) -> DevicePool | None:
-    """The pool of a parent of mediated devices that is no PCI function; None where it has none for PCI slots."""
-    goods = vgpu_supply([parent.read()], obstacles.records)
-    devices = []
-    for offer in goods.offers:
-        draft = _DeviceDraft(
-            offer.name, mdev_attributes(parent, _state(offer)) | _of_offer(offer), dict(offer.requests)
-        )
-        _mark_unavailable(draft, [*filter(None, [offer.obstacle]), *obstacles.mdev_reasons()])
-        devices.append(draft)
-    for instance in goods.foreign:
-        attributes = mdev_attributes(parent, "exists")
-        attributes |= {} if instance.iommu_group is None else {"iommuGroup": instance.iommu_group}
-        attributes |= {} if instance.profile_id is None else _of_instance(goods, instance.profile_id)
-        draft = _DeviceDraft(f"mdev-{instance.uuid}", attributes)
-        _mark_unavailable(draft, obstacles.live_vgpu_reasons(draft.name, instance.iommu_group))
-        devices.append(draft)
-    for draft in devices:
-        _mark_unavailable(draft, [*_unavailable_reason(draft), *obstacles.withheld_reasons(draft.name)])
-    name = node_scoped_name(node_name, parent.pool)
-    return _pool(name, node_name, MDEV.name, devices, goods.capacity) if devices else None
-
-
-def _pool(name: str, node_name: str, kind: str, devices: list[_DeviceDraft], capacity: Mapping[str, int]) -> DevicePool:
+def make_pool(
+    name: str, node_name: str, kind: str, devices: Sequence[DeviceDraft], capacity: Mapping[str, int]
+) -> DevicePool:
+    """A pool of these devices."""
     shared = _common_attributes(devices)
     return DevicePool(
         metadata=ObjectMeta(name=name),
@@ -153,7 +137,7 @@ def _pool(name: str, node_name: str, kind: str, devices: list[_DeviceDraft], cap
 
 def _devices(
     port: PciPort, obstacles: UnavailabilityReasons, models: Models
-) -> tuple[list[_DeviceDraft], dict[str, int]]:
+) -> tuple[list[DeviceDraft], dict[str, int]]:
     """The devices of a port, and the capacity of the resources they draw on."""
     functions = [*port.members, *(vf.function for vf in port.vfs if vf.function is not None)]
     parents = [parent for function in functions if (parent := vgpu.read_parent(function)) is not None]
@@ -165,9 +149,9 @@ def _devices(
     vfs, busy = [], 0
     for vf in port.vfs:
         in_use = [*obstacles.vf_users(port, vf), *_instance_on(vf, goods)]
-        draft = _DeviceDraft(vf.address.device_name, vf_attributes(port, vf, models, from_pf.get(vf.pf.address, {})))
+        draft = DeviceDraft(vf.address.device_name, vf_attributes(port, vf, models, from_pf.get(vf.pf.address, {})))
         lent = [f"in use: {moved[draft.name]} is on it"] if draft.name in moved else []
-        _mark_unavailable(draft, [*obstacles.vf_reasons(port, vf), *in_use, *lent])
+        draft.mark_unavailable([*obstacles.vf_reasons(port, vf), *in_use, *lent])
         if in_use:
             busy += 1
         else:
@@ -178,7 +162,7 @@ def _devices(
     beside_vfs = sum(by_name[offer.parent.name].physfn is None for offer in goods.offers)
     parts = len(vfs) - busy + beside_vfs
 
-    whole = _DeviceDraft(port.function.address.device_name, port_attributes(port, models))
+    whole = DeviceDraft(port.function.address.device_name, port_attributes(port, models))
     if goods.total is not None:
         whole.attributes.setdefault("framebuffer", binary_quantity(goods.total))
     in_use = list(obstacles.port_users(port))
@@ -189,13 +173,13 @@ def _devices(
 
     on_it = [*vfs, *offers, *_live_vgpus(port, goods, by_name, models, obstacles)]
     more = () if in_use else obstacles.whole_port_reasons(port, (draft.name for draft in on_it))
-    _mark_unavailable(whole, [*obstacles.port_reasons(port), *in_use, *more])
+    whole.mark_unavailable([*obstacles.port_reasons(port), *in_use, *more])
     devices = [whole, *on_it]
     for draft in devices:
-        _mark_unavailable(draft, [*_unavailable_reason(draft), *obstacles.withheld_reasons(draft.name, port)])
+        draft.mark_unavailable(obstacles.withheld_reasons(draft.name, port))
     for vf, draft in zip(port.vfs, vfs, strict=True):
         if UNAVAILABLE not in draft.attributes and (doubt := obstacles.vf_doubt(port, vf)) is not None:
-            _mark_unavailable(draft, [doubt])
+            draft.mark_unavailable([doubt])
 
     capacity = {PARTS: parts} if parts else {}
     capacity |= {_slot(vf.address): 1 for vf in port.vfs if vf.address in carriers}
@@ -215,12 +199,12 @@ def _instance_on(vf: VirtualFunction, goods: VgpuSupply) -> Iterator[str]:
 
 def _vgpu_draft(
     port: PciPort, function: PciFunction, offer: VgpuOffer, obstacles: UnavailabilityReasons, models: Models
-) -> _DeviceDraft:
-    attributes = vgpu_attributes(port, function, _state(offer), models) | _of_offer(offer)
-    draft = _DeviceDraft(offer.name, attributes, {PARTS: 1, **offer.requests})
+) -> DeviceDraft:
+    attributes = vgpu_attributes(port, function, state_of(offer), models) | attributes_of_offer(offer)
+    draft = DeviceDraft(offer.name, attributes, {PARTS: 1, **offer.requests})
     if function.physfn is not None:
         draft.requests[_slot(function.address)] = 1
-    _mark_unavailable(draft, [*filter(None, [offer.obstacle]), *obstacles.vgpu_reasons(port, offer.parent)])
+    draft.mark_unavailable([*filter(None, [offer.obstacle]), *obstacles.vgpu_reasons(port, offer.parent)])
     return draft
 
 
@@ -230,7 +214,7 @@ def _live_vgpus(
     functions: Mapping[str, PciFunction],
     models: Models,
     obstacles: UnavailabilityReasons,
-) -> Iterator[_DeviceDraft]:
+) -> Iterator[DeviceDraft]:
     """The vGPUs that live without a claim, or that a claim has adopted: what they cost is not on offer any more."""
     for instance in goods.foreign:
         function = functions[instance.parent]
@@ -239,25 +223,26 @@ def _live_vgpus(
             attributes["iommuGroup"] = instance.iommu_group
         name = function.address.device_name
         if instance.profile_id is not None:
-            attributes |= _of_instance(goods, instance.profile_id)
+            attributes |= attributes_of_instance(goods, instance.profile_id)
             name = first_copy_name(instance.parent, instance.profile_id)
-        draft = _DeviceDraft(f"mdev-{instance.uuid}" if instance.uuid else name, attributes)
-        _mark_unavailable(
-            draft, obstacles.live_vgpu_reasons(draft.name, instance.iommu_group if instance.uuid else None)
-        )
+        draft = DeviceDraft(f"mdev-{instance.uuid}" if instance.uuid else name, attributes)
+        draft.mark_unavailable(obstacles.live_vgpu_reasons(draft.name, instance.iommu_group if instance.uuid else None))
         yield draft
 
 
-def _state(offer: VgpuOffer) -> str:
+def state_of(offer: VgpuOffer) -> str:
+    """The value of ``state`` of what is offered."""
     return "exists" if offer.exists else "creatable"
 
 
-def _of_offer(offer: VgpuOffer) -> Attributes:
+def attributes_of_offer(offer: VgpuOffer) -> Attributes:
+    """What the profile gives to what is offered, and what it is compatible with."""
     attributes = _of_profile(offer.profile)
     return attributes if offer.compatibility is None else {**attributes, COMPATIBILITY_GROUP: offer.compatibility}
 
 
-def _of_instance(goods: VgpuSupply, profile_id: str) -> Attributes:
+def attributes_of_instance(goods: VgpuSupply, profile_id: str) -> Attributes:
+    """What its profile gives to a device that exists."""
     profile = goods.profiles.get(profile_id)
     return _of_profile(profile) if profile else {"profileID": profile_id}
 
@@ -269,19 +254,7 @@ def _of_profile(profile: vgpu.VgpuProfile) -> Attributes:
     return attributes
 
 
-def _unavailable_reason(draft: _DeviceDraft) -> Iterator[str]:
-    reason = draft.attributes.get(UNAVAILABLE)
-    if isinstance(reason, str):
-        yield reason
-
-
-def _mark_unavailable(draft: _DeviceDraft, reasons: Iterable[str]) -> None:
-    text = "; ".join(dict.fromkeys(reasons))
-    if text:
-        draft.attributes[UNAVAILABLE] = text
-
-
-def _rename(port: PciPort, devices: list[_DeviceDraft], capacity: dict[str, int]) -> None:
+def _rename(port: PciPort, devices: list[DeviceDraft], capacity: dict[str, int]) -> None:
     """Keep the resources of the ports of one card apart."""
     for amounts in (capacity, *(draft.requests for draft in devices)):
         for name in [name for name in amounts if not name.startswith("vf-")]:
@@ -294,7 +267,7 @@ def _resource(name: str, amount: int) -> ResourceCapacity:
     return ResourceCapacity(name=name, capacity=Quantity(amount * NANO))
 
 
-def _common_attributes(devices: list[_DeviceDraft]) -> Attributes:
+def _common_attributes(devices: Sequence[DeviceDraft]) -> Attributes:
     """Attributes that all devices of a pool share appear once, at the pool; a single device has all of its own."""
     first, *others = devices
     return {
@@ -304,7 +277,7 @@ def _common_attributes(devices: list[_DeviceDraft]) -> Attributes:
     }
 
 
-def _device(draft: _DeviceDraft, shared: Attributes) -> Device:
+def _device(draft: DeviceDraft, shared: Attributes) -> Device:
     return Device(
         name=draft.name,
         attributes=_attributes({name: value for name, value in draft.attributes.items() if name not in shared}),

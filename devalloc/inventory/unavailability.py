@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from devalloc.api.device_identity import drive_of
-from devalloc.device_kinds import MDEV
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DevicePolicy, DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers, block_devices
@@ -42,7 +41,7 @@ class UnavailabilityReasons:
         if not port.device_kind.is_offered:
             yield f"reserved: {port.kind} of the host"
         else:
-            yield from self._allowance(port.kind)
+            yield from self.allowance(port.kind)
         is_needed = False
         for member in port.members:
             if member.base_class == BRIDGE:
@@ -103,7 +102,7 @@ class UnavailabilityReasons:
         What the host needs of the card does not matter, as its driver stays, but for storage, which the VFs have in
         common (T4).
         """
-        yield from self._allowance("vf")
+        yield from self.allowance("vf")
         yield from self._policy(port, [port.function])
         if keeps_data(port.device_kind, [port.function]):
             yield from self._needed_below(port)
@@ -142,17 +141,13 @@ class UnavailabilityReasons:
         A card that makes many itself gives each an IOMMU group of its own, and its users are no obstacle: its driver
         stays.
         """
-        yield from self._allowance("vgpu")
+        yield from self.allowance("vgpu")
         yield from self._needed_below(port)
         if parent.holds_one and parent.function is not None:
             yield from self._unseen([parent.function])
             yield from self.groups.objections([parent.function])
             if not self._is_held(parent.function.address):
                 yield from self._users(parent.function)
-
-    def mdev_reasons(self) -> Iterator[str]:
-        """Why no mediated device is offered of a parent that is not a PCI function."""
-        yield from self._allowance(MDEV.name)
 
     def live_vgpu_reasons(self, name: str, group: int | None) -> Iterator[str]:
         """Why a vGPU that devalloc did not make is not offered. ``group``: its IOMMU group."""
@@ -176,7 +171,8 @@ class UnavailabilityReasons:
             if (need := self.holders.reserved(member)) is not None:
                 yield f"reserved: {need}"
 
-    def _allowance(self, offer: str) -> Iterator[str]:
+    def allowance(self, offer: str) -> Iterator[str]:
+        """Why nothing of a kind is offered: the admin does not allow it."""
         if self.allowed is not None and offer not in self.allowed:
             yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
 

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from devalloc.api.pool import DevicePool
 from devalloc.backoff import Backoff
+from devalloc.device_kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from devalloc.inventory import Discovery
 
 log = logging.getLogger(__name__)
 
-SUBSYSTEMS = ("pci", "mdev", "net", "block", "nvme", "infiniband", "vfio", "drm", "accel")
-"""Kernel subsystems whose events can change an inventory."""
+_SUBSYSTEMS = ("pci", "mdev", "net", "block", "nvme", "infiniband", "vfio", "drm", "accel")
 
 NOISE = ("/devices/virtual/net/", "/devices/virtual/block/loop", "/devices/virtual/block/ram")
 """Device paths that come and go with containers and images, and are never part of an inventory."""
@@ -79,8 +79,13 @@ class UdevMonitor(Protocol):
         """The next event; None when there is none, or none that passes the filter. Raises OSError."""
 
 
+def subsystems() -> tuple[str, ...]:
+    """Kernel subsystems whose events can change an inventory."""
+    return (*_SUBSYSTEMS, *(kind.sysfs_class for kind in DEVICE_KINDS.values() if kind.sysfs_class))
+
+
 def open_monitor() -> UdevMonitor:
-    """A started monitor of `SUBSYSTEMS`. Raises ImportError without pyudev or libudev, OSError without netlink.
+    """A started monitor of `subsystems`. Raises ImportError without pyudev or libudev, OSError without netlink.
 
     Events come from udevd, thus after its rules have run and interfaces have their final names; where no udevd runs,
     from the kernel itself.
@@ -90,7 +95,7 @@ def open_monitor() -> UdevMonitor:
 
     source = "udev" if Path("/run/udev/control").exists() else "kernel"
     monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source)
-    for subsystem in SUBSYSTEMS:
+    for subsystem in subsystems():
         monitor.filter_by(subsystem)
     with contextlib.suppress(OSError):  # without CAP_NET_ADMIN it stays at net.core.rmem_default: overruns come earlier
         monitor.set_receive_buffer_size(RECEIVE_BUFFER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +11,7 @@ import click
 from devalloc.api.views import effective_attributes
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
 from devalloc.cli.terminal import print_heading, print_line, print_note
-from devalloc.device_kinds import offered_plurals
+from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, offered_plurals
 
 if TYPE_CHECKING:
     from devalloc.inventory.capacity.status import HostStatus, ResourceStatus
@@ -150,10 +150,12 @@ Object = dict[str, Any]
 _RATED = ("network", "disk_io")
 
 
-def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
+def print_pools(
+    pools: Sequence[Object], *, wide: bool, looked_for: Collection[DeviceKind] = DEVICE_KINDS.values()
+) -> None:
     """Print a row for each card, or (wide) for each device."""
     if not pools:
-        print_line(f"no {offered_plurals()} found")
+        print_line(f"no {offered_plurals(looked_for)} found")
     elif wide:
         print_table(
             ["POOL", "DEVICE", "KIND", "FUNCTION", "MODEL OR PROFILE", "DRIVER", "NUMA", "IOMMU", "STATE"],

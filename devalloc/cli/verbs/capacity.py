@@ -40,6 +40,7 @@ from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
+from devalloc.device_kinds import kinds_by_name
 from devalloc.settings import group, setting, settings_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def discover(inventory: InventoryOptions, output: str) -> int:
     else:
         from devalloc.cli.render.host import print_pools
 
-        print_pools(pools, wide=output == "wide")
+        kinds = kinds_by_name(inventory.config.device_kinds)
+        looked_for = [kind for kind in kinds.values() if kind.name in inventory.config.kinds]
+        print_pools(pools, wide=output == "wide", looked_for=looked_for)
     return 0
 
 

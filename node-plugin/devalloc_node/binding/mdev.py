@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.device_kinds import MDEV
-from devalloc.inventory.locate import InstanceDevice, LocatedDevice, MdevParentDevice, ProfileDevice, mdev_folder
-from devalloc.inventory.mdev_parents import find_mdev_parent
+from devalloc.inventory.device_parents import ParentDevice
+from devalloc.inventory.locate import InstanceDevice, LocatedDevice, ProfileDevice, mdev_folder
+from devalloc.inventory.mdev_parents import MdevParentDevice, find_mdev_parent
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vgpu import mdev_nodes, read_parent
@@ -64,8 +64,8 @@ class Mdev:
         tree = self.host.tree()
         device = locate_device(tree, self.config, granted)
         refuse_rom_file(granted)
-        if isinstance(device, MdevParentDevice):
-            checks.refuse_offer(self.config, device.parent.name, MDEV.name)
+        if isinstance(device, ParentDevice):
+            checks.refuse_offer(self.config, device.parent.name, device.parent.kind.name)
         else:
             checks.refuse_kind(self.config, device.port, "vgpu")
         match device:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from devalloc.api.device_identity import Identity, difference
 from devalloc.inventory.cards import VirtualFunction
+from devalloc.inventory.device_parents import ParentDevice
 from devalloc.inventory.identity import function_identity, unit_identity
 from devalloc.inventory.locate import (
     InstanceDevice,
     LocatedDevice,
-    MdevParentDevice,
     PortDevice,
     ProfileDevice,
     VfDevice,
     existing_vf,
     read_function,
 )
+from devalloc.inventory.mdev_parents import MdevParentDevice
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import hex_id
 from devalloc.inventory.sysfs import Tree
@@ -32,6 +33,7 @@ from devalloc_node.binding.vfio import Vfio
 from devalloc_node.binding.vfio_handover import pci_location
 from devalloc_node.binding.vgpu import Vgpu, VgpuKind
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
 from devalloc_node.model.step import PreparedDevice, StepKind
@@ -77,6 +79,8 @@ class Bindings:
             case ProfileDevice(parent=parent):
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
                 return (Vgpu if vendor_layout else Mdev)(self.host, self.config, located=located)
+            case ParentDevice(parent=other):
+                raise Denied("DeviceUnknown", f"this version binds no {other.kind.plural}; upgrade the node plugin")
 
     def identify(self, binding: Binding) -> Identity:
         """What the device is that a binding was chosen for; nothing for admin access, and for what is no PCI function.

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator
 from devalloc.api.decode import decode
 from devalloc.api.device_class import VgpuConfig
 from devalloc.inventory import vgpu
-from devalloc.inventory.locate import MdevParentDevice, ProfileDevice, existing_vfs
+from devalloc.inventory.locate import ProfileDevice, existing_vfs
+from devalloc.inventory.mdev_parents import MdevParentDevice
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.vfio_handover import function_key

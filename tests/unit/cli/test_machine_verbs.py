@@ -47,6 +47,20 @@ def test_discover_for_people(devalloc: Shell, nic: Path, output: str) -> None:
     assert "82576" in printed
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--kind", "gpu"], "GPUs"),
+        (["--kind", "gpu", "--kind", "storage", "--kind", "display"], "GPUs or NVMe devices"),
+        (["--kind", "display"], "displays"),
+    ],
+)
+def test_discover_that_finds_nothing_names_what_it_looked_for(
+    devalloc: Shell, nic: Path, options: list[str], what: str
+) -> None:
+    assert devalloc("discover", "--sysfs-root", nic, *options).out == f"no {what} found\n"
+
+
 def test_demo_shows_the_main_job(devalloc: Shell) -> None:
     output = devalloc("demo")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import decode, meta
+from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 from tools import reference
@@ -46,6 +47,13 @@ def test_the_guide_names_all_that_an_installation_contains(kind: str) -> None:
     names = [one["metadata"]["name"] for one in render_manifests(EVERYTHING) if one["kind"] == kind]
     assert names
     assert [name for name in names if not any(fnmatch(name, pattern) for pattern in named)] == []
+
+
+def test_a_node_may_name_pools_after_parents_of_each_kind_that_is_no_pci_function() -> None:
+    (policy,) = (one for one in policies() if one["metadata"]["name"] == "devalloc-node-pools")
+    (named,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "kind")
+    kinds = "|".join(kind.name for kind in DEVICE_KINDS.values() if kind.parents)
+    assert named == f"'-({kinds})-'"
 
 
 def test_virtual_verbs_are_asked_for_the_whole_cluster() -> None:

@@ -78,7 +78,8 @@ def test_what_is_offered_can_be_allowed_and_nothing_else() -> None:
     offered = {kind.name for kind in DEVICE_KINDS.values() if kind.is_offered}
     assert set(ALLOWABLE) == offered | {"vf", "vgpu"}
     assert len(ALLOWABLE) == len(set(ALLOWABLE))
-    assert offered_plurals() == "GPUs, NICs, accelerators, NVMe devices or mediated devices"
+    assert offered_plurals([DEVICE_KINDS["display"]]) == "displays"
+    assert offered_plurals(DEVICE_KINDS.values()) == "GPUs, NICs, accelerators, NVMe devices or mediated devices"
 
 
 def test_a_name_that_is_not_in_the_table_is_refused_with_those_that_are() -> None:

@@ -11,7 +11,8 @@ from devalloc.api.pool import DevicePool
 from devalloc.device_kinds import ALLOWABLE
 from devalloc.inventory import InventoryConfig, discover
 from devalloc.inventory.config import DeviceRecords
-from devalloc.inventory.locate import DeviceGone, DeviceUnknown, MdevParentDevice, locate
+from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
+from devalloc.inventory.mdev_parents import MdevParentDevice
 from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost
