@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from devalloc.api.findings.data import MAX_LISTED, Cause, Fact
 from devalloc.api.findings.rules import RuleCode, rule_words
 from devalloc.api.findings.style import (
+    NARROW,
     WHOLE,
     Style,
     agree_verb,
@@ -16,6 +19,7 @@ from devalloc.api.findings.style import (
     count_parts,
     do_of,
     joined,
+    listed,
     plural_of,
 )
 from devalloc.printable import printable
@@ -108,40 +112,52 @@ def _request(cause: Fact, style: Style) -> str:
     return style.path(cause["path"]) if "path" in cause else f"request {style.name(cause['request'])}"
 
 
-_NARROW = 32
-"""The width of names at which a sentence says rather little than leave something out."""
-
-
 def _step(cause: Fact, style: Style) -> Words:
     """The ``rule`` that leaves out most devices, or that is to change, with its ``args``: ``count`` of ``total``, and
     why it leaves out the first one (``example``); the ``others``, and how many devices ``more`` rules leave out. In a
     sentence maybe that it is ``lifted`` by what is to be changed, and leaves out only some devices."""
     others, more = cause.get("others", ()), cause.get("more", 0)
-    left = more + sum(each["count"] for each in others)
-    apart, unnamed = (f", {count} {agree_verb('fail other rules', count)}" if count else "" for count in (left, more))
-    rests = [
-        "".join(f", {each['count']} {_rejects(each, style, quoted)}" for each in others) + unnamed
+    apart = f", {more} {agree_verb('fail other rules', more)}" if more else ""
+    full, *quotes, brief = (
+        "".join(f", {each['count']} {_rejects(each, style, quoted)}" for each in others) + apart
         for quoted in (None, *_QUOTES[-2:], 0)
-    ]
-    topics = [*dict.fromkeys(RuleCode(each["rule"]).row.topic for each in others), *(["others"] if more else [])]
-    rests.append(f", {left} {agree_verb('fail on', left)} {style.listed(topics, 'or')}" if left else "")
-    first = do_of(cause["count"], cause["total"], _rejects(cause, style))
-    texts = [f"{first}{rest}" for rest in (*rests, apart)]
+    )
+    texts = [do_of(cause["count"], cause["total"], _rejects(cause, style)) + rest for rest in (full, *quotes, brief)]
     if (rule := RuleCode(cause["rule"]).row).alone:
         texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
-    for quoted in dict.fromkeys((style.width, *_QUOTES, *([0] if style.width <= _NARROW else []))):
-        brief = do_of(cause["count"], cause["total"], _rejects(cause, style, quoted))
-        own = [f"{brief}{rests[-2]}", f"{brief}{rests[-1]}", f"{brief}{apart}"]
-        if "lifted" in cause:  # the others need not be counted
-            do = _rejects({**cause, "count": 2}, style, quoted)
-            if cause["lifted"]:
-                own.insert(2, f"devices that pass all else {do}")
-            else:
-                own += [f"no device matches, as some {do}", f"some devices {do}"]
-        texts += own
-    shortest = [brief] if "lifted" not in cause or style.width <= _NARROW else []
-    text, *shorter = dict.fromkeys((*texts, *shortest))
+    left = more + sum(each["count"] for each in others)
+    by_topic, vague = _by_topic(others, more), f", {left} {agree_verb('fail other rules', left)}" if left else ""
+    widths = [*dict.fromkeys((style.width, *_QUOTES))]
+    with_rests = [(brief, widths), (by_topic, widths)]
+    last: list[tuple[str, list[int]]] = []
+    if style.width <= NARROW:
+        with_rests += [(brief, [0]), (by_topic, [0])]
+        last = [(vague, [*widths, 0]), ("", [*widths, 0])]
+
+    def counted(rests: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
+        head = partial(_rejects, cause, style)
+        return [do_of(cause["count"], cause["total"], head(each)) + rest for rest, quotes in rests for each in quotes]
+
+    texts += counted(with_rests)
+    if cause.get("lifted"):  # the others need not be counted
+        texts += (f"devices that pass all else {_rejects({**cause, 'count': 2}, style, each)}" for each in (*widths, 0))
+    texts += counted(last)
+    text, *shorter = dict.fromkeys(texts)
     return Words(text, obvious=rule.advice, shorter=shorter)
+
+
+def _by_topic(others: Sequence[Fact], more: int) -> str:
+    """How many devices fail on what, such as ", 3 fail on pool and 2 on taint"."""
+    counts: Counter[str] = Counter()
+    for each in others:
+        counts[RuleCode(each["rule"]).row.topic] += each["count"]
+    if more:
+        counts["others"] = more
+    parts = [f"{count} on {topic}" for topic, count in counts.items()]
+    if not parts:
+        return ""
+    number, _, rest = listed(parts).partition(" ")
+    return f", {number} {agree_verb(f'fail {rest}', int(number))}"
 
 
 _QUOTED = {RuleCode.CONSTRAINTS: "fail {}", RuleCode.REQUEST_SELECTOR: "fail a selector ({})"}

@@ -161,7 +161,7 @@ _ONE_OF = {
     "amount": _Merge("most", "path", "paths"),
     "taint": _Merge("key", "effect", "effects"),
 }
-_PLACE = ("claim", "machine", "driver", "pool", "device", "value")
+_PLACE = ("claim", "machine", "driver", "pool", "device", "value", "untold")
 _OF_LIMITS = frozenset(("poolResource", "counter"))
 """Kinds of edits by which fewer or smaller devices are asked for."""
 
@@ -239,13 +239,36 @@ def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
 
 
 def _step(edit: Mapping[str, Any], style: Style) -> _Step:
-    """The verb and its object, which says whose spec it is."""
+    """The verb and its object, which says whose spec it is, and why it is changed where no cause says that."""
     verb, what = EDITS.get(edit["kind"], _other_edit)(edit, style)
     to = f" to {_amount_of(edit)}" if edit["kind"] == "amount" else ""
+    to += f" ({_why_too(edit)})" if "untold" in edit else ""
     if "machine" in edit:
         return verb, f"{what} of machine {style.name(edit['machine'])}{to}"
     of = edit.get("claim")
     return verb, f"{what} of claim {style.name(of)}{to}" if of and of != style.subject else f"{what}{to}"
+
+
+def _why_too(edit: Mapping[str, Any]) -> str:
+    """Why a change is needed besides others, in a few words."""
+    part = next(each for each in ("distinctAttribute", "matchAttribute", "kind") if each in edit)
+    return _WHY_TOO.get(edit["kind"] if part == "kind" else part, "it is in the way")
+
+
+_WHY_TOO = {
+    "amount": "the most that fits",
+    "capacity": "too few have it",
+    "class": "too few are of it",
+    "constraint": "too few pass",
+    "distinctAttribute": "too few differ",
+    "limit": "too few are within it",
+    "matchAttribute": "too few agree",
+    "node": "no room there",
+    "nodeRule": "too few nodes are left",
+    "request": "it does not fit",
+    "selector": "too few pass",
+}
+"""The same by the kind of change."""
 
 
 def _other_edit(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -337,7 +360,8 @@ def _node(edit: Mapping[str, Any], style: Style) -> _Step:
     pinned = [*map(holder_of, edit.get("pinned", ()))]
     of = f" of {style.owners(pinned)}" if pinned else ""
     value = f"={node}" if style.width > _NO_REASON else ""
-    return "remove", f"the annotation devalloc.io/node{value}{of}"
+    what = "" if "untold" in edit else "the annotation "
+    return "remove", f"{what}devalloc.io/node{value}{of}"
 
 
 def _pool_resource(edit: Mapping[str, Any], style: Style) -> _Step:

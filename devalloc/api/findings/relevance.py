@@ -24,6 +24,10 @@ _EDITED = {
     Cause.COMPETITION: frozenset(("amount",)),
 }
 """The kinds of changes that a cause is about, whatever it names."""
+_SAYS_ITSELF = frozenset(("unavailable", "undefinedResource", "config", "pool", "taint", "feature", "member"))
+"""Kinds of edits that say what is wrong, or are of no claim."""
+_ABOUT_ALL = frozenset((Cause.GROUP, Cause.MEMBERS, Cause.UNPUBLISHED, Cause.BOUND))
+"""Causes that stay first: what the others say follows from them, or is a part of them."""
 _IF_EMPTY = frozenset((Cause.APART, Cause.NODE_BARRED))
 """Causes that say something of a fleet where nothing is in use."""
 _ABOUT_NAMES = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE))
@@ -39,12 +43,42 @@ def relevant(finding: Finding) -> Finding:
         causes = causes[:1]
     if finding.holders:  # it does not follow that nothing must be released
         causes = [{**each, "held": True} if each["code"] in _IF_EMPTY else each for each in causes]
-    changes = sorted(finding.blockers, key=lambda each: not _is_about_first(each, causes))
+    causes = _led_by_changed(causes, finding.edits)
+    changes = sorted(finding.blockers, key=lambda each: _rank(each, causes))
     if not changes or not _is_about_first(changes[0], causes):  # it may be that one device or node gives nothing now
         changes.sort(key=lambda each: each["kind"] != "unavailable")
         if changes and len(causes) > 1 and causes[0]["code"] == Cause.BOUND:  # why it does not fit says more
             causes = causes[1:]
-    return replace(finding, causes=causes, blockers=changes)
+    return replace(finding, causes=causes, blockers=[*_with_untold(changes, causes)])
+
+
+def _rank(change: Mapping[str, Any], causes: Sequence[Fact]) -> int:
+    """The place of a change: those that the most telling cause is about come first, whole requests last of them."""
+    return (1 if change["kind"] == "request" else 0) if _is_about_first(change, causes) else 2
+
+
+def _led_by_changed(causes: list[Fact], edits: Sequence[Mapping[str, Any]]) -> list[Fact]:
+    """The causes, with one that something to be changed is about before those that nothing is."""
+    if not causes or causes[0]["code"] in _ABOUT_ALL or any(_is_about_first(each, causes) for each in edits):
+        return causes
+    mended = [each for each in causes if _says_why(each) and any(_is_about_first(edit, [each]) for edit in edits)]
+    return [*mended[:1], *(each for each in causes if each not in mended[:1])]
+
+
+def _with_untold(changes: Sequence[Mapping[str, Any]], causes: Sequence[Fact]) -> Iterator[Mapping[str, Any]]:
+    """The changes; of several, those of a claim that no cause is about are marked: a sentence says why each is. Where
+    it says that of none, others like the first one need it no more than that, nor do several requests."""
+    weighty = [each for each in causes if _says_why(each)]
+    first = next((each for each in changes if each["kind"] not in HOLDERS), None)
+    says_all = not weighty or first is None or first["kind"] == "unavailable"
+
+    def has_cause(change: Mapping[str, Any]) -> bool:
+        return any(_is_about_first(change, [cause]) for cause in weighty)
+
+    alike = first["kind"] if first is not None and (first["kind"] == "request" or not has_cause(first)) else None
+    for each in changes:
+        is_clear = says_all or each is first or each["kind"] in (*HOLDERS, *_SAYS_ITSELF, alike)
+        yield each if is_clear or has_cause(each) else {**each, "untold": True}
 
 
 def _with_lifted(cause: Fact, finding: Finding) -> Fact:
@@ -68,12 +102,17 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     first = next(filter(_says_why, causes), None)
     if first is None:
         return True
-    cause = first.get("cause", first)
+    of = next((each for each in causes if each["code"] == Cause.NO_MATCH and "request" in each), {})
+    cause = {**of, **first.get("cause", first)}
     is_in_use = bool(cause.get("free")) or cause["code"] in _IN_USE
     if is_in_use or change["kind"] in HOLDERS:
         return is_in_use and change["kind"] in HOLDERS
     if _is_of_other_request(change, cause) or (cause.get("most") == "0" and change["kind"] == "amount"):
         return False  # of the last: however little is wanted
+    if change["kind"] == "request" and "request" in cause:
+        return True
+    if cause["code"] == Cause.TOO_FEW and change.get("resource", "count") == "count" and change["kind"] == "amount":
+        return True
     lifted_by = RuleCode(cause["rule"]).row.lifted_by if "rule" in cause else _EDITED.get(cause["code"], ())
     if lifted_by:
         return change["kind"] in lifted_by

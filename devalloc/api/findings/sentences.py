@@ -21,7 +21,7 @@ from devalloc.api.findings.edits import (
     withheld_of,
 )
 from devalloc.api.findings.relevance import relevant
-from devalloc.api.findings.style import WHOLE, Style, joined
+from devalloc.api.findings.style import NARROW, WHOLE, Style, joined
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
 """To how many characters each name is shortened until a sentence fits."""
@@ -98,7 +98,9 @@ def _sentences(finding: Finding, style: Style) -> Iterator[str]:
 
 
 def _with_changes(finding: Finding, style: Style, uncertain: Sequence[str]) -> Iterator[str]:
-    """Causes, and all that is to be changed."""
+    """Causes, and all that is to be changed; where names are short, only if the causes are of all of it."""
+    if style.width < NARROW and any("untold" in each for each in finding.edits):
+        return
     wait, corrects = or_wait(finding), any("didYouMean" in each for each in finding.blockers)
     remedies = dict.fromkeys(remedy_of(finding, replace(style, says_why=says_why)) for says_why in (True, False))
     leaves_nothing = "nothingLeft" in finding.caveats

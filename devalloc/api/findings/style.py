@@ -11,6 +11,8 @@ from devalloc.printable import printable
 
 WHOLE = 1 << 30
 """The width of names that are not shortened."""
+NARROW = 32
+"""The width of names at which a sentence says rather little than leave something out."""
 _PATH = 25
 """Characters of a field's path that are always shown: with fewer it does not say which field is meant."""
 

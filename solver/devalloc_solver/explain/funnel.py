@@ -31,7 +31,7 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step, and claims that are named as users of devices."""
-_OTHER_RULES = 2
+_OTHER_RULES = 4
 """Rules besides the first one that a cause names."""
 NO_DEVICES = "there are no devices"
 MAX_USERS = 20

@@ -185,7 +185,54 @@ def test_devices_pass_all_else_only_if_nothing_else_is_to_change() -> None:
         "devices that pass all else fail device.kind == 'b'; "
     )
     changes = [relax, {**COUNT, "path": "spec.claims[0].oneOf[0].requests.count"}]
-    assert message_of(Finding([step], changes)).startswith("some devices fail device.kind == 'b'; relax ")
+    assert message_of(Finding([step], changes)).startswith("1 of 11 devices fails device.kind == 'b'; relax ")
+
+
+def test_of_rules_that_do_not_fit_it_counts_what_they_are_about() -> None:
+    others = (
+        {"rule": "requestSelector", "count": 7, "example": "device.attributes['gpu.io'].kind == 'fpga'"},
+        {"rule": "poolState", "args": {"state": "incomplete"}, "count": 5, "example": "gpu.io/p: 1 of 2 slices"},
+    )
+    args = {"device_class": "a"}
+    step = fact(Cause.STEP, rule="classSelector", args=args, example="device.driver", count=22, total=34, others=others)
+    edit = {"kind": "class", "deviceClassName": "a"}
+    assert message_of(Finding([step], [edit])) == (
+        "22 of 34 devices are not of class a, 7 fail on selector and 5 on pool; name another deviceClassName than `a`"
+    )
+
+
+def test_a_change_that_no_cause_is_about_has_its_own() -> None:
+    count = {**COUNT, "path": "spec.claims[0].requests.count"}
+    pin = {"kind": "node", "node": "n2"}
+    fails = fact(Cause.STEP, rule="constraints", args={"expression": "device.numa == 0"}, count=4, total=4)
+    relax = {"kind": "constraint", "path": "spec.claims[0].constraints", "expression": "device.numa == 0"}
+    assert message_of(Finding([SHORT], [count, pin])).endswith(
+        " (at most 3); lower claims[0].requests.count to 3 and remove devalloc.io/node=n2 (no room there)"
+    )
+    # What does not fit with its cause is left to `explain`.
+    match = {"kind": "matchAttribute", "attribute": "numa", "path": "spec.claims[10].oneOf[10].matchAttributes"}
+    assert message_of(Finding([fails], [match, relax])) == (
+        "all 4 devices fail device.numa == 0; relax spec.claims[0].constraints, and 1 more (`devalloc explain`)"
+    )
+
+
+def test_the_cause_comes_first_that_what_is_to_change_is_about() -> None:
+    little = fact(Cause.TOO_LITTLE, resource="memory", wanted="3Gi", most="0")
+    few = fact(Cause.TOO_FEW, wanted=9, most="3")
+    text = message_of(Finding([little, few], [COUNT]))
+    assert text.startswith("no node has 9 devices; ")
+
+
+def test_of_changes_that_a_cause_is_about_a_whole_request_is_the_last() -> None:
+    none = fact(Cause.NO_MATCH, request="0", path="spec.claims[0]")
+    fails = fact(Cause.STEP, rule="constraints", args={"expression": "device.numa == 0"}, count=4, total=4)
+    relax = {"kind": "constraint", "request": "0", "path": "spec.claims[0].constraints"}
+    remove = {"kind": "request", "request": "0", "path": "spec.claims[0]"}
+    other = {"kind": "limit", "request": "1", "path": "spec.claims[1].limits.memory"}
+    text = message_of(Finding([none, fails], [other, remove, relax]))
+    assert text.endswith("; relax spec.claims[0].constraints, and 2 more (`devalloc explain`)")
+    text = message_of(Finding([none, fails], [other, remove]))
+    assert text.endswith("; remove claims[0] and remove claims[1].limits.memory (too few are within it)")
 
 
 def test_of_two_rules_a_sentence_names_both() -> None:
@@ -393,7 +440,7 @@ def test_objects_of_several_words_have_their_own_verb() -> None:
     match = {"kind": "matchAttribute", "attribute": "numa", "path": "spec.matchAttributes"}
     whole = {"kind": "request", "request": "1", "path": "spec.claims[1]"}
     text = message_of(Finding([SHORT], [match, whole]))
-    assert text.endswith("; remove `numa` from spec.matchAttributes and remove spec.claims[1]")
+    assert text.endswith("; remove `numa` from spec.matchAttributes and remove spec.claims[1] (it does not fit)")
 
 
 def test_the_same_cause_is_said_once() -> None:
