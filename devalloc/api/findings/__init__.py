@@ -13,6 +13,7 @@ from __future__ import annotations
 from devalloc.api.findings.data import (
     ADMIN,
     AT_LENGTH,
+    BEING_DELETED,
     CAVEATS,
     HOLDERS,
     MAX_MESSAGE,
@@ -41,6 +42,7 @@ __all__ = [
     "ADMIN",
     "ARE_EXCLUDED",
     "AT_LENGTH",
+    "BEING_DELETED",
     "CAVEATS",
     "HOLDERS",
     "MAX_MESSAGE",

@@ -179,6 +179,9 @@ CAVEATS = {
 sentence advises them."""
 
 
+BEING_DELETED = "the claim is being deleted; apply it again when it is gone"
+
+
 def text_fact(text: str) -> Fact:
     """A cause that is found before any search: what is wrong with a field, or what an expression exceeded."""
     return fact(Cause.TEXT, text=text)

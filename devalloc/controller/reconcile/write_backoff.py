@@ -165,7 +165,7 @@ def rejection_messages(
 
 
 def rejection_reason(why: str) -> tuple[Reason, str]:
-    """Reason and message of a claim whose allocation the store did not accept."""
+    """Reason and message of a claim that ``WriteBackoff`` keeps out, as the store did not accept its allocation."""
     return Reason.REFUSED, f"the allocation could not be written: {why}"
 
 

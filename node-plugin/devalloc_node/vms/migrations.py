@@ -281,6 +281,7 @@ class MigrationLoop:
     # On the source.
 
     def _leave(self, move: _Move) -> float | None:
+        """Do the next step of a migration from this node; return the seconds until the one after it."""
         if move.machine is None:
             return self._without_object(move)
         view = MachineView(move.machine)

@@ -326,6 +326,7 @@ class Explainer(ABC):
         return fact(Cause.NO_DRIVER, drivers=sorted(drivers), there=present[: SHOWN + 1], near=near)
 
     def _search_reasons(self, unit: PlacementUnit) -> Mapping[Key, Explanation]:
+        """Search for the reasons, of a group for all members at once; SearchLimit if that ends early."""
         if len(unit.demands) == 1:
             key = unit.demands[0].key
             return {key: self.find_equal(unit, key)}

@@ -219,7 +219,7 @@ class RelaxationSet:
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, *, is_brief: bool, lacks_amounts: bool
     ) -> tuple[Reason, list[Relaxation]]:
         """Find the first tier with which a unit would fit an empty fleet: the special ones, then those of its dialect;
-        where amounts are short, NotEnoughDevices becomes InsufficientCapacity.
+        where amounts are short (``Explainer._lacks_amounts``), NotEnoughDevices becomes InsufficientCapacity.
 
         Returns the reason and which rules to take away: none can be left out, and without all of them it fits. The
         question, on a fleet where nothing is held, has no answer. ``is_brief``: the reason only. ``lacks_amounts``:

@@ -237,7 +237,8 @@ def _named_owners(answer: Answer) -> set[tuple[str, str, str]]:
 
 def _lost_answer(key: ClaimKey) -> Answer:
     """The answer to a claim that lost to others, which then lost to those that asked after it."""
-    return refusal_answer(key, Reason.LOST_TO_COMPETITION, "lost to other claims of this batch")
+    why = "other claims of this batch got the devices; give it a priority, or wait until they are gone"
+    return refusal_answer(key, Reason.LOST_TO_COMPETITION, why)
 
 
 def _is_hopeless(unit: _Unit, by_claim: Mapping[ClaimKey, Answer]) -> bool:
@@ -264,8 +265,10 @@ def _admit_in_order(
     bounds: Mapping[Bound, int],
     hopeless: Set[ClaimKey] = frozenset(),
 ) -> tuple[list[_Unit], dict[ClaimKey, _Denial]]:
-    """Who may ask, and who may not; units come in the order of their turn. ``hopeless``: those that get nothing, so
-    take nothing from those behind them."""
+    """Decide who may ask, and who exceeds a quota.
+
+    Units come in the order of their turn. ``hopeless``: those that get nothing, so take nothing from those behind them.
+    """
     left = dict(room)
     admitted: list[_Unit] = []
     refused: dict[ClaimKey, _Denial] = {}
@@ -276,7 +279,11 @@ def _admit_in_order(
             if len(numbers) < len(wants) or sum(numbers) > left[bound]:
                 over[bound] = wants
         if over:
-            why = {key: _quota_denial(bound, wants, bounds) for bound, wants in over.items() for key in wants}
+            why = {
+                key: (Reason.QUOTA_EXCEEDED, _quota_message(bound, wants, bounds))
+                for bound, wants in over.items()
+                for key in wants
+            }
             refusals = _member_messages(unit, why)
             refused |= {key: _Denial(one, frozenset(over)) for key, one in refusals.items()}
             continue
@@ -286,17 +293,16 @@ def _admit_in_order(
     return admitted, refused
 
 
-def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> Refusal:
+def _quota_message(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> str:
+    """Which quota it is, and what to do."""
     namespace, name, device_class = bound
     quota_named = f"quota {namespace}/{name}"
     most = f"{bounds[bound]} {'device' if bounds[bound] == 1 else 'devices'} of class {device_class}"
     for key, number in wants.items():
         if isinstance(number, str):
             which = number if len(wants) == 1 else f"{number} of {'/'.join(key)}"
-            return Reason.QUOTA_EXCEEDED, (
-                f"{which}: {quota_named} counts devices of class {device_class}, "
-                "so limits.count must set how many it may get at most"
-            )
+            counted = f"{quota_named} counts devices of class {device_class}"
+            return f"{which}: {counted}; set limits.count to how many it may get"
     requested = sum(number for number in wants.values() if isinstance(number, int))
     who = "this claim" if len(wants) == 1 else "its group"
     # How many are left is not said: whatever is given or released would have all that wait told anew.
@@ -304,7 +310,7 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
         why, remedy = f", and {who} may get up to {requested}", "ask for less"
     else:
         why, remedy = "; others hold them or come first", "delete one"
-    return Reason.QUOTA_EXCEEDED, f"{quota_named} allows {most}{why}; {remedy}, or have it raised"
+    return f"{quota_named} allows {most}{why}; {remedy}, or have it raised"
 
 
 def _member_messages(unit: _Unit, why: Mapping[ClaimKey, Refusal]) -> dict[ClaimKey, Refusal]:

@@ -91,6 +91,7 @@ def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str,
 
 
 def _count(others: Sequence[Any], wanted: dict[str, Any], call: Call, cel_check: str) -> Capacity:
+    """Count the copies, without devices on which the two evaluators disagree."""
     ends, key = call.ends, _key_of(wanted)
     prepared = prepare(
         read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted]),
@@ -175,6 +176,7 @@ def _key_of(wanted: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _count_copies(prepared: UnsolvedProblem[Any], key: tuple[str, str], ends: float | None) -> Capacity:
+    """Count the copies of a claim, or say why there are none."""
     for refused in prepared.refused:
         if refused.key == key:
             is_certain = refused.reason != Reason.SEARCH_LIMIT

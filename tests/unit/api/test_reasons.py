@@ -154,6 +154,18 @@ class TestWhereACodeIsDecided:
     def test_is_any_where_code_gives_what_others_decide(self, code: str, names: list[str]) -> None:
         assert [name for name, _, codes in reason_sites.decided_in(code) if "" in codes] == names
 
+    def test_is_described_wherever_it_is(self) -> None:
+        sites = {site for each in reason_sites.reason_sites().values() for site in each}
+        assert [site.name for site in sites if not site.summary or site.summary.startswith("``")] == []
+
+    def test_is_what_decides_and_neither_what_words_it_nor_a_mark_of_a_cache(self) -> None:
+        names = {code: [site.name for site in each] for code, each in reason_sites.reason_sites().items()}
+        assert "_admit_in_order" in names[Reason.QUOTA_EXCEEDED]
+        assert not {"_NOT_ASKED", "_NOT_THERE", "_quota_message"} & {name for each in names.values() for name in each}
+
+    def test_is_said_once_for_codes_that_the_same_ones_give(self) -> None:
+        assert "\n**DevicesInUse**, **LostToHigherPriority**\n" in reason_sites.page()
+
     def test_is_described_by_the_first_sentence_below_a_constant(self) -> None:
         code = 'TABLE = Reason.DELETING\n"""What it is. More."""'
         assert [summary for _, summary, _ in reason_sites.decided_in(code)] == ["What it is"]

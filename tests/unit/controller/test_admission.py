@@ -252,8 +252,7 @@ class TestCounts:
         fill(store, gpu_class(), limit(8), claim("a", {"deviceClass": "gpu", "requests": {"memory": "1Gi"}}))
         DeviceClaimAllocator(store).round()
         assert annotations(store, "a")["message"] == (
-            "spec.claims[0]: quota default/compute counts devices of class gpu, "
-            "so limits.count must set how many it may get at most"
+            "spec.claims[0]: quota default/compute counts devices of class gpu; set limits.count to how many it may get"
         )
 
     @pytest.mark.parametrize("most", ["many", -1, None, [], {"a": 1}])

@@ -346,7 +346,10 @@ class ClusterState:
         *,
         is_wide: bool,
     ) -> SolverRequest:
-        """``left``: the nodes on which its pods may run. ``others``: its claims that kube-scheduler allocates."""
+        """Ask for the claims on the nodes that have room for their pods, or say that none has.
+
+        ``left``: the nodes on which its pods may run. ``others``: its claims that kube-scheduler allocates.
+        """
         there = roomy.nodes
         if there and not left:
             return SolverRequest(want, (), _misfit(want, len(there)))

@@ -150,8 +150,11 @@ def stopped_units(documents: Iterable[Object], taken: Collection[Key], now: str)
 def _not_served_reason(
     name: str, nodes: Mapping[str, Any], publishing: Collection[str | None], *, asks: bool
 ) -> tuple[str, str] | None:
-    """``asks``: the machine waits for a plugin to take it. A plugin that publishes nothing shows that it runs only by
-    taking machines."""
+    """Say why no plugin of a node runs a machine; None if one does.
+
+    ``asks``: the machine waits for a plugin to take it. A plugin that publishes nothing shows that it runs only by
+    taking machines.
+    """
     if name not in nodes:
         return Reason.NODE_NOT_FOUND.value, f"there is no Node {name} in this cluster"
     label = (nodes[name]["metadata"].get("labels") or {}).get(_LABEL)

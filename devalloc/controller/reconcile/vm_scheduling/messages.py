@@ -83,6 +83,7 @@ class MachineMessages:
     def _why(
         self, key: MachineKey, target: MachineRequest | None, answer: Mapping[str, Any]
     ) -> tuple[str, Finding, dict[str, Any]]:
+        """Choose the code: of room if each node is short of it, of closed nodes, or the solver's own."""
         is_own = target is not None and (answer["namespace"], answer["name"]) in target.parts
         reason = answer["reason"]
         solved = finding_of(answer)

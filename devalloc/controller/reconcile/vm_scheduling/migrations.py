@@ -35,7 +35,6 @@ MigrationKey = tuple[str, str]
 """Namespace and name, the namespace never empty."""
 MAX_PER_NODE = 2
 """Migrations from one node, or to one node, at a time: they share its network."""
-_NOT_THERE = Reason.MACHINE_NOT_FOUND.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +178,7 @@ class _MigrationSorter:
         return following
 
     def _sort(self, view: MigrationView, machine_key: MachineKey) -> None:
+        """Sort one migration: into those that moved, failed or wait, or those that are to be placed."""
         machine = self.machines.get(machine_key)
         if machine is not None and view.is_booked_on(MachineView(machine)):
             if machine_key not in self.withdrawn:
@@ -188,10 +188,9 @@ class _MigrationSorter:
                 self.moved[view.key] = machine
             else:
                 self.failed[view.key] = _why_timed_out(view) or self._why_withdrawn(machine)
-        elif machine is None and view.status.get("reason", _NOT_THERE) != _NOT_THERE:
-            self.failed[view.key] = self._why_withdrawn(
-                None
-            )  # another one of that name is not the one that was to move
+        elif machine is None and view.status.get("reason") not in (None, Reason.MACHINE_NOT_FOUND.value):
+            # Another one of that name is not the one that was to move.
+            self.failed[view.key] = self._why_withdrawn(None)
         elif machine is None:
             why = f"there is no machine {'/'.join(machine_key)}; delete the migration, or create the machine"
             self.waiting[view.key] = Reason.MACHINE_NOT_FOUND.value, why
@@ -252,6 +251,7 @@ class _MigrationSorter:
         return (Reason.MIGRATION_WITHDRAWN.value, why) if why else None
 
     def _why_withdrawn(self, machine: Object | None) -> tuple[str, str]:
+        """Say why the machine is not where its migration booked it."""
         if machine is None:
             return Reason.MIGRATION_WITHDRAWN.value, "the machine was deleted"
         stopped = self._why_stopped(machine)

@@ -148,6 +148,7 @@ def withheld_answers(placing: SchedulingInput) -> list[SolverAnswer]:
 
 
 def _withheld_answer(claim: tuple[str, str], placing: SchedulingInput) -> SolverAnswer:
+    """Answer a claim that is not asked for, because its machine moves, is stopped or waits."""
     if (devices := placing.arriving.get(claim)) is not None:
         why = f"its machine has moved to node {devices.node}; it gets the devices that wait for it there"
         return _entry(claim, False, None, (), *_stated(Reason.CLAIM_MOVING.value, why))

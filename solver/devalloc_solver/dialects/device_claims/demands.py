@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.findings import Cause, Fact, RuleCode, fact, rule, text_fact
+from devalloc.api.findings import BEING_DELETED, Cause, Fact, RuleCode, fact, rule, text_fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.node_rules import barred_nodes
 from devalloc.api.problems import closest_match
@@ -154,7 +154,7 @@ def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: C
     Raises OutOfTime, with the path of the expression.
     """
     if claim.is_deleting:
-        return RejectedClaim(claim.key, Reason.DELETING, (text_fact("the claim is being deleted"),), group=claim.group)
+        return RejectedClaim(claim.key, Reason.DELETING, (text_fact(BEING_DELETED),), group=claim.group)
     all_faults: list[_SpecError] = []
     for path, detail in _detail_paths(claim):
         all_faults += _detail_refusals(path, detail, claim, problem_input, eligibility)
@@ -223,7 +223,7 @@ def _detail_refusals(
         if of_class is not None and eligibility.exceeded(of_class.spec.constraints) is not None:
             yield Reason.EXPRESSION_TOO_EXPENSIVE, f"{path}.deviceClass: class {name!r}: {why}", named
         else:
-            yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {why}", named
+            yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {why}; correct it", named
     else:
         for device_class in eligibility.classes_of(detail) or ():
             for ref in device_class.spec.configs:

@@ -132,6 +132,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ManifestRecord, DeviceClai
         return place_claim(query.claim, spot, query.rules.problem_input)
 
     def _check(self, read: ManifestRecord, placed: PlacedClaim) -> RejectedClaim | None:
+        """Refuse a claim on whose devices the two evaluators disagree, if that is asked for."""
         judge, answer = self._state.judge, placed.answer
         violations = judge.judge(read.valid, answer)
         if violations:

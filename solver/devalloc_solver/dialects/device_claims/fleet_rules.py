@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from devalloc.api.node_rules import NodeRestriction
-from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand, off_barred_nodes
@@ -23,9 +22,6 @@ MAX_SHAPES = 4_096
 MAX_VERDICTS = 200_000
 """Shapes of claims of which it is remembered whether they are valid, and what is known of their expressions; when
 there are more of either, all are forgotten."""
-
-
-_NOT_ASKED = RejectedClaim(("", ""), Reason.CLAIM_INVALID, ())
 
 
 @dataclass(slots=True, eq=False)
@@ -100,10 +96,9 @@ class DeviceClaimRules:
         if claim.is_deleting:
             return find_refusal(claim.model, self.problem_input, self.shared)
         key = (claim.shape, claim.namespace)
-        refusal = self._refusals.get(key, _NOT_ASKED)
-        if refusal is None:
-            return None
-        if refusal is _NOT_ASKED:
+        try:
+            refusal = self._refusals[key]
+        except KeyError:
             if len(self._refusals) >= MAX_SHAPES or self.shared.remembered > MAX_VERDICTS:
                 self._refusals.clear()
                 self._begin()

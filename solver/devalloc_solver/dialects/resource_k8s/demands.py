@@ -150,7 +150,7 @@ def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedC
     for subrequest in claim.subrequests:
         if subrequest.class_name in problem_input.broken_classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} is invalid"
-            message = f"{message}: {problem_input.broken_classes[subrequest.class_name]}"
+            message = f"{message}: {problem_input.broken_classes[subrequest.class_name]}; correct it"
             return RejectedClaim(key, Reason.CLASS_INVALID, (text_fact(message),), group)
         if subrequest.class_name not in problem_input.classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} does not exist"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.fields import describe_value, is_subdomain_name, quote_value
-from devalloc.api.findings import text_fact
+from devalloc.api.findings import BEING_DELETED, text_fact
 from devalloc.api.json_content import MAPPINGS
 from devalloc.api.meta import GROUP, PRIORITY, parse_time
 from devalloc.api.object_lists import flatten_lists
@@ -349,7 +349,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         raise
     problem_input.manifests[key] = filled
     if claim.metadata.is_deleting and claim.allocation is None:
-        causes = (text_fact("the claim is being deleted"),)
+        causes = (text_fact(BEING_DELETED),)
         problem_input.refused.append(RejectedClaim(key, Reason.DELETING, causes, claim.group))
     else:
         problem_input.claims.append(claim)
