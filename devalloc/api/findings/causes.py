@@ -90,13 +90,14 @@ _LONGEST_FAULT = 105
 
 
 def _invalid_pool(cause: Fact, style: Style) -> Words:
-    """``why`` a pool counts nothing; the ``drivers`` that have no other."""
+    """``why`` a pool counts nothing; the ``drivers`` that have no other; ``by`` whom it is made, if by no user."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
     why = printable(str(cause["why"]))
     if style.width < WHOLE and len(why) > _LONGEST_FAULT:
         why = f"{why[:_LONGEST_FAULT]}…"
-    return Words(f"no valid pool{of} exists: {why}", "correct it", shorter=[why])
+    remedy = "ask who runs its driver" if cause.get("by") == "driver" else "correct it"
+    return Words(f"no valid pool{of} exists: {why}", remedy, shorter=[why])
 
 
 def _no_match(cause: Fact, style: Style) -> Words:
@@ -122,11 +123,13 @@ def _step(cause: Fact, style: Style) -> Words:
         "".join(f", {each['count']} {_rejects(each, style, quoted)}" for each in others) + apart
         for quoted in (None, *_QUOTES[-2:], 0)
     )
-    texts = [do_of(cause["count"], cause["total"], _rejects(cause, style)) + rest for rest in (full, *quotes, brief)]
-    if (rule := RuleCode(cause["rule"]).row).alone:
-        texts.append(rule.alone.format(**cause["args"], example=style.text(cause.get("example", ""))))
+    first = do_of(cause["count"], cause["total"], _rejects(cause, style))
+    texts = [first + rest for rest in (full, *quotes, brief)]
+    rule = RuleCode(cause["rule"]).row
+    alone = rule.alone.format(**cause.get("args", {}), example=style.text(cause.get("example", "")))
     left = more + sum(each["count"] for each in others)
     by_topic, vague = _by_topic(others, more), f", {left} {agree_verb('fail other rules', left)}" if left else ""
+    texts += [first + by_topic if others else alone] if alone else []
     widths = [*dict.fromkeys((style.width, *_QUOTES))]
     with_rests = [(brief, widths), (by_topic, widths)]
     last: list[tuple[str, list[int]]] = []
@@ -138,7 +141,7 @@ def _step(cause: Fact, style: Style) -> Words:
         head = partial(_rejects, cause, style)
         return [do_of(cause["count"], cause["total"], head(each)) + rest for rest, quotes in rests for each in quotes]
 
-    texts += counted(with_rests)
+    texts += [*counted(with_rests), *([alone] if alone else [])]
     if cause.get("lifted"):  # the others need not be counted
         texts += (f"devices that pass all else {_rejects({**cause, 'count': 2}, style, each)}" for each in (*widths, 0))
     texts += counted(last)
@@ -179,12 +182,17 @@ def _rejects(step: Fact, style: Style, quoted: int | None = None) -> str:
 
 
 def _unknown_name(cause: Fact, style: Style) -> Words:
-    """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is."""
+    """A ``name`` that ``count`` of ``total`` devices have, the ``near`` one, and ``what`` it is; in a sentence
+    maybe the ``device_class`` that asks for it."""
     name, is_amount = style.code(cause["name"]), cause.get("what") == "amount"
     what = f"shares of {name}" if is_amount else f"{cause.get('what', 'attribute')} {name}"
     text = f"{_few(cause['count'], cause['total'], *(('offers', 'offer') if is_amount else ()))} {what}"
     shorter = [f"{_few(cause['count'], cause['total'], 'shares', 'share')} {name}"] if is_amount else []
     advice = _SELECT_OTHERS.get(cause.get("what", ""), "select by an attribute that devices have").format(name)
+    if "device_class" in cause:
+        shorter, advice = [text], "name another class"
+        has = _few(cause["count"], cause["total"])
+        text = f"class {style.name(cause['device_class'])} asks for {name}, which {has}"
     return Words(text, guess=style.code(cause["near"]) if "near" in cause else "", obvious=advice, shorter=shorter)
 
 
@@ -389,6 +397,19 @@ _EXCLUSIVE = {
     "limits": "the devices together need more than their pool has",
     "any": "the devices cannot be used together, as their pool has too little for all of them",
 }
+
+
+def _exclusive(cause: Fact, style: Style) -> Words:
+    """What devices exclude each other ``of``; in a sentence maybe how much of a ``resource`` is ``needed`` together,
+    and what is ``there`` in their ``pool``."""
+    text = _EXCLUSIVE[cause.get("of", "any")]
+    if "needed" not in cause:
+        return Words(text)
+    resource, pool = style.name(cause["resource"]), style.name(cause["pool"])
+    has = f"need {cause['needed']} of {resource}, pool {pool} has {cause['there']}"
+    return Words(f"the devices together {has}", shorter=[f"devices {has}", text])
+
+
 _MORE_TIME = "run `devalloc explain --deadline 60s`"
 _SOUGHT = {
     "reason": "the reason was found",
@@ -562,7 +583,7 @@ CAUSES: dict[Cause, Callable[[Fact, Style], str | Words]] = {
         f"no {'free ' if cause.get('free') else ''}devices satisfy the constraints"
         + (f" on {' and '.join(map(style.code, cause['attributes']))}" if "attributes" in cause else "")
     ),
-    Cause.EXCLUSIVE: lambda cause, style: _EXCLUSIVE[cause.get("of", "any")],
+    Cause.EXCLUSIVE: _exclusive,
     Cause.PARTS_TAKEN: lambda cause, style: "each free device needs a part of its card that is in use",
     Cause.APART: lambda cause, style: (
         "no single node has all of it free"

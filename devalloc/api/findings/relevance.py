@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api.findings.data import HOLDERS, MAX_LISTED, Cause, Fact, Finding
 from devalloc.api.findings.rules import RuleCode
+from devalloc.api.quantity import Quantity, sum_text
 
 _OF_ANY_NAME = frozenset(("class", "request", "member"))
 """Kinds of edits that do not name what is wrong."""
@@ -32,6 +33,8 @@ _IF_EMPTY = frozenset((Cause.APART, Cause.NODE_BARRED))
 """Causes that say something of a fleet where nothing is in use."""
 _ABOUT_NAMES = frozenset((Cause.UNKNOWN_NAME, Cause.UNKNOWN_VALUE, Cause.WRONG_TYPE))
 """Causes that are about a name in an expression or a list."""
+_OF_CLASS = frozenset((RuleCode.CLASS_CONSTRAINTS, RuleCode.CLASS_SELECTOR))
+"""Rules of a class, which asks for what its expression names."""
 _IN_USE = frozenset((Cause.UNPUBLISHED, Cause.PARTS_TAKEN, Cause.OUTRANKED))
 """Causes that are that others hold something."""
 
@@ -43,13 +46,36 @@ def relevant(finding: Finding) -> Finding:
         causes = causes[:1]
     if finding.holders:  # it does not follow that nothing must be released
         causes = [{**each, "held": True} if each["code"] in _IF_EMPTY else each for each in causes]
-    causes = _led_by_changed(causes, finding.edits)
+    causes = [*_with_class(_led_by_changed(causes, finding.edits))]
     changes = sorted(finding.blockers, key=lambda each: _rank(each, causes))
+    causes = [_with_shortfall(each, changes) for each in causes]
     if not changes or not _is_about_first(changes[0], causes):  # it may be that one device or node gives nothing now
         changes.sort(key=lambda each: each["kind"] != "unavailable")
         if changes and len(causes) > 1 and causes[0]["code"] == Cause.BOUND:  # why it does not fit says more
             causes = causes[1:]
     return replace(finding, causes=causes, blockers=[*_with_untold(changes, causes)])
+
+
+def _with_class(causes: Sequence[Fact]) -> Iterator[Fact]:
+    """The causes; of an attribute that no device has, the class that asks for it."""
+    by_class = [(each, {*_names_of(each)}) for each in causes if each.get("rule") in _OF_CLASS]
+    for cause in causes:
+        names = _forms_of(cause["name"]) if _is_odd_name(cause) and not cause["count"] and "what" not in cause else ()
+        asks = next((step["args"]["device_class"] for step, words in by_class if not words.isdisjoint(names)), None)
+        yield {**cause, "device_class": asks} if asks else cause
+
+
+def _with_shortfall(cause: Fact, changes: Sequence[Mapping[str, Any]]) -> Fact:
+    """That devices exclude each other, with the first thing of which their pool has too little for them."""
+    short = next((each for each in changes if "missing" in each and not {"capacity", "needed"}.isdisjoint(each)), None)
+    if cause["code"] != Cause.EXCLUSIVE or short is None:
+        return cause
+    is_counter = short["kind"] == "counter"
+    missing, given = (Quantity.parse(str(short[name])) for name in ("missing", "needed" if is_counter else "capacity"))
+    needed = given.nano if is_counter else given.nano + missing.nano
+    amounts = {"needed": sum_text(needed, given.format), "there": sum_text(needed - missing.nano, given.format)}
+    what = f"{short['counterSet']}/{short['counter']}" if is_counter else short["resource"]
+    return {**cause, **amounts, "resource": what, "pool": short["pool"]}
 
 
 def _rank(change: Mapping[str, Any], causes: Sequence[Fact]) -> int:

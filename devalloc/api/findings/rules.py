@@ -82,6 +82,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="type",
             words="fail the constraints of all classes of type {type}",
+            brief="are not of type {type}",
             advice="name another type",
             lifted_by=("class",),
         ),
@@ -149,7 +150,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="pool",
             words="are of an {state} pool",
-            advice="correct its slices",
+            advice="ask who runs its driver",
             lifted_by=("pool",),
             tells_example=True,
             alone="the pool is {state} ({example})",
@@ -191,7 +192,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="selector",
             words="cause an error in a selector",
-            advice="guard the selector, or correct the device",
+            advice="test in the selector first for what it reads",
             lifted_by=("selector",),
             tells_example=True,
         ),
@@ -232,7 +233,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="pool",
             words="are of a pool with an overdrawn counter",
-            advice="correct its slices",
+            advice="ask who runs its driver",
             lifted_by=("pool",),
             tells_example=True,
         ),

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, ClassVar
 
 from devalloc.api import findings
 from devalloc.api.cordon import is_cordon_or_unschedulable
@@ -131,6 +131,8 @@ class Explainer(ABC):
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     is_brief: bool = field(init=False, default=False)
     """find the reason only, and not what is in the way"""
+    pools_by: ClassVar[str | None] = None
+    """who makes pools; None: users"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
     _releases: LeavingSearch | None = field(init=False, default=None)
     _typos: UnitTypos | None = field(init=False, default=None)
@@ -295,7 +297,7 @@ class Explainer(ABC):
         left_out = tuple(self.fleet.invalid_pools[driver] for driver in sorted(self.fleet.invalid_pools))
         if not left_out or self.has_devices():
             return by_claim
-        causes = (fact(Cause.INVALID_POOL, why=left_out[0]),)
+        causes = (fact(Cause.INVALID_POOL, why=left_out[0], by=self.pools_by),)
         return {key: replace(each, causes=causes, invalid_pools=left_out) for key, each in by_claim.items()}
 
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:
@@ -320,7 +322,7 @@ class Explainer(ABC):
 
     def _missing(self, drivers: Collection[str]) -> Fact:
         if invalid := self._invalid_pools(drivers):
-            return fact(Cause.INVALID_POOL, drivers=sorted(drivers), why=invalid[0])
+            return fact(Cause.INVALID_POOL, drivers=sorted(drivers), why=invalid[0], by=self.pools_by)
         present = sorted(self.drivers)
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
         return fact(Cause.NO_DRIVER, drivers=sorted(drivers), there=present[: SHOWN + 1], near=near)

@@ -235,6 +235,40 @@ def test_of_changes_that_a_cause_is_about_a_whole_request_is_the_last() -> None:
     assert text.endswith("; remove claims[0] and remove claims[1].limits.memory (too few are within it)")
 
 
+def test_of_an_attribute_that_no_device_has_it_names_the_class_that_asks_for_it() -> None:
+    args = {"expression": "'model' in device", "device_class": "any"}
+    step = fact(Cause.STEP, rule="classConstraints", args=args, count=6, total=6)
+    model = fact(Cause.UNKNOWN_NAME, name="model", count=0, total=6)
+    other = {"kind": "class", "path": "spec.claims[0].deviceClass", "deviceClass": "any"}
+    assert message_of(Finding([fact(Cause.NO_MATCH), step, model], [other])) == (
+        "no device matches; class any asks for `model`, which none of 6 devices has; change spec.claims[0].deviceClass"
+    )
+    link = fact(Cause.UNKNOWN_NAME, name="link", count=0, total=6)
+    assert "asks for" not in message_of(Finding([fact(Cause.NO_MATCH), step, link], [other]))
+
+
+@pytest.mark.parametrize(
+    ("lack", "amounts"),
+    [
+        ({"kind": "poolResource", "resource": "mem", "capacity": "9", "missing": "3"}, "12 of mem, pool p has 9"),
+        (
+            {"kind": "counter", "driver": "a.io", "counterSet": "s", "counter": "c", "needed": "6Gi", "missing": "2Gi"},
+            "6Gi of s/c, pool p has 4Gi",
+        ),
+    ],
+    ids=["pool resource", "counter"],
+)
+def test_what_a_pool_lacks_is_said_with_its_amounts(lack: dict[str, str], amounts: str) -> None:
+    exclusive = fact(Cause.EXCLUSIVE, of="limits")
+    assert f"need {amounts}; ask for fewer" in message_of(Finding([exclusive], [{**lack, "pool": "p"}]))
+
+
+@pytest.mark.parametrize(("by", "who"), [("driver", "ask who runs its driver"), (None, "correct it")])
+def test_a_pool_that_is_not_the_readers_is_for_who_runs_its_driver(by: str | None, who: str) -> None:
+    cause = fact(Cause.INVALID_POOL, drivers=("a.io",), why="pool p is incomplete", by=by)
+    assert message_of(Finding([cause])) == f"no valid pool of driver a.io exists: pool p is incomplete; {who}"
+
+
 def test_of_two_rules_a_sentence_names_both() -> None:
     other = {"rule": "classSelector", "args": {"device_class": "b"}, "count": 10, "example": "device.driver == 'b.io'"}
     step = fact(Cause.STEP, rule="requestSelector", count=10, total=20, example="device.driver == 'a'", others=(other,))

@@ -454,7 +454,7 @@ class CandidateFinder:
                 return device_class.metadata.name
             error = error or (verdict if isinstance(verdict, str) else None)
         only = of_driver[0]
-        if len(of_driver) == 1:
+        if len(of_driver) == 1 and detail.device_class:
             expression = one_line(only.spec.constraints or "")
             by = rule(RuleCode.CLASS_CONSTRAINTS, expression=expression, device_class=only.metadata.name)
             return Mismatch(2, by, error)

@@ -167,8 +167,19 @@ def blocking_taint(taints: Iterable[DeviceTaint], tolerations: Iterable[DeviceTo
 
 
 SELECTOR_FAILED = rule(RuleCode.SELECTOR_FAILED)
+_REMEDIES = {
+    "attribute ": "ask who runs its driver to correct it",
+    "no such key": "have it test first whether there is one",
+}
+"""How a selector's error begins, and what to do about it."""
 """Leaves out devices that an expression fails on."""
 _IN_USE = rule(RuleCode.IN_USE)
+
+
+def _remedy_of(error: str) -> str:
+    """What to do about an error of a selector."""
+    remedies = (remedy for start, remedy in _REMEDIES.items() if error.startswith(start))
+    return next(remedies, "change it, or ask who runs the driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +446,7 @@ class RequestJudge:
                     else:
                         title = published_device(device).title
                         message = f"{prefix}selector #{number} fails on device {title}: {outcome}"
-                        error = f"{message}; guard it, or correct the device"
+                        error = f"{message}; {_remedy_of(outcome)}"
                         mismatches[device.index] = DeviceMismatch(SELECTOR_FAILED, outcome, error)
                 left = passed
         return mismatches

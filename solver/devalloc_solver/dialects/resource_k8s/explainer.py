@@ -42,6 +42,7 @@ class ResourceClaimExplainer(Explainer):
     funnels: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
+    pools_by: ClassVar[str | None] = "driver"
     names_users: ClassVar[bool] = True
     """whether a funnel names the claims that have its devices"""
     _explained: list[PlacementUnit] = field(init=False, default_factory=list)

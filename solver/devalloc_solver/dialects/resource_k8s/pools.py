@@ -430,7 +430,7 @@ class UnreachedDevices:
         slices = f"{self.slices} {'slice' if self.slices == 1 else 'slices'}"
         select = "selects" if self.devices == 1 else "select"
         if self.has_nodes:
-            return f"{devices} of {slices} {select} none of the Nodes; correct the node selectors"
+            return f"{devices} of {slices} {select} none of the Nodes; ask who runs the driver to correct it"
         return f"{devices} of {slices} {select} Nodes, and none is in the input; add the Node objects"
 
 

@@ -98,7 +98,7 @@ def test_a_device_whose_node_selector_has_two_terms_is_left_out_alone(solve: Sol
     either_way = slice_("s", [device("odd", nodeSelector=either)], perDeviceNodeSelection=True)
     nodes = [node("n1", zone="a"), node("n2", zone="b")]
     refused = solve([ANY, either_way, *nodes], claim(request()))
-    assert "correct the node selectors" in refused["message"]
+    assert "ask who runs the driver to correct it" in refused["message"]
     both = slice_(
         "s", [device("odd", nodeSelector=either), device("plain", nodeName="n1")], perDeviceNodeSelection=True
     )

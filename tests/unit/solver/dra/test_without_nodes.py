@@ -112,7 +112,7 @@ def test_with_nodes_none_of_which_suits_the_selectors_are_the_cause(ask: Ask) ->
     given = documents(slice_("s", devices("d1"), nodeSelector=ZONE), nodes={"n1": {"zone": "b"}})
 
     assert (
-        "1 device of 1 slice selects none of the Nodes; correct the node selectors"
+        "1 device of 1 slice selects none of the Nodes; ask who runs the driver to correct it"
         in (ask(given, claim(request()))["message"])
     )
 
