@@ -11,6 +11,7 @@ from devalloc.api.node_rules import FIELD, Restrictions
 from devalloc.api.owner_names import CLAIM, MACHINE, Owner, is_object, owner_name, owner_of, read_name
 from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
+from tests.support import dra_builders
 from tests.support.manifests import Manifest
 
 GPU = device_class("gpu", driver="gpu")
@@ -68,6 +69,19 @@ def test_so_is_a_resource_claim() -> None:
     assert (refused["name"], refused["reason"]) == (read_name(name), "ClaimInvalid")
     fleet = Fleet.from_manifests([])
     assert [fleet.allocate(one)["reason"] for one in (plain, forged)] == [None, "ClaimInvalid"]
+
+
+@pytest.mark.parametrize(
+    ("group", "is_named"), [(owner_name(MACHINE, "vm"), [True, True]), ("", [None, None])], ids=repr
+)
+def test_so_is_a_group_of_resource_claims_and_an_empty_one_is_none(group: str, is_named: list[bool | None]) -> None:
+    devices = [dra_builders.ANY, dra_builders.slice_("s", dra_builders.devices("g0"))]
+    more = dra_builders.slice_("t", dra_builders.devices("h0"), pool="q", nodeName="n2")
+    both = [dra_builders.claim(dra_builders.request(), name=name, marks={"group": group}) for name in "ab"]
+    fleet = Fleet.from_manifests([*devices, more])
+    for answers in (dra.solve_manifests([*devices, more, *both])["claims"], [*map(fleet.allocate, both)]):
+        texts = [one["message"] for one in answers]
+        assert [None if text is None else "group VirtualMachine" in text for text in texts] == is_named
 
 
 def test_a_claim_that_names_the_group_of_a_machine_is_in_none() -> None:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 from devalloc.api.fields import raise_faults
 from devalloc.api.meta import GROUP, NODE
 from devalloc.api.node_rules import NodeRestriction
+from devalloc.api.owner_names import read_name
 from devalloc_solver.dialects.resource_k8s.fields import (
     MAX_INT64,
     Amount,
@@ -391,7 +392,7 @@ class ResourceClaim:
 
     @property
     def group(self) -> str | None:
-        return self.annotations.get(GROUP)
+        return read_name(self.annotations.get(GROUP, "")) or None
 
     @property
     def pinned_node(self) -> str | None:

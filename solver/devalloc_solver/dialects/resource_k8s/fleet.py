@@ -10,7 +10,7 @@ from typing import Any
 
 from devalloc.api.device_records import DeviceRecord, PoolDevice
 from devalloc.api.json_content import MAPPINGS
-from devalloc.api.meta import DEVICE_RECORDS, GROUP
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.object_lists import flatten_lists
 from devalloc.api.problems import Problem
 from devalloc_solver.cel.budget import BudgetExceeded
@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.fleet_rules import ResourceClaimQuery
 from devalloc_solver.dialects.resource_k8s.fleet_state import ClusterState, is_allocated
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
+    group_of,
     key_of,
     priority_of,
     read_documents,
@@ -360,7 +361,5 @@ def _name(document: Manifest) -> Name:
 
 def _group_key(document: Manifest) -> tuple[str, str] | None:
     """(namespace, group) of a claim that is a member of one."""
-    metadata = document.get("metadata")
-    marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-    group = marks.get(GROUP) if isinstance(marks, Mapping) else None
-    return (_name(document)[1], short_text(group)) if group and document.get("kind") == "ResourceClaim" else None
+    group = group_of(document) if document.get("kind") == "ResourceClaim" else None
+    return None if group is None else (_name(document)[1], group)

@@ -261,6 +261,14 @@ def key_of(content: Manifest) -> Key:
     return namespace, read_name(short_text(fields.get("name") or ""))
 
 
+def group_of(content: Manifest) -> str | None:
+    """The group of a claim, valid or not."""
+    metadata = content.get("metadata")
+    marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    group = marks.get(GROUP) if isinstance(marks, Mapping) else None
+    return read_name(short_text(group)) if group else None
+
+
 def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
     kind, key = _kind(content), key_of(content)
     if kind not in KINDS:
@@ -330,9 +338,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         if claim.allocation is None:
             check_claim(claim)
     except FieldError as error:
-        metadata, status = content.get("metadata"), content.get("status")
-        marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-        group = marks.get(GROUP) if isinstance(marks, Mapping) else None
+        status = content.get("status")
         allocation = status.get("allocation") if isinstance(status, Mapping) else None
         allocated = allocation if isinstance(allocation, Mapping) else None
         if not any(refused.key == key for refused in problem_input.refused):
@@ -341,7 +347,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
                     key,
                     Reason.CLAIM_INVALID,
                     (text_fact(str(error)),),
-                    short_text(group) if group else None,
+                    group_of(content),
                     allocation=allocated,
                     node=None if allocated is None else selected_node(allocated),
                 )
