@@ -170,7 +170,7 @@ USUAL_OPTIONS = {
     "controller": "--kubeconfig --in-cluster --listen --permits --placement --deadline --resource-claims",
     "capacity": "--filename --namespace --output --store --kubeconfig --host",
     "install": "--kubeconfig --image-prefix --dry-run --publish --resource-claims --permits --workers-only",
-    "solve": "--filename --namespace --output --with-store --store --kubeconfig",
+    "solve": "--filename --namespace --output --placement --with-store --store --kubeconfig",
     "explain": "--filename --namespace --output --store --kubeconfig",
     "get": "--namespace --all-namespaces --selector --output --watch --sort-by --store --kubeconfig",
     "drain": "--dry-run --reason --timeout --store --kubeconfig",

@@ -152,7 +152,7 @@ STORE = Setting(
 store_option = option(STORE)
 """--store PATH, passed as ``store: Path | None``."""
 PLACEMENT = Setting(
-    "Among equally good answers: fill nodes that are in use, or prefer nodes of which the smallest share is in use.",
+    f"Among equally good answers: {', or '.join(f'{each.preference} ({each.name})' for each in POLICIES)}.",
     flag="--placement",
     type=click.Choice([policy.name for policy in POLICIES]),
     default=DEFAULT_PLACEMENT,

@@ -111,7 +111,7 @@ class AllocatorSettings:
     """How claims are answered."""
 
     placement: str = DEFAULT_PLACEMENT
-    """``pack`` or ``spread`` (S17)."""
+    """The name of a placement policy (S17)."""
     cel_check: str = "refuse"
     """``refuse``: a claim gets nothing of which two evaluators judge an expression differently; ``warn``: it does."""
     deadline: float | None = 10.0

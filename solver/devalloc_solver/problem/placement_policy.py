@@ -42,6 +42,10 @@ class PlacementPolicy(Protocol):
         """The user's word for it."""
 
     @property
+    def preference(self) -> str:
+        """What it does, for the help of options: ``fill nodes that are in use``."""
+
+    @property
     def weighs_loads(self) -> bool:
         """Whether it matters how much of devices, pools and nodes is in use, and not only whether they are."""
 
@@ -69,6 +73,7 @@ class PlacementPolicy(Protocol):
 
 class _Pack:
     name = "pack"
+    preference = "fill nodes that are in use"
     weighs_loads = False
     measure: Measure = staticmethod(unevenness)
     prefers_used = True
@@ -86,6 +91,7 @@ class _Pack:
 
 class _Spread:
     name = "spread"
+    preference = "prefer nodes of which the smallest share is in use"
     weighs_loads = True
     measure: Measure = staticmethod(unevenness)
     prefers_used = False

@@ -44,8 +44,7 @@ class Fleet:
         """Make an empty fleet, for ``sync``; ``from_manifests`` makes one of manifests.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``cel_check`` neither ``refuse`` nor
-                ``warn``.
+            ValueError: when ``placement`` is the name of no policy, or ``cel_check`` neither ``refuse`` nor ``warn``.
             TypeError: when it is not text: manifests are for ``from_manifests``.
         """
         if not isinstance(placement, str):
@@ -78,8 +77,8 @@ class Fleet:
                 large fleet is made in this way.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``cel_check`` neither ``refuse`` nor
-                ``warn`` (see ``solve_manifests``), or ``documents`` are one manifest or text.
+            ValueError: when ``placement`` is the name of no policy, ``cel_check`` neither ``refuse`` nor ``warn`` (see
+                ``solve_manifests``), or ``documents`` are one manifest or text.
         """
         fleet = cls(placement, cel_check)
         fleet._load(as_manifest_list(documents), freeze=freeze)

@@ -43,7 +43,7 @@ def solve_manifests(
 
     Args:
         documents: manifests as JSON-like dicts, in any order.
-        placement: ``pack`` (default) or ``spread`` (S17, goal 5).
+        placement: the name of one of ``problem.placement_policy.POLICIES`` (S17, goal 5); ``pack`` by default.
         deadline: seconds after which the best answer so far is returned; 0 takes the first answer, None sets no limit.
             A claim whose expressions take too long gets the reason ``SearchLimit``, and the others are solved. The
             check of the answer takes additional time, well below a second.

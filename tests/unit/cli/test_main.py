@@ -19,6 +19,7 @@ from devalloc.cli.command import Verb, translate_error, verb
 from devalloc.cli.main import USUAL_OPTIONS, VERBS, cli
 from devalloc.store import paths
 from devalloc.store.errors import Invalid, NotFound
+from devalloc_solver.problem.placement_policy import POLICIES
 from tests.support.cli_shell import Shell, claim, pool, text
 
 ALL = [name for section in VERBS.values() for name in section]
@@ -67,6 +68,11 @@ def test_the_full_help_has_all_options_and_the_short_one_says_so(devalloc: Shell
     assert [flag for flag in flags if flag not in full] == []
     number = len(flags) - len(USUAL_OPTIONS[name].split()) - 1
     assert f"Also show {number} more options" in " ".join(short.split())
+
+
+def test_the_help_of_solve_says_what_each_placement_policy_does(devalloc: Shell) -> None:
+    help_text = " ".join(devalloc("solve", "--help").out.split())
+    assert [each for each in POLICIES if f"{each.preference} ({each.name})" not in help_text] == []
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -299,7 +299,12 @@ def _drop_group_match(name: str) -> Relaxation:
 
 
 def short_reason(unit: PlacementUnit) -> Reason:
-    """Too few devices, or too small ones?"""
+    """Say whether devices are too few, or too small.
+
+    A warm explainer asks this of a part of the fleet: a node of each kind, and some of those with the fewest claims in
+    the way. It is safe to count what one node has, or whether any device matches; a total over all nodes differs from
+    that of a cold solve, so it may only rule out what no node can have.
+    """
     details = [detail for demand in unit.demands for detail in demand.details]
     amounts = any(request.requests for detail in details for request in detail)
     counted = any(_too_few(detail) for detail in details)

@@ -32,7 +32,7 @@ def solve_manifests(
 
     Args:
         documents: manifests as JSON-like dicts, in any order. What the API server fills in may be missing.
-        placement: ``pack`` (default) or ``spread``.
+        placement: the name of one of ``placement_policy.POLICIES``; ``pack`` by default.
         deadline: seconds after which the best answer so far is returned; None sets no limit. A claim whose selectors
             take too long gets the reason ``SearchLimit``, and the others are solved.
         features: feature gates that are on. None means all features up to beta, and list-typed attributes.
