@@ -219,7 +219,7 @@ def ignored_reason(group: str) -> str:
     """Why objects of a group are left aside, and what to do."""
     if group == RESOURCE_CLAIMS:
         return "of this API group, `devalloc up` reads claims, classes, slices and taint rules; apply it to a cluster"
-    return "devalloc ignores this API group, which has kinds of the same names; delete it, or apply it to a cluster"
+    return "this API group is not devalloc's, and has kinds of the same names; delete it, or apply it to a cluster"
 
 
 def ignored_changes(objects: Iterable[Object]) -> list[Change]:

@@ -102,7 +102,7 @@ def test_a_machine_of_another_group_says_once_that_nothing_answers_it(devalloc: 
     (stored,) = devalloc("get", "virtualmachine.kubevirt.io", "-o", "json").json["items"]
     assert stored["metadata"]["annotations"][meta.REASON] == "LeftAside"
     assert stored["metadata"]["annotations"][meta.MESSAGE].startswith(
-        "devalloc ignores this API group, which has kinds of the same names; "
+        "this API group is not devalloc's, and has kinds of the same names; "
     )
     devalloc.allocate()
     (again,) = devalloc("get", "virtualmachine.kubevirt.io", "-o", "json").json["items"]
