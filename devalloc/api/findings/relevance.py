@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.findings.data import HOLDERS, MAX_LISTED, Cause, Fact, Finding
 from devalloc.api.findings.rules import RuleCode
-from devalloc.api.quantity import Quantity, sum_text
+from devalloc.api.quantity import Quantity, QuantityError, sum_text
 
 _OF_ANY_NAME = frozenset(("class", "request", "member"))
 """Kinds of edits that do not name what is wrong."""
@@ -71,7 +71,10 @@ def _with_shortfall(cause: Fact, changes: Sequence[Mapping[str, Any]]) -> Fact:
     if cause["code"] != Cause.EXCLUSIVE or short is None:
         return cause
     is_counter = short["kind"] == "counter"
-    missing, given = (Quantity.parse(str(short[name])) for name in ("missing", "needed" if is_counter else "capacity"))
+    try:
+        missing, given = (Quantity.parse(short[name]) for name in ("missing", "needed" if is_counter else "capacity"))
+    except QuantityError:  # such as "more than" the largest
+        return cause
     needed = given.nano if is_counter else given.nano + missing.nano
     amounts = {"needed": sum_text(needed, given.format), "there": sum_text(needed - missing.nano, given.format)}
     what = f"{short['counterSet']}/{short['counter']}" if is_counter else short["resource"]

@@ -252,11 +252,15 @@ def test_of_an_attribute_that_no_device_has_it_names_the_class_that_asks_for_it(
     [
         ({"kind": "poolResource", "resource": "mem", "capacity": "9", "missing": "3"}, "12 of mem, pool p has 9"),
         (
+            {"kind": "poolResource", "resource": "mem", "capacity": "more than 9", "missing": "3"},
+            "more than their pool has",
+        ),
+        (
             {"kind": "counter", "driver": "a.io", "counterSet": "s", "counter": "c", "needed": "6Gi", "missing": "2Gi"},
             "6Gi of s/c, pool p has 4Gi",
         ),
     ],
-    ids=["pool resource", "counter"],
+    ids=["pool resource", "beyond", "counter"],
 )
 def test_what_a_pool_lacks_is_said_with_its_amounts(lack: dict[str, str], amounts: str) -> None:
     exclusive = fact(Cause.EXCLUSIVE, of="limits")
