@@ -242,8 +242,10 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             pages = [
                 f" of huge pages of {size}" for size, name in HUGE_PAGES.items() if name == blocker.get("resource")
             ]
-            requested, most = readable_texts(Quantity.parse(blocker["requested"]), Quantity.parse(blocker["most"]))
-            which = f"{path}: {requested}{''.join(pages)}, at most {most} fits"
+            amounts = [Quantity.parse(blocker[name]) for name in ("requested", "most") if name in blocker]
+            requested, *most = readable_texts(*amounts)
+            fits = f"at most {most[0]} fits" if most else "no device shares it"
+            which = f"{path}: {requested}{''.join(pages)}, {fits}"
         case "limit":
             which = f"{path}: {blocker['limit']}"
         case "matchAttribute":

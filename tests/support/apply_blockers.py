@@ -90,6 +90,8 @@ def _edit_spec(spec: Manifest, blocker: Blocker) -> None:
             detail["matchAttributes"] = [n for n in detail["matchAttributes"] if n != blocker["attribute"]]
         case "limit":
             del detail["limits"][blocker["resource"]]
+        case "amount" if "most" not in blocker:
+            del detail["requests"][blocker["resource"]]
         case "amount":
             assert Quantity.parse(detail["requests"][blocker["resource"]]) > Quantity.parse(blocker["most"])
             detail["requests"][blocker["resource"]] = blocker["most"]

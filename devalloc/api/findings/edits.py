@@ -71,6 +71,8 @@ class Blocker(TypedDict):
     requested: NotRequired[str]
     most: NotRequired[str]
     """The largest amount that fits."""
+    whole: NotRequired[bool]
+    """Whether whole devices are given without the amount."""
     limit: NotRequired[str]
     deviceClass: NotRequired[str]
     deviceClassName: NotRequired[str]
@@ -241,7 +243,7 @@ def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
 def _step(edit: Mapping[str, Any], style: Style) -> _Step:
     """The verb and its object, which says whose spec it is, and why it is changed where no cause says that."""
     verb, what = EDITS.get(edit["kind"], _other_edit)(edit, style)
-    to = f" to {_amount_of(edit)}" if edit["kind"] == "amount" else ""
+    to = f" to {_amount_of(edit)}" if edit["kind"] == "amount" and "most" in edit else ""
     to += f" ({_why_too(edit)})" if "untold" in edit else ""
     if "machine" in edit:
         return verb, f"{what} of machine {style.name(edit['machine'])}{to}"
@@ -251,6 +253,8 @@ def _step(edit: Mapping[str, Any], style: Style) -> _Step:
 
 def _why_too(edit: Mapping[str, Any]) -> str:
     """Why a change is needed besides others, in a few words."""
+    if edit["kind"] == "amount" and "most" not in edit:
+        return "none shares it"
     part = next(each for each in ("distinctAttribute", "matchAttribute", "kind") if each in edit)
     return _WHY_TOO.get(edit["kind"] if part == "kind" else part, "it is in the way")
 
@@ -310,6 +314,9 @@ def _constraint(edit: Mapping[str, Any], style: Style) -> _Step:
 
 
 def _amount(edit: Mapping[str, Any], style: Style) -> _Step:
+    if "most" not in edit:
+        how = " to get whole devices" if style.says_why and "whole" in edit and "untold" not in edit else ""
+        return "remove", f"{style.path(edit['path'])}{how}"
     return "lower", " and ".join(map(style.path, edit.get("paths", [edit["path"]])))
 
 

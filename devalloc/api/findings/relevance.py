@@ -136,7 +136,8 @@ def _is_about_first(change: Mapping[str, Any], causes: Sequence[Fact]) -> bool:
     is_in_use = bool(cause.get("free")) or cause["code"] in _IN_USE
     if is_in_use or change["kind"] in HOLDERS:
         return is_in_use and change["kind"] in HOLDERS
-    if _is_of_other_request(change, cause) or (cause.get("most") == "0" and change["kind"] == "amount"):
+    is_less = change["kind"] == "amount" and "most" in change
+    if _is_of_other_request(change, cause) or (cause.get("most") == "0" and is_less):
         return False  # of the last: however little is wanted
     if change["kind"] == "request" and "request" in cause:
         return True
@@ -187,7 +188,8 @@ def _relevant_causes(finding: Finding) -> list[Fact]:
 
 def _with_what_fits(causes: Sequence[Fact], edits: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
     """The causes; if less of a resource would do, devices have some of it, be it on other nodes."""
-    most = {each["resource"]: each["most"] for each in edits if each["kind"] == "amount" and "resource" in each}
+    amounts = [each for each in edits if each["kind"] == "amount" and {"resource", "most"} <= each.keys()]
+    most = {each["resource"]: each["most"] for each in amounts}
     for each in causes:
         if (
             each["code"] == Cause.TOO_LITTLE

@@ -49,6 +49,28 @@ def test_a_blocker_shows_the_amount_that_would_fit_to_the_block() -> None:
     assert (blocker["requested"], blocker["most"]) == ("17Gi", "16Gi")
 
 
+def test_an_amount_that_no_device_shares_is_left_out_cold_and_warm() -> None:
+    """The claim gets whole devices then; a request that can have shares keeps its amount."""
+    card = pool("card", devices=[device("s0", resources={"cores": "4"}), device("s1", resources={"cores": "4"})])
+    plain, shared = ({"deviceClass": "gpu", "requests": {name: "2"}} for name in ("memory", "cores"))
+    wanted = claim("c", plain, shared)
+
+    for refusal in (answer("c", GPU, card, wanted), Fleet.from_manifests([GPU, card]).allocate(wanted)):
+        assert refusal["blockers"] == [
+            {"kind": "amount", "request": "0", "resource": "memory", "path": "spec.claims[0].requests.memory"}
+            | {"requested": "2", "whole": True}
+        ]
+        assert refusal["message"] == (
+            "none of 2 devices offers shares of `memory`; remove spec.claims[0].requests.memory to get whole devices"
+        )
+
+
+def test_of_two_amounts_one_that_no_device_shares_leaves_the_other() -> None:
+    card = pool("card", devices=[device("s0", resources={"cores": "4"})])
+    (blocker,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"cores": "2", "memory": "2"}}))
+    assert (blocker["resource"], blocker.keys() & {"most", "whole"}) == ("memory", set())
+
+
 def test_two_amounts_of_one_request_are_reduced_together_cold_and_warm() -> None:
     """One edit keeps what another one has changed: either amount alone is too much."""
     card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi", "cores": "4"})])

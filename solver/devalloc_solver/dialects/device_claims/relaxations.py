@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail, RestrictedRequest
-from devalloc.api.findings import Cause, fact
+from devalloc.api.findings import Cause, claim_ref, fact
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.node_rules import barred_nodes
 from devalloc.api.quantity import NANO, Quantity
@@ -64,7 +64,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation]
     ) -> Iterator[RelaxationTier]:
         """Yield what is tried after the special tiers, in this order: limits, what is withheld, rules for nodes, other
-        members of a group, amounts, requests, then all of these.
+        members of a group, amounts, shares, requests, then all of these.
 
         What to offer may take questions of its own, which are asked when it comes to them.
         """
@@ -78,6 +78,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         rules = [*self.pins(), *self.node_rules(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
         more = [*rules, *self.constraints(), *self.classes(), *members]
         yield short, _too_much_alone(question, amounts, finder)
+        yield short, self.shares(question.snapshot)
         yield short, requests if len(requests) > 1 else []
         yield short, rules
         yield short, more
@@ -150,6 +151,21 @@ class DeviceClaimRelaxations(UnitRelaxations):
             return NANO if name == COUNT else _amount_granularity(question, demand, request, name)
 
         return reduce_amount(NANO if name == COUNT else 1, requested.nano, reduced_to, granularity)
+
+    def shares(self, snapshot: Snapshot) -> list[Relaxation]:
+        """Amounts of which no device for the request offers shares: without all of its amounts it gets whole ones.
+        What a machine asks for it cannot leave out."""
+        edits = []
+        for demand, request in self.each_request():
+            if request.mode is not AllocationMode.SHARE or claim_ref(demand.key)["kind"] != "claim":
+                continue
+            offers = [snapshot.devices[index].resources for index in request.candidates.accepted]
+            for name in (name for name in request.requests if not any(name in each for each in offers)):
+                path, requested = f"{path_of(request)}.requests.{name}", str(request.spec.requests[name])
+                whole = {"whole": True} if len(request.requests) == 1 else {}
+                entry = {"kind": "amount", "resource": name, "path": path, "requested": requested, **whole}
+                edits.append(self.edit_request(demand, request, entry, partial(_without, field="requests", name=name)))
+        return edits
 
     def constraints(self) -> list[Relaxation]:
         """Expressions of details."""

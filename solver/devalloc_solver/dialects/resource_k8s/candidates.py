@@ -19,7 +19,7 @@ from devalloc.api.findings import Rule, RuleCode, rule
 from devalloc.api.node_rules import NodeRestriction, barred_nodes
 from devalloc.api.quantity import NANO
 from devalloc.printable import one_line
-from devalloc_solver.cel.budget import OUT_OF_TIME, CommonBudgetExceeded, OutOfTime
+from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, CommonBudgetExceeded, OutOfTime
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceToleration,
@@ -170,6 +170,7 @@ SELECTOR_FAILED = rule(RuleCode.SELECTOR_FAILED)
 _REMEDIES = {
     "attribute ": "ask who runs its driver to correct it",
     "no such key": "have it test first whether there is one",
+    TOO_EXPENSIVE_ONCE: "simplify it",
 }
 """How a selector's error begins, and what to do about it."""
 """Leaves out devices that an expression fails on."""
