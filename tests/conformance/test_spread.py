@@ -381,6 +381,23 @@ def test_shares_of_the_network_that_meet_on_one_device_leave_a_claim_on_its_node
         assert [node for node, _ in three_answers(documents, wanted)] == [pin] * 3
 
 
+def test_few_nodes_are_searched_for_how_evenly_shares_that_meet_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[object] = []
+    solve = ways.solve_unit
+
+    def search(*question: Any) -> Any:
+        searched.append(question)
+        return solve(*question)
+
+    monkeypatch.setattr(ways, "solve_unit", search)
+    documents = shared_fleet(*(["6Gi", "5Gi", f"{5000 + n}Mi", "6Gi"] for n in range(ways.COMPARED_NODES + 4)))
+    details = [share("a", count=1), share("a", "3Gi")]
+    wanted = claim("a", *(each["spec"]["claims"][0] for each in details))
+    (answer,) = solve_manifests([*documents, wanted], placement="spread")["claims"]
+    assert answer["allocated"]
+    assert 1 < len(searched) <= ways.COMPARED_NODES + 1
+
+
 def test_shares_that_come_one_by_one_are_spread_over_nodes() -> None:
     documents, waiting = shared_fleet(["24Gi"], ["24Gi"], ["24Gi"]), [share(f"a{n}") for n in range(6)]
     assert nodes_of(one_by_one(documents, waiting)) == [2, 2, 2]

@@ -28,7 +28,6 @@ from devalloc_solver.place import (
 )
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.place.node_order import batch_nodes, candidate_nodes, least_use
-from devalloc_solver.place.node_search import POLICY_SAMPLE
 from devalloc_solver.place.node_view import Place
 from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Holding, Usage
@@ -37,6 +36,8 @@ from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
 from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
 
+COMPARED_NODES = 8
+"""Nodes on which a claim of shares that meet is tried, to leave them even. Each takes CP-SAT 30 to 100 ms."""
 EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns. At 1,000, the 40
 batches of 30 and 100 claims of the benchmark `batches` take half the time, but nine of them more pools, and in four the
@@ -522,7 +523,7 @@ def _as_on_node_alone(
 ) -> list[Placement]:
     """The same in goals 1 to 4 of S17, with devices that do not depend on which nodes were searched beside its own.
 
-    Where the policy weighs loads, on the node that it likes best: the model of all nodes rounds them.
+    Where the policy weighs loads, on the one of the first nodes that it likes best: the model of all rounds them.
 
     Args:
         exhausted: a node of which it is known that it takes too many steps to be searched by itself.
@@ -534,7 +535,7 @@ def _as_on_node_alone(
     context = SearchContext(usage.snapshot, usage, policy)
     score, least = score_of(context, best, node), least_use(context, unit).load
     others = candidate_nodes(context, unit, batch_nodes(context, [unit]), least) if policy.weighs_loads else []
-    for other in others[:POLICY_SAMPLE]:
+    for other in others[:COMPARED_NODES]:
         if context.cost_of_node(other, least) > score.node_cost:
             break
         there = [] if other == node else _on_node_alone(usage, unit, other, policy, ends, is_hard=other == exhausted)
