@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.bounds.largest_partition import largest_free, partition_shapes
+from devalloc_solver.bounds.largest_partition import partition_shapes
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
@@ -119,7 +119,10 @@ def left_beside(instance: SearchInstance, taken: list[int]) -> int | None:
     for index in taken:
         for name, blocks in snapshot.devices[index].draws:
             free[name] -= blocks
-    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, usage), free)
+    if min(free.values()) < 0:
+        return None
+    shapes = partition_shapes(pool, usage)
+    return max((size for size, draws in shapes if all(free.get(n, b) >= b for n, b in draws)), default=0)
 
 
 def test_a_card_is_gone_through_slice_by_slice() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api.views import effective_attributes
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
 from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, offered_plurals
@@ -168,6 +167,8 @@ def print_pools(
 
 def attribute_texts(pool: Object, device: Object) -> defaultdict[str, str]:
     """The effective attributes of a device as texts; "" of one that it does not have."""
+    from devalloc.api.views import effective_attributes
+
     return defaultdict(
         str,
         {

@@ -540,12 +540,13 @@ SHOWN = 3
 
 
 def find_duplicates(offers: Iterable[PublishedDevice]) -> dict[DeviceId, list[PublishedDevice]]:
-    """The devices that are in several pools, as nodes see these; one that is in a pool twice makes that invalid."""
+    """The devices that are in several pools, as nodes see these; one that a node sees twice makes its pool invalid."""
     first: dict[DeviceId, PublishedDevice] = {}
     twins: dict[DeviceId, list[PublishedDevice]] = {}
     for offer in offers:
         name = offer.id
-        if (earlier := first.setdefault(name, offer)).pool is not offer.pool:
+        earlier = first.setdefault(name, offer)
+        if earlier.pool is not offer.pool or earlier.nodes.isdisjoint(offer.nodes):
             twins.setdefault(name, [earlier]).append(offer)
     return twins
 
