@@ -113,7 +113,12 @@ def _corrections(blockers: Sequence[Answer]) -> Iterator[str]:
 
 def _whole_devices_advice(answer: Answer) -> str:
     """What to do where a request wants an amount of devices that share none of it; "" elsewhere."""
-    dropped = {one["request"] for one in answer.get("blockers", ()) if one["kind"] == "request" and "request" in one}
+    kinds = ("request", "amount")
+    dropped = {
+        one["request"]
+        for one in answer.get("blockers", ())
+        if one["kind"] in kinds and "request" in one and "most" not in one
+    }
     hopeless = [one for one in answer.get("funnel", ()) if not one["matching"] and _detail(one) in dropped]
     lacking = (each["resource"] for each in answer.get("causes", ()) if each["code"] == Cause.TOO_LITTLE)
     if not hopeless or (resource := next(lacking, None)) is None:

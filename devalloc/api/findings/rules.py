@@ -150,7 +150,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="pool",
             words="are of an {state} pool",
-            advice="ask who runs its driver",
+            advice="ask who runs it",
             lifted_by=("pool",),
             tells_example=True,
             alone="the pool is {state} ({example})",
@@ -233,7 +233,7 @@ class RuleCode(StrEnum):
         _Row(
             topic="pool",
             words="are of a pool with an overdrawn counter",
-            advice="ask who runs its driver",
+            advice="ask who runs it",
             lifted_by=("pool",),
             tells_example=True,
         ),

@@ -163,7 +163,7 @@ def test_an_amount_of_whole_devices_is_answered_with_how_to_choose_them(devalloc
 
     wanted["spec"]["claims"].insert(0, {"deviceClass": "gpu"})
     explained = devalloc("explain", "a", "-f", "-", stdin=fleet(wanted)).out
-    assert "; remove spec.claims[1]\n" in explained
+    assert "; remove spec.claims[1].requests.memory to get whole devices\n" in explained
     assert "What to do: Devices of this class share no memory" in explained
 
 
