@@ -27,6 +27,9 @@ SINGLE_STEPS = 100_000
 """Steps of ``place`` that all of them may take together: some tenths of a second."""
 MAX_HOLDERS = 20_000
 """Holders, summed over nodes, that are considered for it; those of devices of the network count on each node."""
+MAX_LOOKS = 200_000
+"""Holders that may be looked at by questions about the release of one claim, and again by those which of many can stay.
+Each question looks at all that stay, so many holders of one device would cost their square: 0.1 s each."""
 
 IMPOSSIBLE = 1 << 30
 """More claims than there can be: their release would not do."""
@@ -89,6 +92,8 @@ class LeavingSearch:
     """id of candidates -> what comes free of them: requests of many units have the same ones"""
     _pools: dict[int, tuple[Candidates, frozenset[int]]] = field(default_factory=dict, init=False)
     """id of candidates -> these, and their pools"""
+    _looks: int = field(default=0, init=False)
+    """holders that questions have looked at since this was last set to 0"""
 
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
@@ -186,13 +191,13 @@ class LeavingSearch:
             ]
         needs = _WholeNeeds.of(question, finder.counting, self.held, self._freed_of)
         finder.refill(SINGLE_STEPS)
-        last = finder.searched + MAX_SINGLES
+        last, self._looks = finder.searched + MAX_SINGLES, 0
         for _, node, holding in sorted(singles, key=itemgetter(0)):
             if finder.ends is not None and time.monotonic() > finder.ends:
                 return None, False
             if not needs.may_be_met(node, holding):
                 continue
-            if finder.searched >= last or not finder.has_steps:
+            if finder.searched >= last or not finder.has_steps or self._looks > MAX_LOOKS:
                 return None, False
             if self._fits(question, finder, node, [holding]):
                 return holding, considered <= MAX_HOLDERS
@@ -201,13 +206,16 @@ class LeavingSearch:
     def _thinned_out(
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[_NodeHolders]
     ) -> tuple[Key, ...]:
-        """On the first node where it helps, all but those that can stay, which cost most."""
+        """On the first node where it helps, all but those that can stay, which cost most; of very many not all that
+        can."""
         for node, _, ranked in nodes[:MAX_TRIES]:
             leaving = ranked.holdings
             if not self._fits(question, finder, node, leaving):
                 continue
-            by_name = sorted(leaving, key=lambda holding: holding.owner)
+            by_name, self._looks = sorted(leaving, key=lambda holding: holding.owner), 0
             for holding in sorted(by_name, key=_cost, reverse=True):
+                if self._looks > MAX_LOOKS:
+                    break
                 rest = [other for other in leaving if other is not holding]
                 if self._fits(question, finder, node, rest):
                     leaving = rest
@@ -218,6 +226,7 @@ class LeavingSearch:
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, node: Node, gone: Sequence[Holding]
     ) -> bool:
         leaving = {holding.owner for holding in gone}
+        self._looks += len(self._around(node))
         held = tuple(holding for holding in self._around(node) if holding.owner not in leaving)
         without_gone = replace(question, held=held)
         return finder.works(without_gone if node is None else without_gone.pinned(node))

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 from random import Random
+from typing import Any
 
 import pytest
 
+from devalloc_solver.explain import leaving as leaving_module
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.leaving import Leaving, LeavingSearch, cheapest_sets
 from devalloc_solver.problem.allocations import GIVEN_NOW, AllocatedDevice, Holding, Leave, LeaveMode
@@ -96,6 +98,25 @@ def test_what_leaves_as_one_costs_as_one() -> None:
     snapshot = fleet(1, 1, 1)
     group, single = held("group", [0, 1], 2), held("single", [2], 1)
     assert names(leaving(snapshot, wants(snapshot, 1), [group, single])) == ["single"]
+
+
+def test_many_owners_of_one_device_cost_no_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant may hold thousands of small shares of a device that another one wants as a whole."""
+    snapshot, looks, fits = fleet(1), 0, LeavingSearch._fits
+
+    def counted(search: LeavingSearch, question: FeasibilityQuestion, finder: FeasibilityChecker, *more: Any) -> bool:
+        nonlocal looks
+        looks += len(search.held)
+        return fits(search, question, finder, *more)
+
+    monkeypatch.setattr(LeavingSearch, "_fits", counted)
+    monkeypatch.setattr(leaving_module, "MAX_LOOKS", 4_000)
+    for number in (100, 400, 1_600):
+        owners = [held(f"o{n:04}", [0]) for n in range(number)]
+        looks = 0
+        answer = leaving(snapshot, wants(snapshot, 1), owners)
+        assert (len(answer.owners), answer.is_least) == (number, False)
+        assert looks <= 2 * (4_000 + number) + (leaving_module.MAX_TRIES + 2) * number
 
 
 @pytest.mark.parametrize("seed", range(60))
