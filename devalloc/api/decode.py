@@ -286,8 +286,13 @@ def _names_something(detail: DeviceClaimDetail) -> bool:
 def _kind_of(manifest: dict[str, Any]) -> ApiKind | list[Finding] | None:
     """Our kind, None for a kind of another API, or the errors."""
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
+    ours = API_KINDS.get(kind) if isinstance(kind, str) else None
+    hints = {} if ours is None else {"apiVersion": f": {ours.api_version} for a {kind}"}
     missing = [
-        Finding(name, "is required" if value in (None, "") else f"must be a string, not {type_name(value)}")
+        Finding(
+            name,
+            f"is required{hints.get(name, '')}" if value in (None, "") else f"must be a string, not {type_name(value)}",
+        )
         for name, value in (("apiVersion", api_version), ("kind", kind))
         if not isinstance(value, str) or not value
     ]
@@ -295,7 +300,6 @@ def _kind_of(manifest: dict[str, Any]) -> ApiKind | list[Finding] | None:
         return missing
     assert isinstance(api_version, str)
     assert isinstance(kind, str)
-    ours = API_KINDS.get(kind)
     if ours is not None and ours.api_version == api_version:
         return ours
     group = api_version.partition("/")[0]

@@ -44,7 +44,7 @@ def warnings(content: object) -> dict[str, str]:
         ("devmgmtproto.k8s.io/v1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
         ("devmgmtproto.k8s/v1alpha1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
         ("v1alpha1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
-        (None, "DevicePool", "apiVersion", "required"),
+        (None, "DevicePool", "apiVersion", f"is required: {DEVMGMT} for a DevicePool"),
         (DEVMGMT, None, "kind", "required"),
         (1, "DevicePool", "apiVersion", "string"),
         (DEVMGMT, ["DevicePool"], "kind", "string"),
