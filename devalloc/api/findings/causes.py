@@ -197,7 +197,7 @@ def _unknown_name(cause: Fact, style: Style) -> Words:
 
 
 _SELECT_OTHERS = {
-    "amount": "remove {} from requests to get whole devices",
+    "amount": "leave {} out of requests",
     "capacity": "ask for a capacity that devices have",
 }
 """What to do about a name of a kind that no device has."""

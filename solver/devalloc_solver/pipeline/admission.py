@@ -279,11 +279,9 @@ def _admit_in_order(
             if len(numbers) < len(wants) or sum(numbers) > left[bound]:
                 over[bound] = wants
         if over:
-            why = {
-                key: (Reason.QUOTA_EXCEEDED, _quota_message(bound, wants, bounds))
-                for bound, wants in over.items()
-                for key in wants
-            }
+            why: dict[ClaimKey, tuple[Reason, str]] = {}
+            for bound, wants in over.items():
+                why |= dict.fromkeys(wants, (Reason.QUOTA_EXCEEDED, _quota_message(bound, wants, bounds)))
             refusals = _member_messages(unit, why)
             refused |= {key: _Denial(one, frozenset(over)) for key, one in refusals.items()}
             continue

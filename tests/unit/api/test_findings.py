@@ -144,7 +144,7 @@ def test_an_amount_that_no_device_has_is_said_once() -> None:
     short = fact(Cause.TOO_LITTLE, resource="cores", wanted="3", most="0")
     none = fact(Cause.UNKNOWN_NAME, name="cores", what="amount", count=0, total=4)
     assert message_of(Finding([short, none])) == (
-        "none of 4 devices offers shares of `cores`; remove `cores` from requests to get whole devices"
+        "none of 4 devices offers shares of `cores`; leave `cores` out of requests"
     )
 
 

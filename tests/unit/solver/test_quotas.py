@@ -46,6 +46,24 @@ def test_a_claim_over_its_quota_gets_nothing() -> None:
     assert answer["problems"] == []
 
 
+def test_a_large_group_over_its_quota_is_worded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner chooses the size, and the words need all members."""
+    worded: list[int] = []
+    word = admission._quota_message
+
+    def counted(bound: Any, wants: Any, bounds: Any) -> str:
+        worded.append(len(wants))
+        return word(bound, wants, bounds)
+
+    monkeypatch.setattr(admission, "_quota_message", counted)
+    members = [deepcopy(claim(f"c{n}")) for n in range(20)]
+    for member in members:
+        member["metadata"]["annotations"] = {"devalloc.io/group": "g"}
+    answers = solve_manifests([pool(), device_class(), *members, QUOTA])["claims"]
+    assert {one["reason"] for one in answers} == {"QuotaExceeded"}
+    assert worded == [20]
+
+
 def test_a_quota_of_another_namespace_does_not_count_here() -> None:
     other = {**QUOTA, "metadata": {"name": "few", "namespace": "team-a"}}
 

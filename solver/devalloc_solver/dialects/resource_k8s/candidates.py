@@ -167,13 +167,13 @@ def blocking_taint(taints: Iterable[DeviceTaint], tolerations: Iterable[DeviceTo
 
 
 SELECTOR_FAILED = rule(RuleCode.SELECTOR_FAILED)
+"""Leaves out devices that an expression fails on."""
 _REMEDIES = {
     "attribute ": "ask who runs its driver to correct it",
     "no such key": "have it test first whether there is one",
     TOO_EXPENSIVE_ONCE: "simplify it",
 }
 """How a selector's error begins, and what to do about it."""
-"""Leaves out devices that an expression fails on."""
 _IN_USE = rule(RuleCode.IN_USE)
 
 
