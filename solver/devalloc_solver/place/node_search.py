@@ -31,6 +31,8 @@ from devalloc_solver.problem.placement_policy import PACK, PlacementPolicy
 from devalloc_solver.problem.placement_score import PlacementScore
 from devalloc_solver.problem.snapshot import Snapshot
 
+MAX_OPEN_DETAILS = 800
+"""Details with alternatives for which it is searched what to choose: the stack of Python bears about 950."""
 Vector = tuple[int, ...]
 """The chosen index of each oneOf, in the order of claims and details."""
 
@@ -48,6 +50,8 @@ class AlternativeSearch:
         details = self.counting_bounds.node_view.unit_requests.details
         if not all(mask & allowed for mask in details) or not self.counting_bounds.may_choose(allowed):
             return None
+        if sum(mask & (mask - 1) != 0 for mask in details) > MAX_OPEN_DETAILS:
+            raise StepsExhausted("too many details with alternatives")
         for chosen in self._choices(0, 0, allowed, limit):
             settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
             if settled is not None:
@@ -62,23 +66,34 @@ class AlternativeSearch:
     def _choices(self, detail: int, chosen: int, allowed: int, limit: Vector | None) -> Iterator[int]:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
         unit_requests = self.counting_bounds.node_view.unit_requests
-        if detail == len(unit_requests.details):
+        details = unit_requests.details
+        # Of one alternative there is no choice: a group may have thousands, which are too many to call itself for.
+        while detail < len(details) and details[detail] & (details[detail] - 1) == 0:
+            self.steps.spend(1)
+            chosen |= details[detail] & allowed
+            if not details[detail] & allowed or self._is_worse(chosen, limit):
+                return
+            detail += 1
+        if detail == len(details):
             yield chosen
             return
         tried: set[int] = set()
-        is_open = unit_requests.details[detail] & (unit_requests.details[detail] - 1) != 0
-        for indexed in unit_requests.of(unit_requests.details[detail] & allowed):
+        for indexed in unit_requests.of(details[detail] & allowed):
             if indexed.kind in tried:
                 continue
             tried.add(indexed.kind)
-            self.steps.spend(len(unit_requests.details) if is_open else 1)
+            self.steps.spend(len(details))
             picked = chosen | indexed.bit
-            if limit is not None and (vector := self.vector(picked)) > limit[: len(vector)]:
+            if self._is_worse(picked, limit):
                 return
-            left = allowed & ~unit_requests.details[detail] | indexed.bit
-            if is_open and not self.counting_bounds.may_choose(left):
+            left = allowed & ~details[detail] | indexed.bit
+            if not self.counting_bounds.may_choose(left):
                 continue
             yield from self._choices(detail + 1, picked, left, limit)
+
+    def _is_worse(self, chosen: int, limit: Vector | None) -> bool:
+        """Whether what is chosen so far is worse than ``limit`` allows."""
+        return limit is not None and (vector := self.vector(chosen)) > limit[: len(vector)]
 
 
 _POLICY_STEPS = 2_000

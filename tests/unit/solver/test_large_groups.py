@@ -1,0 +1,42 @@
+"""Groups of more claims than Python's stack is deep: their owner chooses the size, and others wait for the answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from devalloc_solver import Fleet, dra, solve_manifests
+from tests.support import dra_builders
+from tests.support.manifests import claim, device, device_class, pool
+
+MEMBERS = 1_200
+SHARED = pool("p", "n0", "gpu", devices=[device("d0", resources={"memory": f"{3 * MEMBERS}Gi/1Gi"})])
+SHARE = {"deviceClass": "gpu", "requests": {"memory": "1Gi"}}
+
+
+def members(detail: dict[str, Any]) -> list[dict[str, Any]]:
+    return [claim(f"c{number}", detail, annotations={"devalloc.io/group": "g"}) for number in range(MEMBERS)]
+
+
+def test_all_members_of_a_large_group_are_answered() -> None:
+    assert sys.getrecursionlimit() < MEMBERS
+    documents = [SHARED, device_class("gpu", driver="gpu")]
+    for answer in (
+        solve_manifests([*documents, *members(SHARE)]),
+        Fleet.from_manifests(documents).allocate_all(members(SHARE)),
+    ):
+        assert [one["allocated"] for one in answer["claims"]] == [True] * MEMBERS
+
+
+def test_alternatives_of_a_large_group_end_at_the_deadline_with_an_answer() -> None:
+    detail = {"oneOf": [SHARE, {"deviceClass": "gpu", "requests": {"memory": "2Gi"}}]}
+    answer = solve_manifests([SHARED, device_class("gpu", driver="gpu"), *members(detail)], deadline=1.0)
+    assert len(answer["claims"]) == MEMBERS
+
+
+def test_the_claims_of_a_large_pod_are_answered() -> None:
+    capacity = {"memory": {"value": f"{3 * MEMBERS}Gi"}}
+    shared = [dra_builders.device("d0", {}, capacity=capacity, allowMultipleAllocations=True)]
+    request = dra_builders.request(capacity={"requests": {"memory": "1Gi"}})
+    claims = [dra_builders.claim(request, name=f"c{number}") for number in range(MEMBERS)]
+    assert dra.allocate("n0", claims, [dra_builders.ANY], [dra_builders.slice_("s", shared, nodeName="n0")]) is not None
