@@ -63,7 +63,6 @@ class AgentConfig:
     lfc_port: int = 9499
     lfc_timeout: int = 5_000
     lfc_interval: int = 15_000
-    metrics_prefix: str = "host_"
     machine_timeout: int = 10_000
     machine_retry: int = 5_000
     machine_window: int = 120_000
@@ -115,7 +114,7 @@ def read_agent_config(content: object, era: ProtocolEra = ProtocolEra.NEWEST) ->
         return ReadAgentConfig(None, [Problem(f"must be an object, not {type_name(content)}")])
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    settings = known_settings(era)
+    settings = {setting.path: setting for setting in AGENT_SETTINGS}
     for path, value in _leaves(content, set(settings)):
         if path.partition(".")[0] in UNUSED_SETTINGS:
             continue
@@ -196,22 +195,8 @@ AGENT_SETTINGS = (
     _setting("dumpState.port", "dump_port", "port"),
     _setting("dumpState.timeoutSeconds", "dump_timeout"),
 )
-_OLDEST_SETTINGS = (
-    _setting("scaling.requestTimeoutSeconds", "machine_timeout"),
-    _setting("metrics.loadMetricPrefix", "metrics_prefix", "text"),
-    _setting("metrics.port", "system_port", "port"),
-    _setting("metrics.requestTimeoutSeconds", "system_timeout"),
-    _setting("metrics.secondsBetweenRequests", "system_interval"),
-)
-"""What only the oldest era calls so."""
 UNUSED_SETTINGS = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
 """Settings of other parts, or of none here. The odd spelling is theirs."""
-
-
-def known_settings(era: ProtocolEra) -> dict[str, AgentSetting]:
-    """Those that agents of this era have, by their paths."""
-    settings = (*AGENT_SETTINGS, *_OLDEST_SETTINGS) if era is ProtocolEra.V0_12 else AGENT_SETTINGS
-    return {setting.path: setting for setting in settings}
 
 
 def _leaves(content: dict[str, Any], settings: set[str], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -1,8 +1,7 @@
 """The scaling configuration of a machine: the default for all, overrides of one, and both put together.
 
 Overrides come in the annotation ``autoscaling.neon.tech/config``, defaults from the agent's own settings. Reading tells
-every problem with its path, never only the first. Where eras differ (T21), an era knows fewer fields than the next, and
-in the oldest an override replaces the default as a whole.
+every problem with its path, never only the first. Where eras differ (T21), an era knows fewer fields than the next.
 """
 
 from __future__ import annotations
@@ -105,8 +104,6 @@ def read_defaults(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: 
 def read_overrides(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadOverrides:
     """Read what one machine has different. ``content`` is decoded JSON. Never raises for content."""
     values, problems = _read(content, era, path)
-    if era is ProtocolEra.V0_12 and isinstance(content, dict) and _given(content, _LOAD) is None:
-        problems.append(Problem(f"is required: in {era.value} an override replaces the default", _join(path, _LOAD)))
     return ReadOverrides(None if _errors(problems) else ScalingOverrides(**values), problems)
 
 
@@ -192,16 +189,15 @@ def _shown(value: float) -> str:
     return str(value) if abs(value) < 10**20 else "a huge number"
 
 
-_LOAD = "loadAverageFractionTarget"
 _WINDOW = "lfcWindowSizeMinutes"
 _WAIT = "lfcMinWaitBeforeDownscaleMinutes"
 _PART = _number(above=0, below=1, form="a number above 0 and below 1")
 _RATIO = _number(least=0, form="a number that is 0 or more")
 _FIELDS = (
     _Field(
-        _LOAD,
+        "loadAverageFractionTarget",
         "load_average_fraction_target",
-        ProtocolEra.V0_12,
+        ProtocolEra.V0_31,
         True,
         _number(above=0, below=2, form="a number above 0 and below 2"),
     ),

@@ -84,13 +84,7 @@ def compute_goal(
         return _newest(unit, config, system, lfc)
     if system is None:
         return ScalingGoal(0, complete=False)
-    return (_v0_12 if era is ProtocolEra.V0_12 else _v0_31)(unit, config, system)
-
-
-def _v0_12(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> ScalingGoal:
-    # Not divided by the unit's CPUs: these agents take a unit to be one CPU.
-    cpu = system.load1 / config.load_average_fraction_target
-    return ScalingGoal(_units(_rounded(cpu)), complete=True, cpu=cpu)
+    return _v0_31(unit, config, system)
 
 
 def _v0_31(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> ScalingGoal:

@@ -79,40 +79,34 @@ class LfcMetrics:
     """Pages of 8 KiB that were touched in the last 1, 2, 3 ... minutes. Empty where the era does not read it."""
 
 
-def read_system_metrics(
-    text: bytes | str, era: ProtocolEra = ProtocolEra.NEWEST, prefix: str = "host_"
-) -> SystemMetrics:
+def read_system_metrics(text: bytes | str, era: ProtocolEra = ProtocolEra.NEWEST) -> SystemMetrics:
     """Load and memory from a guest's node metrics. Raises MetricsError."""
     wanted = {
-        ProtocolEra.V0_12: ("load1", "load5"),
         ProtocolEra.V0_31: ("load1", "memory_total_bytes", "memory_available_bytes"),
         ProtocolEra.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
     }[era]
-    limits = {prefix + name: MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
+    limits = {f"host_{name}": MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
     families = _families(_decoded(text), (*limits, CPUS))
     gauges = _single_gauges(families, limits)
-    total, available = (gauges.get(f"{prefix}memory_{name}_bytes") for name in ("total", "available"))
-    usage = 0.0
-    if total is not None and available is not None:
-        if available > total:
-            raise MetricsError(f"{prefix}memory_available_bytes is more than {prefix}memory_total_bytes")
-        usage = total - available + MEMORY_OVERHEAD
+    total, available = (gauges[f"host_memory_{name}_bytes"] for name in ("total", "available"))
+    if available > total:
+        raise MetricsError("host_memory_available_bytes is more than host_memory_total_bytes")
     return SystemMetrics(
-        load1=gauges[f"{prefix}load1"],
-        load5=gauges.get(f"{prefix}load5", 0.0),
-        memory_usage=usage,
-        memory_cached=gauges.get(f"{prefix}memory_cached_bytes", 0.0),
+        load1=gauges["host_load1"],
+        load5=gauges.get("host_load5", 0.0),
+        memory_usage=total - available + MEMORY_OVERHEAD,
+        memory_cached=gauges.get("host_memory_cached_bytes", 0.0),
         guest=_guest(families, total),
     )
 
 
-def _guest(families: dict[str, _Family], total: float | None) -> GuestReport | None:
+def _guest(families: dict[str, _Family], total: float) -> GuestReport:
     """Only the guest monitor tells of its CPUs: an exporter that does not, or not well, is good enough for goals."""
     try:
         cpus: int | None = int(_single_gauges(families, {CPUS: MAX_CPUS})[CPUS])
     except MetricsError:
         cpus = None
-    return None if cpus is None and total is None else GuestReport(cpus, None if total is None else int(total))
+    return GuestReport(cpus, int(total))
 
 
 def read_lfc_metrics(text: bytes | str, era: ProtocolEra = ProtocolEra.NEWEST) -> LfcMetrics:

@@ -10,7 +10,6 @@ from typing import ClassVar, Generic, TypeVar
 class ProtocolEra(Enum):
     """Which releases of the agents in use are followed where releases differ. The value is how it is written."""
 
-    V0_12 = "v0.12"
     V0_31 = "v0.31"
     NEWEST = "newest"
 

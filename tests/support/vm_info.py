@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from devalloc.scaling import config as scaling_config
-from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, bytes_to_quantity, cpu_to_json, fold_names
+from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, fold_names
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, VmInfo, read_revision
 from tests.support.scaling_config_json import overrides_to_json
@@ -14,7 +14,6 @@ from tests.support.scaling_config_json import overrides_to_json
 def to_json(info: VmInfo, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, Any]:
     """As peers of the era write it, to be encoded."""
     cpu, memory = info.cpu, info.memory
-    old = era is ProtocolEra.V0_12
     written: dict[str, Any] = {
         "name": info.name,
         "namespace": info.namespace,
@@ -23,14 +22,17 @@ def to_json(info: VmInfo, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, An
             "min": memory.min,
             "max": memory.max,
             "use": memory.use,
-            "slotSize": bytes_to_quantity(memory.slot_size) if old else bytes_to_json(memory.slot_size),
+            "slotSize": bytes_to_json(memory.slot_size),
         },
     }
-    config: dict[str, Any] = {} if old else {"autoMigrationEnabled": info.auto_migration_enabled}
-    config |= {"alwaysMigrate": info.always_migrate, "scalingEnabled": info.scaling_enabled}
+    config: dict[str, Any] = {
+        "autoMigrationEnabled": info.auto_migration_enabled,
+        "alwaysMigrate": info.always_migrate,
+        "scalingEnabled": info.scaling_enabled,
+    }
     if info.scaling_config is not None:
         config["scalingConfig"] = overrides_to_json(info.scaling_config, era)
-    written |= config if old else {"config": config}
+    written["config"] = config
     if info.current_revision is not None and era is ProtocolEra.NEWEST:
         revision = info.current_revision
         written["currentRevision"] = {
@@ -43,8 +45,7 @@ def to_json(info: VmInfo, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, An
 def from_json(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> VmInfo:
     """What to_json wrote, decoded. Raises Unreadable."""
     fields = JsonFields(fold_names(content))
-    config = fields if era is ProtocolEra.V0_12 else fields.inner("config")
-    cpu, memory = fields.inner("cpu"), fields.inner("mem")
+    cpu, memory, config = (fields.inner(name) for name in ("cpu", "mem", "config"))
     size = memory.bytes("slotSize")
     if size == 0:
         raise Unreadable("mem.slotSize must not be zero")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMPAT = Setting(
     "Which releases of other agents and permit servers to follow if they differ.",
     flag="--compat",
-    type=click.Choice(["v0.12", "v0.31", "newest"]),
+    type=click.Choice(["v0.31", "newest"]),
     env="DEVALLOC_COMPAT",
     unset="newest, but v0.31 for granting permits",
 )
@@ -40,7 +40,7 @@ class PermitsOptions:
         flag="--permits-watermark",
         metavar="FRACTION,FRACTION",
         env="DEVALLOC_PERMITS_WATERMARK",
-        unset="0.9,0.9; with --compat v0.12 0.7,0.7",
+        unset="0.9,0.9",
     )
     system: str | None = setting(
         "Part of each node that is not for machines.",
@@ -78,7 +78,8 @@ def permit_arithmetic(options: PermitsOptions, era: ProtocolEra) -> PermitArithm
     if options.overcommit is not None and era is not ProtocolEra.NEWEST:
         raise BadInput(f"--permits-overcommit needs --compat newest: {era.value} has no overcommit of permits")
     plain = PermitArithmetic()
-    cpu, memory = _fractions(options.watermark)
+    marks = plain.cpu_watermark, plain.memory_watermark
+    cpu, memory = marks if options.watermark is None else _fractions(options.watermark)
     return PermitArithmetic(
         cpu_watermark=cpu,
         memory_watermark=memory,
@@ -101,9 +102,7 @@ def amounts(name: str, text: str, example: str) -> Resources:
         raise BadInput(f"{name} must be CPU and memory, such as {example}, not {text}") from None
 
 
-def _fractions(text: str | None) -> tuple[float | None, float | None]:
-    if text is None:
-        return None, None
+def _fractions(text: str) -> tuple[float, float]:
     try:
         cpu, memory = (float(part) for part in text.split(","))
     except ValueError:

@@ -112,10 +112,7 @@ class Settings(PermitArithmetic):
     def limits(self, limit: Resources) -> tuple[Resources, Resources]:
         """Of a node with this effective limit: the total for machines, and the watermark."""
         total = limit.excess_over(self.system)
-        usual = 0.7 if self.era is ProtocolEra.V0_12 else 0.9
-        cpu = usual if self.cpu_watermark is None else self.cpu_watermark
-        memory = usual if self.memory_watermark is None else self.memory_watermark
-        return total, fraction_of(total, cpu, memory)
+        return total, fraction_of(total, self.cpu_watermark, self.memory_watermark)
 
 
 def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SSLContext:

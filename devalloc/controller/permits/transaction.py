@@ -14,7 +14,6 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.machine_objects import permit_change
 from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState
 from devalloc.scaling.messages.permits import (
-    PermitDemand,
     PermitRequest,
     RequestError,
     WireResources,
@@ -29,7 +28,6 @@ from devalloc.scaling.permits.ledger import (
     NodeLedger,
     after_first_request,
     answer_request,
-    grant_step,
     is_under_pressure,
     should_migrate,
 )
@@ -110,12 +108,10 @@ class PermitTransaction:
         given_back = self._given_back.get(record.node, NO_RESOURCES)
         total = node.total
         node = node.with_limits(total.excess_over(given_back), node.watermark)
-        node = after_first_request(node, key, None if settings.era is ProtocolEra.V0_12 else ask.last_permit)
+        node = after_first_request(node, key, ask.last_permit)
         had = node.machines[key].assumed
         node = ledger.replace_machine(node, key, _with_last_permit(node.machines[key], request, slot))
-        node = answer_request(
-            node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era
-        )
+        node = answer_request(node, key, ask.resources, ask.step, leaving=begins, era=settings.era)
         machine = node.machines[key]
         permit = machine.assumed
         if given_back != NO_RESOURCES and not begins and ask.resources.exceeds(permit):
@@ -224,13 +220,6 @@ class PermitTransaction:
 
     def _node(self, name: str) -> NodeLedger:
         return self._nodes.get(name) or self._book.nodes[name]
-
-    def _factor(self, request: PermitRequest, record: VmState, ask: PermitDemand) -> Resources:
-        settings = self._book.settings
-        if settings.era is not ProtocolEra.V0_12:
-            return ask.step
-        whole = not request.version.has_fractional_cpu
-        return grant_step(settings.unit, whole_cpus=whole, slot=self._slot(request, record), era=settings.era)
 
     def _slot(self, request: PermitRequest, record: VmState) -> int:
         """Bytes of a slot: of those in which memory changes, or of those in which the request counts it."""

@@ -15,9 +15,9 @@ MEMORY_SLOT = 2**30
 class PermitArithmetic:
     """The same for all nodes of a server. Amounts are in thousandths of a CPU and bytes."""
 
-    cpu_watermark: float | None = None
-    """The part of a node at which machines should start to migrate away; None: 0.9, or 0.7 in v0.12."""
-    memory_watermark: float | None = None
+    cpu_watermark: float = 0.9
+    """The part of a node at which machines should start to migrate away."""
+    memory_watermark: float = 0.9
     system: Resources = NO_RESOURCES
     """The part of each node that is not for machines."""
     overcommit: Resources = NO_OVERCOMMIT
@@ -28,7 +28,7 @@ class PermitArithmetic:
     def __post_init__(self) -> None:
         for name in ("cpu_watermark", "memory_watermark"):
             mark = getattr(self, name)
-            if mark is not None and not 0 < mark <= 1:
+            if not 0 < mark <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {mark}")
         if self.memory_slot <= 0:
             raise ValueError(f"memory_slot must be above 0, not {self.memory_slot}")

@@ -285,9 +285,6 @@ def _load(machine: MachineAccount) -> tuple[bool, float]:
     return machine.load is None, 0.0 if machine.load is None else machine.load
 
 
-WHOLE_CPU = 1000
-
-
 @dataclass(frozen=True, slots=True)
 class ResourceGrant:
     """What one machine has of one resource."""
@@ -389,12 +386,3 @@ def credible_permit(node: NodeLedger, key: MachineKey, last: Resources | None) -
     free = room.total.excess_over(room.counted + machine.overhead)
     over = machine.overcommit
     return last.least(Resources(free.cpu * over.cpu // 1000, free.memory * over.memory // 1000))
-
-
-def grant_step(
-    unit: Resources, *, whole_cpus: bool = False, slot: int = 1, era: ProtocolEra = ProtocolEra.V0_31
-) -> Resources:
-    """What increases are multiples of, for a compute unit. ``whole_cpus``: the asker knows no fractions of a CPU."""
-    if era is ProtocolEra.V0_12:  # it rounds to what the asker can be told, and no further
-        return Resources(WHOLE_CPU if whole_cpus else 1, slot)
-    return Resources(WHOLE_CPU if whole_cpus else unit.cpu, unit.memory)

@@ -65,14 +65,7 @@ class ChannelFactory:
         body = MachineActuator(self.operations, scaled.key, scaled.uid, scaled.run, self.executors)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:
-            return HttpMetrics(
-                self.guests,
-                address,
-                system_port=port,
-                lfc_port=scaled.lfc_port,
-                era=settings.era,
-                prefix=settings.agent.metrics_prefix,
-            )
+            return HttpMetrics(self.guests, address, system_port=port, lfc_port=scaled.lfc_port, era=settings.era)
 
         if scaled.protocol == "monitor":
             monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler, _timers(settings.agent))

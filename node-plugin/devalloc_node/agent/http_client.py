@@ -111,11 +111,10 @@ class HttpMetrics:
         system_port: int | Callable[[], int] = 9100,
         lfc_port: int = 9499,
         era: ProtocolEra = ProtocolEra.NEWEST,
-        prefix: str = "host_",
     ) -> None:
         """``host``: the address of its guest, never a name. ``system_port``: asked each time where it may change."""
         self._place = f"[{host}]" if ":" in host else host
-        self._session, self._era, self._prefix = session, era, prefix
+        self._session, self._era = session, era
         self._system_port: Callable[[], int] = (lambda: system_port) if isinstance(system_port, int) else system_port
         self._lfc_port = lfc_port
 
@@ -124,7 +123,7 @@ class HttpMetrics:
         url = self._url(self._system_port())
         text = await self._text(url)
         try:
-            return read_system_metrics(text, self._era, self._prefix)
+            return read_system_metrics(text, self._era)
         except MetricsError as error:
             raise Failed("MetricsUnavailable", f"{url}: {error}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.agent_config import UNUSED_SETTINGS, default_agent_config, known_settings, read_agent_config
+from devalloc.scaling.agent_config import AGENT_SETTINGS, UNUSED_SETTINGS, default_agent_config, read_agent_config
 from devalloc.scaling.health import ChannelHealth, stuck_reasons
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, each, has, section, unjudged, verdict
@@ -14,9 +14,7 @@ from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, eac
 def era_of(content: dict[str, Any]) -> ProtocolEra:
     """By the fields of the default scaling configuration, of which each era has more."""
     given = content["scaling"]["defaultConfig"]
-    if "memoryTotalFractionTarget" in given:
-        return ProtocolEra.NEWEST
-    return ProtocolEra.V0_31 if "memoryUsageFractionTarget" in given else ProtocolEra.V0_12
+    return ProtocolEra.NEWEST if "memoryTotalFractionTarget" in given else ProtocolEra.V0_31
 
 
 def _agent(content: dict[str, Any]) -> Iterator[CaseVerdict]:
@@ -26,7 +24,7 @@ def _agent(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     if read.config is None:
         return
     yield from unjudged(content, sorted(UNUSED_SETTINGS), "devalloc's agent has no such settings")
-    attributes = [setting.attribute for path, setting in known_settings(era).items() if has(content, path)]
+    attributes = [setting.attribute for setting in AGENT_SETTINGS if has(content, setting.path)]
     for attribute in ["scaling", *attributes]:
         theirs, own = getattr(read.config, attribute), getattr(ours, attribute)
         yield CaseVerdict(f"{attribute} of {era.value}", [] if theirs == own else [Failure(repr(theirs), repr(own))])

@@ -20,7 +20,6 @@ from devalloc.scaling.permits.ledger import (
     all_to_migrate,
     answer_request,
     assume_unrecorded,
-    grant_step,
     is_under_pressure,
     make_ledger,
     next_to_migrate,
@@ -61,7 +60,7 @@ def _requests(content: dict[str, Any]) -> Iterator[CaseVerdict]:
         given = both(int(1000 * case.get("overcommit", 1)))
         own = _machine(case["reserved"], use=both(case.get("use", 0)), overcommit=given)
         node = make_ledger(both(case["total"]), NO_RESOURCES, {OTHERS: _machine(case["others"]), ME: own})
-        unit = grant_step(both(case.get("factor", 1)), era=era)
+        unit = both(case.get("factor", 1))
         last = None if last is None else both(last)
         done = answer_request(
             node, ME, both(case["wanted"]), unit, last=last, leaving=case.get("leaving", False), era=era
@@ -90,15 +89,6 @@ def _first_requests(content: dict[str, Any]) -> Iterator[CaseVerdict]:
         return verdict(case["name"], {"buffer after": 0, **case["expected"]}, lambda: got)
 
     yield from each(content["first_permits"], one)
-
-
-def _factors(content: dict[str, Any]) -> Iterator[CaseVerdict]:
-    def one(case: dict[str, Any]) -> CaseVerdict:
-        unit, era = Resources(*case["unit"]), ProtocolEra(case.get("era", "v0.31"))
-        step = grant_step(unit, whole_cpus=case.get("whole_cpus", False), slot=case.get("slot", 1), era=era)
-        return verdict(case["name"], case["expected"], lambda: [step.cpu, step.memory])
-
-    yield from each(content["factors"], one)
 
 
 # -- reconciling, as the newest form does ----------------------------------------------------------------------------
@@ -237,7 +227,6 @@ def _pair(amounts: list[int]) -> Resources:
 FORMS = [
     section("permits", "permits", _requests),
     section("first permits", "first_permits", _first_requests),
-    section("what increases are multiples of", "factors", _factors),
     section("when nodes are too full", "too_full", _too_full),
     section("who leaves a node", "leavers", _leavers),
     section("machines that come and go", "node_operations", _operations),

@@ -16,7 +16,7 @@ from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, spread
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, section, unjudged, verdict
 
-_JUDGED = {"provenance", "source", "form", "nodeConfig", "nodeDefaults", "cpu", "memory", "watermark", "scoring"}
+_JUDGED = {"provenance", "source", "form", "nodeConfig", "cpu", "memory", "watermark", "scoring"}
 _JUDGED |= {"minUsageScore", "maxUsageScore", "scorePeak", "computeUnit", "memBlockSize", "dumpState"}
 _JUDGED |= {"startupEventHandlingTimeoutSeconds"}
 _NODE = Resources(10_000, 10 * 2**30)
@@ -25,22 +25,19 @@ _NODE = Resources(10_000, 10 * 2**30)
 
 def era_of(content: dict[str, Any]) -> ProtocolEra:
     """Each era has the settings of nodes elsewhere."""
-    if "nodeDefaults" in content:
-        return ProtocolEra.V0_12
     return ProtocolEra.V0_31 if "nodeConfig" in content else ProtocolEra.NEWEST
 
 
 def _server(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     """The settings that devalloc has as well; its limits by watermark are what a node gets."""
     era = era_of(content)
-    node = content.get("nodeDefaults") or content.get("nodeConfig") or {}
+    node = content.get("nodeConfig") or {}
     scoring = content.get("scoring", node)
     parts = {name: node.get(name) or {"watermark": content.get("watermark")} for name in ("cpu", "memory")}
-    system = Resources(cpu_from_json(parts["cpu"].get("system")), bytes_from_json(parts["memory"].get("system")))
-    shipped, curve = Settings(era=era, system=system), Curve()
+    shipped, curve = Settings(era=era), Curve()
     total, mark = shipped.limits(_NODE)
     for name, part in parts.items():
-        left = getattr(_NODE, name) - getattr(system, name)
+        left = getattr(_NODE, name)
         yield verdict(f"total of {name}", left, lambda name=name: getattr(total, name))
         if part.get("watermark") is not None:
             expected = int(Fraction(str(part["watermark"])) * left)
@@ -66,7 +63,7 @@ def _server(content: dict[str, Any]) -> Iterator[CaseVerdict]:
 
 def _is_server(content: dict[str, Any]) -> bool:
     newest = "watermark" in content and isinstance(content.get("scoring"), dict)
-    return newest or any(isinstance(content.get(name), dict) for name in ("nodeConfig", "nodeDefaults"))
+    return newest or isinstance(content.get("nodeConfig"), dict)
 
 
 def _spread(content: dict[str, Any]) -> Iterator[CaseVerdict]:

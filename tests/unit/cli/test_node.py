@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--host-capacity", "--oversub-disk-io", "0"], "--oversub-disk-io must be more than 0, not 0"),
         (["--scaling", "--compute-unit", "1"], "must be CPU and memory, such as 250m,1Gi, not 1"),
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
-        (["--scaling", "--compat", "v0.30"], "is not one of 'v0.12', 'v0.31', 'newest'"),
+        (["--scaling", "--compat", "v0.30"], "is not one of 'v0.31', 'newest'"),
         (["--scaling", "--guest-network", "10.0.0.1/8"], "must be a network such as 10.1.0.0/16"),
         (["--runner-network", "10.0.0.1/8"], "--runner-network must be a network such as 10.1.0.0/16"),
         (["--scaling", "--dump-port", "65536"], "65535"),
@@ -318,11 +318,13 @@ def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:
     assert (old.compat, old.era, old.timing.plugin_tick) == (ProtocolEra.V0_31, ProtocolEra.V0_31, 5_000)
 
 
+OF_V0_31 = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5, "enableLFCMetrics": False}
+
+
 def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = folder / "agent.json"
-    config = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5, "enableLFCMetrics": False}
     content = {
-        "scaling": {"computeUnit": {"vCPUs": 1, "mem": "4Gi"}, "defaultConfig": config},
+        "scaling": {"computeUnit": {"vCPUs": 1, "mem": "4Gi"}, "defaultConfig": OF_V0_31},
         "scheduler": {"requestAtLeastEverySeconds": 7, "requestPort": 99},
         "billing": {},
         "metrics": {"system": {"secondsBetweenRequests": 2.5}},
@@ -351,9 +353,9 @@ def test_an_invalid_configuration_of_agents_is_refused(folder: Path, devalloc: S
         file.write_text(text)
         result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file)))
         assert (result.code, problem in result.err) == (2, True), result.err
-    odd = {"computeUnit": {"vCPUs": 1, "mem": 1000}, "defaultConfig": {"loadAverageFractionTarget": 0.9}}
+    odd = {"computeUnit": {"vCPUs": 1, "mem": 1000}, "defaultConfig": OF_V0_31}
     file.write_text(json.dumps({"scaling": odd}))
-    result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file), "--compat", "v0.12"))
+    result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file), "--compat", "v0.31"))
     assert (result.code, "scaling.computeUnit must have" in result.err) == (2, True), result.err
 
 

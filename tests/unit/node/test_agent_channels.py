@@ -31,6 +31,9 @@ from tests.unit.node.test_agent_clients import METRICS, answering
 from tests.unit.node.test_informant import Guest
 
 HOST = "127.0.0.1"
+NEW_METRICS = "host_load5", "host_memory_cached_bytes"
+"""What guests of an older release do not have."""
+OLDER_METRICS = "".join(line for line in METRICS.splitlines(True) if not any(name in line for name in NEW_METRICS))
 
 
 def scaled(**changed: object) -> ScaledMachine:
@@ -67,14 +70,14 @@ def test_it_speaks_what_the_guest_speaks(protocol: str, kind: type) -> None:
 
 def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() -> None:
     async def gauges(request: web.Request) -> web.StreamResponse:
-        return web.Response(text="# TYPE host_load1 gauge\nhost_load1 0.3\n# TYPE host_load5 gauge\nhost_load5 0.2\n")
+        return web.Response(text=OLDER_METRICS)
 
     async def scenario() -> None:
         async with answering(gauges) as port, new_session() as session:
             guest = scaled(metrics_port=port)
-            old = made_for(guest, session, ScalingSettings(compat=ProtocolEra.V0_12))
+            old = made_for(guest, session, ScalingSettings(compat=ProtocolEra.V0_31))
             assert (await old.metrics.system()).load1 == 0.3
-            with pytest.raises(Failed, match="host_memory_total_bytes is missing"):
+            with pytest.raises(Failed, match="host_load5 is missing; host_memory_cached_bytes is missing"):
                 await made_for(guest, session).metrics.system()
 
     run(scenario())

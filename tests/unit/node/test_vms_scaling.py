@@ -173,15 +173,10 @@ def test_a_machine_with_an_invalid_scaling_config_stays_as_it_is_with_a_reason(
 
 
 def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World) -> None:
-    world.scalers.settings = replace(world.scalers.settings, compat=ProtocolEra.V0_12)
-    rescaled(world, '{"memoryUsageFractionTarget": 0.5}')
-    assert world.status()["reason"] == "ScalingConfigInvalid"
-    assert (
-        "loadAverageFractionTarget is required: in v0.12 an override replaces the default"
-        in (world.status()["message"])
-    )
-    rescaled(world, '{"loadAverageFractionTarget": 0.5}')
+    world.scalers.settings = replace(world.scalers.settings, compat=ProtocolEra.V0_31)
+    rescaled(world, '{"loadAverageFractionTarget": 0.5, "lfcToMemoryRatio": 0}')
     assert world.scalers.by_key[KEY].config.load_average_fraction_target == 0.5
+    assert "reason" not in world.status(), "it does not know the ratio"
 
 
 def test_the_scaler_gets_protocol_and_ports_and_begins_anew_with_others(world: World) -> None:

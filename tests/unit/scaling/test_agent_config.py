@@ -11,7 +11,6 @@ from devalloc.scaling.agent_config import (
     UNUSED_SETTINGS,
     AgentConfig,
     default_agent_config,
-    known_settings,
     read_agent_config,
 )
 from devalloc.scaling.health import HealthLimits
@@ -111,5 +110,5 @@ def test_the_guide_has_a_row_for_each_setting() -> None:
     text = (Path(__file__).parents[3] / "docs" / "development" / "scaling-differs.md").read_text("utf-8")
     _, _, section = text.partition("### Of the agent")
     named = set(re.findall(r"`([A-Za-z.]+)`", section.partition("\n## ")[0]))
-    settings = {path for era in ProtocolEra for path in known_settings(era)} | UNUSED_SETTINGS
+    settings = {setting.path for setting in AGENT_SETTINGS} | UNUSED_SETTINGS
     assert not settings - named

@@ -30,7 +30,7 @@ NEWEST = {
     "cpuStableZoneRatio": 0,
     "cpuMixedZoneRatio": 0,
 }
-OF_ERA = {ProtocolEra.V0_12: {"loadAverageFractionTarget": 0.9}, ProtocolEra.V0_31: V0_31, ProtocolEra.NEWEST: NEWEST}
+OF_ERA = {ProtocolEra.V0_31: V0_31, ProtocolEra.NEWEST: NEWEST}
 
 
 def _paths(problems: list[Any]) -> list[str]:
@@ -56,10 +56,9 @@ def test_each_required_default_is_missed_by_its_path() -> None:
                 assert [(problem.path, problem.message) for problem in read.problems] == [(name, "is required")]
 
 
-def test_what_is_required_of_defaults_is_optional_in_overrides_but_in_the_oldest_era() -> None:
-    for era in (ProtocolEra.V0_31, ProtocolEra.NEWEST):
+def test_what_is_required_of_defaults_is_optional_in_overrides() -> None:
+    for era in ProtocolEra:
         assert read_overrides({}, era).overrides == ScalingOverrides()
-    assert _paths(read_overrides({}, ProtocolEra.V0_12).problems) == ["loadAverageFractionTarget"]
 
 
 REFUSED: dict[str, list[object]] = {

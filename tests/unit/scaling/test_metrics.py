@@ -84,8 +84,6 @@ def test_each_era_reads_what_it_knows() -> None:
     )
     with pytest.raises(MetricsError, match="host_load5 is missing; host_memory_cached_bytes is missing"):
         read_system_metrics(load + memory, ProtocolEra.NEWEST)
-    node = _gauge("node_load1", 0.3) + _gauge("node_load5", 0.2)
-    assert read_system_metrics(node, ProtocolEra.V0_12, prefix="node_") == SystemMetrics(0.3, 0.2)
     assert read_lfc_metrics(LFC, ProtocolEra.V0_31) == LfcMetrics(10, 4, 2)
 
 

@@ -163,9 +163,6 @@ def test_as_json_of_each_era() -> None:
         },
     }
     assert to_json(FULL, ProtocolEra.V0_31) == to_json(FULL) == new
-    old = {name: value for name, value in new.items() if name != "config"}
-    old |= {"alwaysMigrate": True, "scalingEnabled": True, "scalingConfig": {"loadAverageFractionTarget": 0.5}}
-    assert to_json(FULL, ProtocolEra.V0_12) == old
 
 
 @pytest.mark.parametrize("era", list(ProtocolEra))

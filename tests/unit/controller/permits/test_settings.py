@@ -34,10 +34,9 @@ def test_what_makes_no_sense_is_refused() -> None:
         Settings(cpu_watermark=1.1)
 
 
-def test_limits_by_era() -> None:
+def test_limits() -> None:
     limit, system = Resources(10_000, 1000), Resources(500, 100)
     assert Settings().limits(limit) == (limit, Resources(9000, 900))
-    assert Settings(system=system).limits(limit)[0] == Resources(9500, 900), "the reserve counts in every era"
-    old = Settings(era=ProtocolEra.V0_12, system=system)
-    assert old.limits(limit) == (Resources(9500, 900), Resources(6650, 630))
+    for era in ProtocolEra:
+        assert Settings(era=era, system=system).limits(limit) == (Resources(9500, 900), Resources(8550, 810))
     assert Settings(cpu_watermark=0.5).limits(limit)[1] == Resources(5000, 900)
