@@ -115,7 +115,8 @@ class Device(ApiModel):
     """Resources of the device itself, which claims can request and share."""
 
 
-Devices = Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_by_name)]
+MAX_POOL_DEVICES = 8192
+Devices = Annotated[list[Device], Field(max_length=MAX_POOL_DEVICES), AfterValidator(unique_by_name)]
 
 
 class DevicePoolSpec(ApiModel):

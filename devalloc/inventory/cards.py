@@ -181,10 +181,14 @@ def _creatable_vfs(pf: PciFunction, taken: set[Address], max_vfs: int | None) ->
     if pf.sriov.address(pf.address, 0) is None:
         tree.fault(path, "reports neither offset nor stride of its VFs, so none can be offered")
         return
+    misplaced: list[int] = []
     for index in range(pf.sriov.total if max_vfs is None else min(pf.sriov.total, max_vfs)):
         address = pf.sriov.address(pf.address, index)
         if address is None or address in taken:
-            tree.fault(path, f"would have its VF {index} where another function is, so it is left out")
+            misplaced.append(index)
             continue
         taken.add(address)
         yield VirtualFunction(pf, index, address, None)
+    if misplaced:
+        others, are = (f" and {len(misplaced) - 1} more", "they are") if misplaced[1:] else ("", "it is")
+        tree.fault(path, f"would have its VF {misplaced[0]}{others} where another function is, so {are} left out")

@@ -20,6 +20,7 @@ from devalloc.inventory.pci import IommuGroups, PciFunction, scan_functions
 from devalloc.inventory.pools import build_pool
 from devalloc.inventory.sysfs import Tree
 from devalloc.inventory.unavailability import UnavailabilityReasons
+from devalloc.inventory.vgpu import TooManyDevices
 
 _DEFAULT = InventoryConfig()
 
@@ -90,18 +91,20 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     for part in parts:
         try:
             pools += filter(None, [build(part)])
-        except ValidationError as error:
+        except (ValidationError, TooManyDevices) as error:
             _leave_out(tree, part, error)
     problems = [Problem(fault.reason, path=fault.path, source=str(root), severity="warning") for fault in tree.faults]
     return Discovery(pools, problems)
 
 
-def _leave_out(tree: Tree, part: PciCard | DeviceParent, error: ValidationError) -> None:
+def _leave_out(tree: Tree, part: PciCard | DeviceParent, error: ValidationError | TooManyDevices) -> None:
     what = "card" if isinstance(part, PciCard) else "parent"
     folder = part.ports[0].function.folder if isinstance(part, PciCard) else part.folder
-    fault = error.errors()[0]
-    place = ".".join(map(str, fault["loc"]))
-    tree.fault(folder.path, f"makes no valid pool, so the {what} is left out: {place}: {fault['msg']}")
+    why = str(error)
+    if isinstance(error, ValidationError):
+        fault = error.errors()[0]
+        why = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    tree.fault(folder.path, f"makes no valid pool, so the {what} is left out: {why}")
 
 
 def _functions(host_cards: Iterable[PciCard]) -> list[PciFunction]:

@@ -23,7 +23,15 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
-from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
+from devalloc.api.pool import (
+    MAX_POOL_DEVICES,
+    Attribute,
+    AttributeValue,
+    Device,
+    DevicePool,
+    DevicePoolSpec,
+    ResourceCapacity,
+)
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.device_kinds import NIC
 from devalloc.inventory import vgpu
@@ -40,6 +48,7 @@ from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.unavailability import UnavailabilityReasons
 from devalloc.inventory.vgpu import (
     FRAMEBUFFER,
+    TooManyDevices,
     VgpuOffer,
     VgpuSupply,
     binary_quantity,
@@ -138,7 +147,9 @@ def make_pool(
 def _devices(
     port: PciPort, obstacles: UnavailabilityReasons, models: Models
 ) -> tuple[list[DeviceDraft], dict[str, int]]:
-    """The devices of a port, and the capacity of the resources they draw on."""
+    """The devices of a port, and the capacity of the resources they draw on. Raises TooManyDevices."""
+    if len(port.vfs) > MAX_POOL_DEVICES:
+        raise TooManyDevices
     functions = [*port.members, *(vf.function for vf in port.vfs if vf.function is not None)]
     parents = [parent for function in functions if (parent := vgpu.read_parent(function)) is not None]
     goods = vgpu_supply(parents, obstacles.records)

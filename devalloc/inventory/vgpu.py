@@ -11,8 +11,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice
+from itertools import chain, count, islice
 
+from devalloc.api.pool import MAX_POOL_DEVICES
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.config import DeviceRecords
@@ -264,13 +265,20 @@ class VgpuSupply:
     """By id."""
 
 
+class TooManyDevices(ValueError):
+    """What a driver reports makes more devices than a pool can have. The message says how many fit."""
+
+    def __init__(self) -> None:
+        super().__init__(f"devices: a pool has at most {MAX_POOL_DEVICES}, and its driver reports more")
+
+
 def binary_quantity(size: int) -> Quantity:
     """Bytes as a quantity with a binary suffix."""
     return Quantity(size * NANO, Format.BINARY_SI)
 
 
 def vgpu_supply(parents: Sequence[VgpuParent], about: DeviceRecords) -> VgpuSupply:
-    """The offers of a port's parents."""
+    """The offers of a port's parents. Raises TooManyDevices, before it makes them all."""
     profiles: dict[str, VgpuProfile] = {}
     for parent in parents:
         for profile in parent.profiles:
@@ -285,7 +293,10 @@ def vgpu_supply(parents: Sequence[VgpuParent], about: DeviceRecords) -> VgpuSupp
         foreign=foreign,
         claimed=len(live) > len(foreign),
     )
-    offers = tuple(offer for parent in parents for offer in _offers(card, parent, about))
+    reported = chain.from_iterable(_offers(card, parent, about) for parent in parents)
+    offers = tuple(islice(reported, MAX_POOL_DEVICES + 1))
+    if len(offers) > MAX_POOL_DEVICES:
+        raise TooManyDevices
     # Once something lives, a driver that lists only what can still be created no longer shows how large the card is.
     proven = not live or any(profile.max_instance is not None for profile in profiles.values())
     return VgpuSupply(card.total if proven else None, _capacity(card, offers), offers, foreign, profiles)
@@ -390,17 +401,19 @@ def _offers(card: _CardState, parent: VgpuParent, about: DeviceRecords) -> Itera
         living = sum(i.profile_id == profile.id for i in parent.live if i not in card.foreign)
         held = _held_copies(parent, profile.id, about.held | about.prepared.keys())
         room = int(not taken) if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
-        free = (number for number in count() if number not in held)
-        for number in sorted([*held, *islice(free, max(0, room - len(held)))]):
+        used, existing = {*held}, {*held[:living]}
+        free = (number for number in count() if number not in used)
+        more = min(max(0, room - len(held)), MAX_POOL_DEVICES + 1)  # with one too many the parent is left out
+        for number in sorted([*held, *islice(free, more)]):
             plain = first_copy_name(parent.name, profile.id)
             name = f"{plain}-{number}" if number else plain
             yield VgpuOffer(
                 name=name,
                 parent=parent,
                 profile=profile,
-                exists=number in held[:living] or name in about.prepared,
+                exists=number in existing or name in about.prepared,
                 compatibility=_compatibility(card, profile),
-                obstacle=None if number in held else _obstacle(card, parent, profile),
+                obstacle=None if number in used else _obstacle(card, parent, profile),
                 requests=_requests(card, profile),
             )
 

@@ -203,6 +203,37 @@ def test_a_card_beyond_what_a_pool_can_hold_costs_itself_only(tmp_path: Path, pa
     assert "makes no valid pool, so the card is left out" in inventory.problems[-1].message
 
 
+@pytest.mark.parametrize("instances", [9_000, 10_000_000])
+@pytest.mark.parametrize("parent", ["mtty", "0000:3b:00.0"])
+def test_a_parent_that_offers_more_instances_than_a_pool_can_hold_is_left_out_before_they_are_made(
+    tmp_path: Path, parent: str, instances: int
+) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(pci_cards.accelerator())
+    host.vgpu.add_parent("mtty", pci_cards.MTTY)
+    host.add(pci_cards.t4_vgpu_card())
+    types = host.sys / "class/mdev_bus" / parent / "mdev_supported_types"
+    for count in types.glob("*/available_instances"):
+        count.write_text(str(instances))
+    inventory = DiscoveredPools.on(host.root)
+    assert BYSTANDER in inventory.devices
+    assert len(inventory.pools) == 2
+    (problem,) = inventory.problems
+    assert str(problem.path).endswith(parent)
+    what = "card" if ":" in parent else "parent"
+    assert problem.message == (
+        f"makes no valid pool, so the {what} is left out: devices: a pool has at most 8192, and its driver reports more"
+    )
+
+
+def test_virtual_functions_that_can_have_no_address_are_one_problem(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.write(f"{host.path(host.add(pci_cards.nic()))}/sriov_totalvfs", "65535")
+    placed, left_out = DiscoveredPools.on(host.root).problems
+    assert "would have its VF 24384 and 41150 more where another function is, so they are left out" in placed.message
+    assert "makes no valid pool" in left_out.message
+
+
 def test_what_users_may_not_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = FakeSysfs(tmp_path)
     host.add(pci_cards.nic())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from devalloc.inventory.sysfs import Folder, Tree
 
@@ -107,14 +108,14 @@ def listed_cpus(cpuinfo: str) -> frozenset[int]:
 
 def parse_cpu_list(text: str) -> frozenset[int] | None:
     """The numbers in ``0-7,16-23``; None for what is no such list."""
-    numbers: set[int] = set()
+    ranges: list[range] = []
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < MAX_CPUS:
             return None
-        numbers.update(range(first, last + 1))
-    return frozenset(numbers)
+        ranges.append(range(first, last + 1))
+    return frozenset(chain.from_iterable(ranges)) if sum(map(len, ranges)) <= MAX_CPUS else None
 
 
 def format_cpu_list(numbers: frozenset[int]) -> str:

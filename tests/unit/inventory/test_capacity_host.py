@@ -255,6 +255,7 @@ def test_this_very_host_has_capacities_and_nothing_about_it_is_an_error() -> Non
         ("3-1", None),
         ("a", None),
         ("0-99999999", None),
+        ("0-65535," * 1000, None),
         ("-1", None),
     ],
 )
