@@ -18,6 +18,7 @@ from devalloc.cli.drain_plan import (
     node_has_pools,
     other_claims,
 )
+from devalloc.cli.follow import LOOK_SECONDS, follow
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
@@ -33,10 +34,6 @@ _MIGRATION = "VirtualMachineMigration"
 _WATCHED = ("VirtualMachine", _MIGRATION, "DeviceClaim")
 KINDS = (*_WATCHED, "DevicePool")
 """What a drain looks at."""
-_LOOK_SECONDS = 1.0
-"""How long to wait for a change, before the next look at what is not watched."""
-PAUSE_SECONDS = 0.05
-"""From one look to the next, at least: a look reads everything."""
 _SETTLE_SECONDS = 2.0
 """How long to wait after a migration failed: if the guest has powered off, its node writes that last."""
 
@@ -63,8 +60,6 @@ class DrainRun:
         self._force = force
         self._timeout = timeout
         self._until = time.monotonic() + timeout
-        self._since = "0"
-        """The version of the store at the last look."""
         self._is_cordoned = True
         """Whether the node gets nothing new, as at the last look: it is cordoned, or has no pools."""
         self._had_pools = True
@@ -130,13 +125,14 @@ class DrainRun:
         return self._report(self._withdraw_migrations())
 
     def _wait(self) -> None:
-        while self._look():
-            if (seconds := self._until - time.monotonic()) > 0:
-                if not self._must_look_again:
-                    next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
-                time.sleep(_LOOK_SECONDS if self._is_slow else PAUSE_SECONDS)
-            elif not self._power_down_late():
+        while not follow(self._store, _WATCHED, self._look_again, self._until - time.monotonic()):
+            if not self._power_down_late():
                 return
+
+    def _look_again(self) -> float | None:
+        if not self._look():
+            return None
+        return 0.0 if self._must_look_again and not self._is_slow else LOOK_SECONDS
 
     def _look(self) -> bool:
         """Ask what is to leave and was not asked before, and print what has left. Whether to wait and look again."""
@@ -145,8 +141,7 @@ class DrainRun:
         from devalloc.controller.migrations import pending_migrations
         from devalloc.store.errors import Key
 
-        listing = self._store.list(KINDS)
-        objects, self._since = listing.objects, listing.resource_version
+        objects = self._store.list(KINDS).objects
         stored = {Key.of(obj): obj for obj in objects}
         was_cordoned = self._is_cordoned
         has_pools = node_has_pools(objects, self._node)

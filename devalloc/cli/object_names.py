@@ -137,6 +137,14 @@ def fetch_object(store: Store, key: Key) -> Object:
         raise NotFound(f"{error}{not_found_hint(store, key)}") from None
 
 
+def find_object(store: Store, key: Key) -> Object | None:
+    """The object; None if there is none."""
+    try:
+        return store.get(*key)
+    except NotFound:
+        return None
+
+
 def not_found_hint(store: Store, key: Key, *, nearest: bool = True) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
     a claim of another API group, an object of that name and another kind, or the names that exist, or only the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import click
 
 from devalloc.api.views import ClaimView
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.follow import follow
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_table, show_spinner
@@ -100,15 +101,15 @@ def release(
 def _wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
     """Wait for the nodes; returns the claims that a node still has at the end. The others were released by the
     allocator or here."""
-    until = time.monotonic() + timeout
-    since = store.list(()).resource_version
+    waiting = keys
+
+    def look() -> float | None:
+        nonlocal waiting
+        waiting = [key for key in waiting if not _is_released(store, key)]
+        return math.inf if waiting else None
+
     with show_spinner("waiting for the node to release the devices"):
-        waiting = [key for key in keys if not _is_released(store, key)]
-        while waiting and (left := until - time.monotonic()) > 0:
-            for event in store.watch("DeviceClaim", since, timeout=left):
-                since = event.resource_version
-                break
-            waiting = [key for key in waiting if not _is_released(store, key)]
+        follow(store, ("DeviceClaim",), look, timeout)
     return waiting
 
 

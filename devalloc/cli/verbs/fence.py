@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, NoSuchObject, verb
 from devalloc.cli.drain_plan import claim_text, predict
+from devalloc.cli.follow import follow
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
@@ -22,8 +23,6 @@ from devalloc.store.errors import Key
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine, Outlook
     from devalloc.store import Store
-
-_POLL_SECONDS = 0.2
 
 
 @verb("fence")
@@ -164,12 +163,15 @@ def _wait(store: Store, node: str, timeout: float) -> int:
             f"{one.content['kind'].lower()} {'/'.join(one.key)}" for one in views if one.is_held and one.holder == node
         ]
 
-    until = time.monotonic() + timeout
     held = names = left()
+
+    def look() -> float | None:
+        nonlocal names
+        names = left()
+        return math.inf if names else None
+
     with show_spinner(f"waiting for the controller to take everything away from node {node}"):
-        while names and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-            names = left()
+        follow(store, ("VirtualMachine", "DeviceClaim"), look, timeout)
     for name in (name for name in held if name not in names):
         print_line(f"{name} taken away from node {node}")
     for name in names:

@@ -10,7 +10,8 @@ import click
 
 from devalloc.api.views import MachineView, MigrationView, machine_reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_on_sigterm, parse_duration, verb
-from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.follow import LOOK_SECONDS, follow
+from devalloc.cli.object_names import fetch_object, find_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
 from devalloc.cli.render.output import show_spinner
@@ -124,6 +125,8 @@ class Follower:
         self._store = store
         self._machine = machine
         self._key = migration
+        self._view: MigrationView | None = None
+        """As of the last look; None if it was deleted."""
         self._reported: tuple[str, ...] = ()
         self._progress = ""
         """The last words about how much was sent."""
@@ -138,18 +141,9 @@ class Follower:
 
     def run(self, timeout: float) -> int:
         """The exit code, when it is over or the time is up."""
-        until = time.monotonic() + timeout
-        since = self._store.list(()).resource_version
         with show_spinner(f"moving {self.name}"):
-            while (migration := self._read()) is not None:
-                view = MigrationView(migration)
-                self._say(view)
-                if view.is_over or (left := until - time.monotonic()) <= 0:
-                    break
-                for event in self._store.watch(KINDS, since, timeout=min(left, 1.0)):
-                    since = event.resource_version
-                    break
-        if migration is None:
+            follow(self._store, KINDS, self._look, timeout)
+        if (view := self._view) is None:
             print_note(f"error: {format_key(self._key)} was deleted by others; {self._where()}")
             return 1
         if view.phase == "Succeeded":
@@ -168,9 +162,7 @@ class Follower:
 
         note = missing_controller_note(self._store)
         withdraw_migration(self._store, self._key)
-        until = time.monotonic() + _SETTLE_SECONDS
-        while self._is_booked() and time.monotonic() < until:
-            time.sleep(0.1)
+        follow(self._store, KINDS, lambda: LOOK_SECONDS if self._is_booked() else None, _SETTLE_SECONDS)
         machine = self._stored_machine()
         has_moved = machine is not None and MachineView(machine).node == self._target != self._source
         if self._target is not None and has_moved:
@@ -183,13 +175,15 @@ class Follower:
         print_note(f"error: {self.name}: {why}; {format_key(self._key)} is withdrawn; {self._where()}{question}")
         return 1
 
-    def _read(self) -> Object | None:
-        from devalloc.store.errors import NotFound
-
-        try:
-            return self._store.get(*self._key)
-        except NotFound:
+    def _look(self) -> float | None:
+        """Say how far it is. None if it is over, or was deleted."""
+        migration = find_object(self._store, self._key)
+        if migration is None:
+            self._view = None
             return None
+        self._view = MigrationView(migration)
+        self._say(self._view)
+        return None if self._view.is_over else LOOK_SECONDS
 
     def _say(self, view: MigrationView) -> None:
         status = view.status
@@ -228,12 +222,7 @@ class Follower:
         return f"the machine is on node {node}" if node else "the machine is on no node yet"
 
     def _stored_machine(self) -> Object | None:
-        from devalloc.store.errors import NotFound
-
-        try:
-            return self._store.get(*self._machine)
-        except NotFound:
-            return None
+        return find_object(self._store, self._machine)
 
 
 _UNANSWERED = "; is the controller (or `devalloc up`) running, and of this version?"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.cli.command import REFUSED, BadInput, CommandFailed, parse_duration, verb
-from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.follow import follow
+from devalloc.cli.object_names import fetch_object, find_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import clear_spinner, show_spinner
 from devalloc.cli.shell_completion import complete_claims
@@ -128,11 +128,8 @@ def report_missing(store: Store, state: str, missing: dict[Key, str], timeout: f
 def _has_reason(store: Store, key: Key) -> bool:
     """Whether an object that waits has been answered, with a reason."""
     from devalloc.api.views import ClaimView
-    from devalloc.store.errors import NotFound
 
-    try:
-        stored = store.get(*key)
-    except NotFound:
+    if (stored := find_object(store, key)) is None:
         return False
     if key.kind == "VirtualMachine":
         return bool(why_not_running(stored)[0])
@@ -165,11 +162,8 @@ def _state(keys: list[Key], requested: str | None) -> str:
 def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine is not running, and what to do; as the end of a sentence."""
     from devalloc.api.views import ClaimView
-    from devalloc.store.errors import NotFound
 
-    try:
-        stored = store.get(*key)
-    except NotFound:
+    if (stored := find_object(store, key)) is None:
         return ""
     if key.kind == "VirtualMachine":
         status = stored.get("status", {})
@@ -197,12 +191,9 @@ def _advice(store: Store, key: Key) -> str:
 
 def _leaving_advice(store: Store, key: Key) -> str:
     """Why a machine is not stopped or deleted yet; as the end of a sentence."""
-    from devalloc.store.errors import NotFound
-
-    with suppress(NotFound):
-        if key.kind == "VirtualMachine" and (why := _stopping_note(store.get(*key))):
-            return f": {why}"
-    return ""
+    stored = find_object(store, key) if key.kind == "VirtualMachine" else None
+    why = "" if stored is None else _stopping_note(stored)
+    return f": {why}" if why else ""
 
 
 def _verb_advice(machine: dict[str, Any]) -> str:
@@ -263,24 +254,25 @@ def wait_until(
     whether it has the state and whether it will, because it may get there between two. Says on stderr what they wait
     for, once for each new reason.
     """
-    until = time.monotonic() + timeout
     notes = _Notes(store, state, len(keys))
-    since = store.list(()).resource_version
     uids = {key: _uid(store, key) for key in keys}
-    kinds = {key.kind for key in keys}
-    waiting = list(keys)
-    while True:
-        objects = {key: _same_object(store, key, uids[key]) for key in waiting}
-        waiting = [key for key in waiting if not _reached(objects[key], key, state, test)]
-        reasons = {key: _why_never(objects[key], key, state, overruled) for key in waiting}
-        if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
-            return reasons
+    missing = dict.fromkeys(keys, "")
+
+    def look() -> float | None:
+        nonlocal missing
+        objects = {key: _same_object(store, key, uids[key]) for key in missing}
+        waiting = [key for key in missing if not _reached(objects[key], key, state, test)]
+        missing = {key: _why_never(objects[key], key, state, overruled) for key in waiting}
+        if all(missing.values()):
+            return None
         pause = notes.say(waiting)
         if gives_up and notes.are_hopeless(waiting):
-            return dict.fromkeys(waiting, _STAYS)
-        for event in store.watch(kinds, since, timeout=min(left, pause)):
-            since = event.resource_version
-            break
+            missing = dict.fromkeys(waiting, _STAYS)
+            return None
+        return pause
+
+    follow(store, {key.kind for key in keys}, look, timeout)
+    return missing
 
 
 SAY_SECONDS = 2.0
@@ -325,7 +317,7 @@ class _Notes:
         """Code and message; both empty if there is nothing to say."""
         from devalloc.api.views import ClaimView
 
-        if (obj := _same_object(self._store, key, None)) is None:
+        if (obj := find_object(self._store, key)) is None:
             return "", ""
         if key.kind == "VirtualMachine":
             if stopping := _stopping_note(obj):
@@ -360,7 +352,7 @@ class _Notes:
         from devalloc.api.views import MachineView
         from devalloc_node.vms.start_refusals import lasts
 
-        obj = _same_object(self._store, key, None)
+        obj = find_object(self._store, key)
         if obj is None or key.kind != "VirtualMachine":
             return False
         view = MachineView(obj)
@@ -389,19 +381,14 @@ def _stopping_note(machine: dict[str, Any]) -> str:
 
 def _uid(store: Store, key: Key) -> str | None:
     """The identity of the object that has a name now, which tells it from a later one; None if there is none."""
-    obj = _same_object(store, key, None)
+    obj = find_object(store, key)
     return None if obj is None else obj["metadata"].get("uid")
 
 
 def _same_object(store: Store, key: Key, uid: str | None) -> dict[str, Any] | None:
-    """The object, unless it was deleted, even if another one has its name."""
-    from devalloc.store.errors import NotFound
-
-    try:
-        obj = store.get(*key)
-    except NotFound:
-        return None
-    return obj if uid is None or obj["metadata"].get("uid") == uid else None
+    """The object, unless it was deleted, even if another one has its name. ``uid``: None: there was none."""
+    obj = find_object(store, key)
+    return None if obj is None or uid not in (None, obj["metadata"].get("uid")) else obj
 
 
 def _why_never(obj: dict[str, Any] | None, key: Key, state: str, overruled: Callable[[dict[str, Any]], str]) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView
-from devalloc.cli.drain_run import PAUSE_SECONDS, DrainRun
+from devalloc.cli.drain_run import DrainRun
+from devalloc.cli.follow import PAUSE_SECONDS
 from devalloc.controller import drain
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
