@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.conditions import REPLICA_FAILURE, VALID, find_condition
 from devalloc.api.views import (
-    DEVICE_LOST,
     ClaimView,
     MigrationView,
     annotation_text,
@@ -24,6 +22,7 @@ from devalloc.api.views import (
     pool_numa_nodes,
     request_summary,
 )
+from devalloc.cli.render.cells import age_cell, ago, state_cell
 from devalloc.cli.render.output import Cell, StyledText
 
 Object = dict[str, Any]
@@ -55,21 +54,6 @@ def _cell(column: TableColumn, obj: Object) -> Cell:
         return StyledText("(unreadable)", "red")  # another program wrote something that is not in the API
 
 
-def age_cell(obj: Object) -> str:
-    """How old the object is: 42s, 5m, 3h, 12d."""
-    created = obj["metadata"].get("creationTimestamp")
-    return format_elapsed(meta.parse_time(created)) if created else ""
-
-
-def format_elapsed(since: datetime) -> str:
-    """How long ago a moment was, written like an age."""
-    seconds = int((datetime.now(UTC) - since).total_seconds())
-    for unit, size, limit in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
-        if seconds < limit:
-            return f"{max(seconds, 0) // size}{unit}"
-    return f"{seconds // 86400}d"
-
-
 def _name(obj: Object) -> str:
     return str(obj["metadata"]["name"])
 
@@ -95,46 +79,12 @@ def _result_or_reason(claim: Object) -> str:
     return format_devices(allocation) if allocation else ClaimView(claim).reason
 
 
-_STATES = {"Allocated": "green", "Prepared": "green", DEVICE_LOST: "red"}
-_PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
-
-
-def state_cell(claim: Object) -> Cell:
-    """The state of a claim, with its colour."""
-    state = claim_state(claim)
-    return StyledText(state, _STATES.get(state, "yellow"))
-
-
-def phase_cell(machine: Object) -> Cell:
-    """The phase of a machine, with its colour."""
-    phase = machine_phase(machine)
-    style = _PHASES.get(phase, "yellow")
-    return StyledText(phase, style) if style else phase
-
-
-_MIGRATION_PHASES = {"Succeeded": "green", "Failed": "red"}
-
-
-def migration_phase_cell(migration: Object) -> Cell:
-    """The phase of a migration, with its colour."""
-    phase = MigrationView(migration).phase
-    return StyledText(phase, _MIGRATION_PHASES.get(phase, "yellow"))
-
-
 def _machine_devices(machine: Object) -> str:
     return str(len(machine.get("status", {}).get("devices", [])))
 
 
 def _machine_status(machine: Object, name: str) -> str:
     return str(machine.get("status", {}).get(name, ""))
-
-
-def _uptime(machine: Object) -> str:
-    began = _machine_status(machine, "startTime")
-    try:
-        return format_elapsed(meta.parse_time(began)) if began else ""
-    except ValueError:
-        return ""
 
 
 def _resources(pool: Object) -> str:
@@ -165,7 +115,7 @@ _COLUMNS = {
     ),
     "DeviceClaim": (
         TableColumn("NAME", _name),
-        TableColumn("STATE", state_cell),
+        TableColumn("STATE", lambda claim: state_cell(claim_state(claim))),
         TableColumn("WANTS", request_summary),
         TableColumn("NODE", lambda claim: annotation_text(claim, meta.ALLOCATED_NODE)),
         TableColumn("DEVICES, OR WHY NOT", _devices_or_reason),
@@ -183,7 +133,7 @@ _COLUMNS = {
     ),
     "VirtualMachine": (
         TableColumn("NAME", _name),
-        TableColumn("PHASE", phase_cell),
+        TableColumn("PHASE", lambda machine: state_cell(machine_phase(machine))),
         TableColumn("NODE", machine_node),
         TableColumn("CPUS", lambda machine: machine_amount(machine, "cpus")),
         TableColumn("MEMORY", lambda machine: machine_amount(machine, "memory")),
@@ -191,7 +141,7 @@ _COLUMNS = {
         TableColumn("DEVICES", _machine_devices),
         TableColumn("REASON", lambda machine: machine_reason(machine)[0]),
         TableColumn("AGE", age_cell),
-        TableColumn("UPTIME", _uptime, wide=True),
+        TableColumn("UPTIME", lambda machine: ago(_machine_status(machine, "startTime")), wide=True),
         TableColumn("RESTARTS", lambda machine: _machine_status(machine, "restarts") or "0", wide=True),
         TableColumn("PID", lambda machine: _machine_status(machine, "pid"), wide=True),
         TableColumn("MESSAGE", lambda machine: machine_reason(machine)[1], wide=True),
@@ -225,7 +175,7 @@ def _migration_status(migration: Object, name: str) -> str:
 _COLUMNS["VirtualMachineMigration"] = (
     TableColumn("NAME", _name),
     TableColumn("MACHINE", lambda migration: migration["spec"]["vmName"]),
-    TableColumn("PHASE", migration_phase_cell),
+    TableColumn("PHASE", lambda migration: state_cell(MigrationView(migration).phase)),
     TableColumn("FROM", lambda migration: _migration_status(migration, "sourceNode")),
     TableColumn(
         "TO", lambda migration: _migration_status(migration, "targetNode") or migration["spec"].get("targetNode", "")
@@ -252,7 +202,6 @@ _COLUMNS["ResourceQuota"] = (
     TableColumn("DEVICES, USED/HARD", _quota),
     TableColumn("AGE", age_cell),
 )
-_NODE_STYLES = {"Ready": "green", "NotServed": "red", "Lost": "red", "Missing": "red", "Fenced": "red"}
 
 
 def _node_count(name: str) -> Callable[[Object], Cell]:
@@ -261,7 +210,7 @@ def _node_count(name: str) -> Callable[[Object], Cell]:
 
 _COLUMNS["NodeStatus"] = (
     TableColumn("NAME", _name),
-    TableColumn("STATE", lambda node: StyledText(state := node["status"]["state"], _NODE_STYLES.get(state, "yellow"))),
+    TableColumn("STATE", lambda node: state_cell(node["status"]["state"])),
     TableColumn("POOLS", _node_count("pools")),
     TableColumn("MACHINES", _node_count("machines")),
     TableColumn("CLAIMS", _node_count("claims")),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from devalloc.cli.render.columns import format_elapsed
+from devalloc.cli.render.cells import ago, amounts_cell, state_cell
 from devalloc.cli.render.output import Cell, StyledText, print_table
 from devalloc.cli.render.pictures import STYLES
 from devalloc.cli.terminal import print_line
@@ -16,7 +16,6 @@ from devalloc.controller.overview.picture import rack_pictures
 
 if TYPE_CHECKING:
     from devalloc.controller.overview import (
-        AmountTexts,
         CardSummary,
         ClaimSummary,
         DeviceSummary,
@@ -229,23 +228,13 @@ def _claim(claim: ClaimSummary) -> list[Cell]:
 def _machine(machine: MachineSummary) -> list[Cell]:
     return [
         f"{machine.namespace}/{machine.name}",
-        machine.phase,
+        state_cell(machine.phase),
         machine.node,
-        *map(_amounts, (machine.wanted, machine.permitted, machine.applied, machine.observed)),
+        *(
+            amounts_cell(each.cpus, each.memory)
+            for each in (machine.wanted, machine.permitted, machine.applied, machine.observed)
+        ),
         str(len(machine.devices)),
         machine.reason,
-        _age(machine.created),
+        ago(machine.created),
     ]
-
-
-def _amounts(amounts: AmountTexts) -> str:
-    return f"{amounts.cpus or '-'} {amounts.memory or '-'}" if amounts.cpus or amounts.memory else "-"
-
-
-def _age(created: str) -> str:
-    from devalloc.api.meta import parse_time
-
-    try:
-        return format_elapsed(parse_time(created))
-    except ValueError:
-        return ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli.render.cells import amounts_cell, format_cores, format_size, state_cell
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
 from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, offered_plurals
@@ -18,15 +19,10 @@ if TYPE_CHECKING:
 
 HEADERS = ("NAME", "PHASE", "VCPUS", "MEMORY", "DEVICES", "CLAIMS", "REASON")
 WIDE = ("PLUGGED IN", "PID", "ID", "QMP SOCKET", "MESSAGE")
-_STYLES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
-_UNITS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 
 def phase_text(machine: Machine) -> Cell:
-    """Its phase as a coloured word."""
-
-    name = enum_text(machine.DESCRIPTOR.enum_types_by_name["Phase"], machine.phase)
-    return StyledText(name, _STYLES.get(name, "yellow")) if _STYLES.get(name, "yellow") else name
+    return state_cell(enum_text(machine.DESCRIPTOR.enum_types_by_name["Phase"], machine.phase))
 
 
 def full_name(machine: Machine) -> str:
@@ -86,10 +82,10 @@ def memory_text(wanted: Amounts, observed: Amounts) -> str:
 
 
 def amounts_text(of: Amounts) -> str:
-    """``1500m 2Gi``: CPU time (vCPUs if the time is unknown) and memory; "-" if neither is known."""
+    """CPU time (vCPUs if the time is unknown) and memory, as ``amounts_cell``."""
     cpu = format_cores(of.cpu_milli) if of.HasField("cpu_milli") else str(of.vcpus) if of.HasField("vcpus") else ""
     memory = format_size(of.memory_bytes) if of.HasField("memory_bytes") else ""
-    return " ".join(each for each in (cpu, memory) if each) or "-"
+    return amounts_cell(cpu, memory)
 
 
 def is_bounded(amounts: Amounts) -> bool:
@@ -97,23 +93,10 @@ def is_bounded(amounts: Amounts) -> bool:
     return amounts.HasField("cpu_milli") and amounts.cpu_milli < amounts.vcpus * 1000
 
 
-def format_cores(milli: int) -> str:
-    """Thousandths of a core as text: 1500m, 2."""
-    return f"{milli}m" if milli % 1000 else str(milli // 1000)
-
-
 def _of_wanted(have: str, want: str) -> str:
     if not have:
         return f"({want})" if want else ""
     return f"{have} of {want}" if want and want != have else have
-
-
-def format_size(number: int) -> str:
-    """Bytes as text: 512Mi, 1.5Gi; fractions of the unit are rounded to a tenth."""
-    for factor, unit in _UNITS:
-        if number >= factor:
-            return f"{number // factor}{unit}" if number % factor == 0 else f"{number / factor:.1f}{unit}"
-    return str(number)
 
 
 def parse_bytes(text: str) -> int:

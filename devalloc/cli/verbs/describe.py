@@ -12,6 +12,7 @@ import click
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, keys_of, kind_of, objects_named
 from devalloc.cli.options.common import namespace_option
+from devalloc.cli.render.cells import ago, progress_text
 from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
@@ -65,15 +66,13 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
 def _describe(store: Store, obj: Object) -> None:
     from devalloc.api.kinds import API_KINDS
     from devalloc.api.views import ClaimView
-    from devalloc.cli.render.columns import age_cell
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_left_aside
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
     facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
     facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in API_KINDS else []
-    created = re.sub(r"\.\d+(?=Z$)", "", str(metadata.get("creationTimestamp", "")))
-    facts += [("Created", f"{created} ({age_cell(obj)} ago)")]
+    facts += [("Created", _since_text(re.sub(r"\.\d+(?=Z$)", "", str(metadata.get("creationTimestamp", "")))))]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
     match Key.of(obj).kind if _is_readable(obj) else None:
@@ -182,13 +181,8 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
 
 def _since_text(moment: str) -> str:
     """A moment, and how long ago that was; empty without one."""
-    from devalloc.api.meta import parse_time
-    from devalloc.cli.render.columns import format_elapsed
-
-    try:
-        return f"{moment} ({format_elapsed(parse_time(moment))} ago)" if moment else ""
-    except ValueError:
-        return moment
+    age = ago(moment)
+    return f"{moment} ({age} ago)" if age else moment
 
 
 def _end_text(end: object) -> str:
@@ -223,7 +217,6 @@ def _movable_text(machine: Object) -> str:
 
 def _migration_facts(migration: Object) -> list[tuple[str, str]]:
     from devalloc.api.views import MigrationView
-    from devalloc.cli.render.migration import progress_text
 
     status = migration.get("status", {})
     return [

@@ -411,8 +411,8 @@ def _explain_migration(
     from devalloc.api.reasons import find_reason
     from devalloc.api.views import MigrationView
     from devalloc.cli.object_names import similar_names_hint
+    from devalloc.cli.render.cells import progress_text
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.cli.render.migration import progress_text
 
     namespace, name = key.namespace or "default", key.name
     waiting = answer.get("migrations", [])

@@ -13,7 +13,7 @@ from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, ending_o
 from devalloc.cli.follow import LOOK_SECONDS, follow
 from devalloc.cli.object_names import fetch_object, find_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.migration import progress_text
+from devalloc.cli.render.cells import progress_text
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import (
     StoreTarget,

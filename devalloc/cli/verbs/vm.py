@@ -35,15 +35,18 @@ from devalloc.cli.options.common import (
     passed_as,
 )
 from devalloc.cli.options.node import PluginOptions, state_folders
+from devalloc.cli.render.cells import format_cores, format_size
 from devalloc.cli.render.host import (
-    format_cores,
-    format_size,
+    amounts_text,
+    claim_names,
+    full_name,
     is_bounded,
     machine_headers,
     machine_row,
     parse_bounds,
     parse_bytes,
     parse_milli,
+    phase_text,
 )
 from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_objects, print_table
 from devalloc.cli.terminal import print_line, print_note
@@ -138,35 +141,31 @@ def _table(machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], wide: 
 
 
 def _more(machine: Machine) -> list[Cell]:
-    from devalloc.cli.render import host as cells
-
     return [
         ", ".join(each.name or f"{each.pool}/{each.device}" for each in machine.devices),
-        ", ".join(cells.claim_names(machine)),
+        ", ".join(claim_names(machine)),
         ", ".join(machine.taps),
         str(machine.pid or ""),
     ]
 
 
 def _row(machine: Machine, use: ProcessUsage | None) -> list[Cell]:
-    from devalloc.cli.render import host as cells
-
     scaling = machine.scaling if machine.HasField("scaling") else None
     applied = machine.applied if scaling is None or not scaling.HasField("applied") else scaling.applied
     return [
-        cells.full_name(machine),
-        cells.phase_text(machine),
-        cells.amounts_text(machine.wanted),
-        cells.amounts_text(machine.permitted),
-        cells.amounts_text(applied),
-        cells.amounts_text(machine.observed),
-        "-" if scaling is None else cells.amounts_text(scaling.guest_observed),
+        full_name(machine),
+        phase_text(machine),
+        amounts_text(machine.wanted),
+        amounts_text(machine.permitted),
+        amounts_text(applied),
+        amounts_text(machine.observed),
+        "-" if scaling is None else amounts_text(scaling.guest_observed),
         f"{scaling.load1:.2f}" if scaling is not None and scaling.HasField("load1") else "-",
         "-" if use is None else f"{use.cores * 100:.0f}%",
-        cells.format_size(scaling.memory_used_bytes)
+        format_size(scaling.memory_used_bytes)
         if scaling is not None and scaling.HasField("memory_used_bytes")
         else "-",
-        "-" if use is None else cells.format_size(use.rss_bytes),
+        "-" if use is None else format_size(use.rss_bytes),
         machine.reason or ("" if scaling is None else scaling.reason),
     ]
 
@@ -492,14 +491,12 @@ def _ms(seconds: float | None) -> int:
 
 
 def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> None:
-    from devalloc.cli.render import host as rows
-
     if output == "name":
         for machine in machines:
-            print_line(rows.full_name(machine))
+            print_line(full_name(machine))
     elif output in ("json", "yaml"):
         print_objects([message_content(machine) for machine in machines], output)
     elif machines:
         wide = output == "wide"
-        cells = [rows.machine_row(machine, wide=wide, namespaces=namespaces) for machine in machines]
-        print_table(rows.machine_headers(wide=wide), cells, wide=wide)
+        cells = [machine_row(machine, wide=wide, namespaces=namespaces) for machine in machines]
+        print_table(machine_headers(wide=wide), cells, wide=wide)

@@ -52,7 +52,7 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm list
     """
-    from devalloc.cli.render.columns import format_elapsed
+    from devalloc.cli.render.cells import format_elapsed
     from devalloc_node.pb.warm_pb2 import GetPoolRequest
 
     with connect_warm_pool(socket) as pool:

@@ -18,7 +18,8 @@ from devalloc.cli.command import CommandFailed
 from devalloc.cli.machine_requests import machine_request
 from devalloc.cli.node_client import connect_plugin
 from devalloc.cli.node_machines import sample_process, usage_between
-from devalloc.cli.render.host import format_size, parse_bounds, parse_bytes, parse_milli
+from devalloc.cli.render.cells import format_size
+from devalloc.cli.render.host import parse_bounds, parse_bytes, parse_milli
 from devalloc.cli.verbs.vm import HEADERS
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.metrics import GuestReport, SystemMetrics

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from devalloc.api.views import claim_state
-from devalloc.cli.render.columns import state_cell
+from devalloc.cli.render.cells import state_cell
 from devalloc.cli.render.fleet import overview_tables, summary_line
 from devalloc.cli.render.output import StyledText
 from devalloc.controller.metrics import ControllerMetrics
@@ -94,7 +94,7 @@ def test_a_pool_that_lost_its_counters_has_nothing_available_until_they_are_back
 
 
 def test_get_shows_it_in_red(documents: list[Object]) -> None:
-    assert state_cell(claim_named(documents, "holder")) == StyledText("DeviceLost", "red")
+    assert state_cell(claim_state(claim_named(documents, "holder"))) == StyledText("DeviceLost", "red")
 
 
 def test_it_is_allocated_again_once_the_device_is_back(store: SQLiteStore, documents: list[Object]) -> None:
