@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from devalloc.backoff import backoff_delay
 from devalloc.scaling.goals import DesiredResources, ScalingGoal, compute_goal, desired_resources
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import Resources
@@ -123,12 +122,10 @@ def _remaining_time(now: int, since: int | None, duration: int) -> int | None:
 
 
 def _plugin(state: ScalingState, now: int, wanted: Resources) -> _ChannelPlan[PluginRequest]:
-    plugin, timing = state.plugin, state.rules.timing
+    plugin, rules, report = state.plugin, state.rules, state.upper_bound
+    timing = rules.timing
     # A decrease is made first and told afterwards; an increase is asked for first.
-    asking, report = _clamped(state, state.using, wanted, lowest=state.using), state.upper_bound
-    if not state.rules.as_peers:
-        # What a change in flight is about to use is not given back.
-        asking = asking.most(report)
+    asking = _clamped(state, state.using, wanted, lowest=state.using).most(rules.least_permit(state))
     last, permit = plugin.last, plugin.permit
     news = last is not None and permit is not None and asking != permit
     denied = last is not None and permit is not None and not plugin.in_flight and last.resources.exceeds(permit)
@@ -141,9 +138,9 @@ def _plugin(state: ScalingState, now: int, wanted: Resources) -> _ChannelPlan[Pl
         return _ChannelPlan(warning=other)
     if (left := _remaining_time(now, plugin.failed_at, timing.plugin_retry)) is not None:
         return _ChannelPlan(wait=left, warning="a plugin request failed too recently to make another")
-    # A request that failed may have been heard, or not: it is made again before its turn.
-    again = plugin.failed_at is not None and not state.rules.as_peers
-    tick_left = None if last is None or again else _remaining_time(now, last.at, timing.plugin_tick)
+    tick_left = None
+    if last is not None and not rules.repeats_at_once(plugin):
+        tick_left = _remaining_time(now, last.at, timing.plugin_tick)
     if tick_left is not None and not ask:
         warning = "the plugin permitted less than was asked for too recently to ask again" if news else None
         return _ChannelPlan(wait=min(tick_left, denied_left or tick_left), warning=warning)
@@ -162,7 +159,7 @@ def _machine(
     state: ScalingState, now: int, wanted: Resources, asking: Resources | None
 ) -> _ChannelPlan[ResourceChange]:
     machine = state.machine
-    agreed = _guest_may_count_on(state) or state.using
+    agreed = state.rules.counted_soon(state.monitor) or state.using
     target = _clamped(
         state,
         state.using,
@@ -177,21 +174,9 @@ def _machine(
         return _ChannelPlan(warning=other)
     if asking is not None and target.exceeds(asking):
         return _ChannelPlan(warning="the plugin is being told of less than the machine should have")
-    if (left := _remaining_time(now, machine.failed_at, _machine_retry(state))) is not None:
+    if (left := _remaining_time(now, machine.failed_at, state.rules.machine_retry(machine.failures))) is not None:
         return _ChannelPlan(wait=left, warning="a change of the machine failed too recently to try another")
     return _ChannelPlan(ResourceChange(state.using, target))
-
-
-_FAST_RETRIES = 3
-"""Changes that fail in a row before they are tried less often."""
-
-
-def _machine_retry(state: ScalingState) -> int:
-    timing, late = state.rules.timing, state.machine.failures - _FAST_RETRIES
-    if state.rules.as_peers or late < 0:
-        return timing.machine_retry
-    delay = backoff_delay(late + 2, timing.machine_retry, timing.machine_retry_most)
-    return max(timing.machine_retry, round(delay))
 
 
 def _upscale(state: ScalingState, now: int, wanted: Resources) -> _ChannelPlan[ResourceChange]:
@@ -226,14 +211,6 @@ def _downscale(state: ScalingState, now: int, wanted: Resources, upscale_planned
     return _ChannelPlan(ResourceChange(counted, target))
 
 
-def _guest_may_count_on(state: ScalingState) -> Resources | None:
-    """The most that the guest may count on, now or when it has been told what it is being told."""
-    in_flight, counted = state.monitor.in_flight, state.monitor.counted
-    if counted is None or in_flight is None or in_flight.way is Direction.DOWN or state.rules.as_peers:
-        return counted
-    return counted.most(in_flight.target)
-
-
 def _busy(state: ScalingState, way: Direction, target: Resources) -> str | None:
     in_flight = state.monitor.in_flight
     if in_flight is None or (in_flight.way, in_flight.target) == (way, target):
@@ -254,10 +231,7 @@ def _clamped(
     highest: Resources | None = None,
 ) -> Resources:
     """What is wanted of each resource, but not below ``lowest`` where it is less, not above ``highest`` where more."""
-    low, high = lowest or _NO_RESOURCES, highest or _UNLIMITED
-    if not state.rules.as_peers:
-        # A bound keeps a change from happening; it never makes one, nor turns one round.
-        low, high = low.least(current), high.most(current)
+    low, high = state.rules.within(current, lowest or _NO_RESOURCES, highest or _UNLIMITED)
     return Resources(
         _clamp(current.cpu, wanted.cpu, low.cpu, high.cpu),
         _clamp(current.memory, wanted.memory, low.memory, high.memory),

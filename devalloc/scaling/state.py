@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from devalloc.backoff import backoff_delay
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.goals import DeniedDownscale, RequestedUpscale
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
@@ -43,20 +44,75 @@ class ScalingTiming:
                 raise ValueError(f"{name} cannot be negative")
 
 
+_FAST_RETRIES = 3
+"""Changes that fail in a row before they are tried less often."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """What is the same for many machines."""
+    """What is the same for many machines: what is configured, and how to judge what is uncertain.
+
+    Whatever became of a request, no machine uses more than is permitted, and none has less than its guest counts on.
+    Agents in use judge otherwise in places; each of these is a method here.
+    """
 
     unit: Resources
     """One compute unit."""
     timing: ScalingTiming = ScalingTiming()
     era: ProtocolEra = ProtocolEra.NEWEST
-    as_peers: bool = False
-    """Do what agents in use do even where that may use more than is permitted, or less than the guest agreed to."""
 
     def __post_init__(self) -> None:
         if self.unit.cpu == 0 or self.unit.memory == 0:
             raise ValueError("a compute unit has some of each resource")
+
+    def upper_bound(self, using: Resources, machine: MachineChannel) -> Resources:
+        """Return the most that a machine may have now or when a change that is in flight ends."""
+        most = using if machine.in_flight is None else using.most(machine.in_flight)
+        return most if machine.doubt is None else most.most(machine.doubt.most)
+
+    def lower_bound(self, using: Resources, machine: MachineChannel) -> Resources:
+        """Return the least that it may have now or then."""
+        least = using if machine.in_flight is None else using.least(machine.in_flight)
+        return least if machine.doubt is None else least.least(machine.doubt.least)
+
+    def least_permit(self, state: ScalingState) -> Resources:
+        """Return what a permit has to cover: what a change in flight is about to use is not given back."""
+        return state.upper_bound
+
+    def permit_while_asking(self, permit: Resources, target: Resources) -> Resources:
+        """Return what is left of a permit while a request for ``target`` is on its way, which may be heard."""
+        return permit.least(target)
+
+    def repeats_at_once(self, plugin: PluginChannel) -> bool:
+        """Whether the plugin is asked again before its turn: a request that failed may have been heard, or not."""
+        return plugin.failed_at is not None
+
+    def machine_retry(self, failures: int) -> int:
+        """Return how long to wait after so many changes of the machine in a row that failed, in milliseconds."""
+        timing, late = self.timing, failures - _FAST_RETRIES
+        if late < 0:
+            return timing.machine_retry
+        delay = backoff_delay(late + 2, timing.machine_retry, timing.machine_retry_most)
+        return max(timing.machine_retry, round(delay))
+
+    def unconfirmed(self, monitor: MonitorChannel, target: Resources) -> Resources | None:
+        """Return what the guest may count on after it did not confirm ``target``, beyond what it approved."""
+        return target.most(monitor.told or target)
+
+    def counted_soon(self, monitor: MonitorChannel) -> Resources | None:
+        """Return the most that the guest may count on, now or when what it is sent has arrived."""
+        in_flight, counted = monitor.in_flight, monitor.counted
+        if counted is None or in_flight is None or in_flight.way is Direction.DOWN:
+            return counted
+        return counted.most(in_flight.target)
+
+    def within(self, current: Resources, low: Resources, high: Resources) -> tuple[Resources, Resources]:
+        """Return the bounds of a change: one keeps a change from happening; it never makes one, nor turns one round."""
+        return low.least(current), high.most(current)
+
+    def introduces(self) -> bool:
+        """Whether a new monitor has to learn what it is taken to count on."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +210,12 @@ class ScalingState:
     @property
     def upper_bound(self) -> Resources:
         """The most that the machine may have now or when a change that is in flight ends."""
-        machine = self.machine
-        most = self.using if machine.in_flight is None else self.using.most(machine.in_flight)
-        return most if machine.doubt is None or self.rules.as_peers else most.most(machine.doubt.most)
+        return self.rules.upper_bound(self.using, self.machine)
 
     @property
     def lower_bound(self) -> Resources:
         """The least that it may have now or then."""
-        machine = self.machine
-        if self.rules.as_peers:
-            return self.using
-        least = self.using if machine.in_flight is None else self.using.least(machine.in_flight)
-        return least if machine.doubt is None else least.least(machine.doubt.least)
+        return self.rules.lower_bound(self.using, self.machine)
 
 
 class PermitError(ValueError):
@@ -208,8 +258,8 @@ def machine_observed(state: ScalingState, using: Resources) -> ScalingState:
 def plugin_started(state: ScalingState, now: int, target: Resources) -> ScalingState:
     """A request for this total is on its way. What it gives back is not used any more, whether it is heard or not."""
     permit = state.plugin.permit
-    if permit is not None and not state.rules.as_peers:
-        permit = permit.least(target)
+    if permit is not None:
+        permit = state.rules.permit_while_asking(permit, target)
     last = PermitRequestRecord(now, target)
     return replace(state, plugin=PluginChannel(True, last, permit=permit, short_of=state.plugin.short_of))
 
@@ -227,7 +277,7 @@ def plugin_permitted(state: ScalingState, permit: Resources) -> ScalingState:
         raise PermitError(f"the permit must grant some CPU and some memory, not {_shown(permit)}")
     if permit.exceeds(request.resources):
         raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(request.resources)}")
-    used = state.using if state.rules.as_peers else state.upper_bound
+    used = state.rules.least_permit(state)
     if used.exceeds(permit):
         raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(used)}")
     short_of = request.resources if request.resources.exceeds(permit) else None
@@ -309,8 +359,8 @@ def upscale_done(state: ScalingState) -> ScalingState:
 def upscale_failed(state: ScalingState, now: int) -> ScalingState:
     """The monitor did not confirm, or it is not known what became of it."""
     monitor, target = state.monitor, _in_flight(state, Direction.UP)
-    unconfirmed = monitor.told if state.rules.as_peers else target.most(monitor.told or target)
-    return replace(state, monitor=replace(monitor, in_flight=None, upscale_failed_at=now, told=unconfirmed))
+    told = state.rules.unconfirmed(monitor, target)
+    return replace(state, monitor=replace(monitor, in_flight=None, upscale_failed_at=now, told=told))
 
 
 def downscale_started(state: ScalingState, target: Resources) -> ScalingState:

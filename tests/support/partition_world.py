@@ -40,6 +40,7 @@ from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, Machi
 from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
+from tests.support.peer_rules import PeerRules
 from tests.support.virtual_network import Address, Lockstep, NetworkLoop, run, session, waited
 
 GIB = 2**30
@@ -318,7 +319,7 @@ class PartitionWorld:
     def _begin_scaler(self) -> None:
         waits = ScalerTimeouts(look_interval=10_000)
         config = ScalingConfig(load_average_fraction_target=1.0)
-        rules = ScalingRules(UNIT, as_peers=self.as_peers)
+        rules = (PeerRules if self.as_peers else ScalingRules)(UNIT)
         rng = random.Random(1)
         self.scaler = Scaler(NAME, rules, ScalingBounds(LEAST, MOST), config, self._channels, waits, rng)
         self._agent = self.spawn(self._run_scaler(self.scaler))

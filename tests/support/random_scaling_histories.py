@@ -11,7 +11,8 @@ from devalloc.scaling.actions import Actions, next_actions
 from devalloc.scaling.config import read_defaults
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
-from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
+from devalloc.scaling.state import ScalingState, ScalingTiming
+from tests.support.peer_rules import PeerRules
 from tests.support.scaling_config_json import defaults_to_json
 from tests.support.scaling_oracle import OracleAgent
 
@@ -91,7 +92,7 @@ class ScalingHistory:
             "denied": timing.monitor_denied,
             "valid": timing.upscale_valid,
         }
-        state = ScalingState(ScalingRules(unit, timing, as_peers=True), ScalingBounds(least, most), config, using=least)
+        state = ScalingState(PeerRules(unit, timing), ScalingBounds(least, most), config, using=least)
         return cls(state, OracleAgent(_pair(unit), _pair(least), _pair(most), content, times))
 
     def actions(self) -> Actions:

@@ -26,6 +26,7 @@ from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Failed, Unknown
 from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
+from tests.support.peer_rules import PeerRules
 
 Result = TypeVar("Result")
 GIB = 2**30
@@ -89,9 +90,8 @@ class Vm:
     def begin(self) -> None:
         waits = ScalerTimeouts(look_interval=10_000)
         rng = random.Random(self.name)
-        self.scaler = Scaler(
-            self.name, ScalingRules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, waits, rng
-        )
+        rules = (PeerRules if self.world.as_peers else ScalingRules)(UNIT)
+        self.scaler = Scaler(self.name, rules, self.bounds, CONFIG, self._channels, waits, rng)
         self.task = asyncio.get_running_loop().create_task(self.scaler.run())
 
     async def restart_agent(self) -> None:

@@ -283,7 +283,7 @@ class Scaler:
     def _greet(self) -> None:
         """The machine has been seen since the connection to its monitor stands."""
         if self._connected and not self._greeted:
-            self._greeted, self._introduced = True, self._rules.as_peers
+            self._greeted, self._introduced = True, not self._rules.introduces()
             self._become(now_known.monitor_connected)
 
     def _introduce(self, tasks: asyncio.TaskGroup) -> None:

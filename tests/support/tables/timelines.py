@@ -23,6 +23,7 @@ from devalloc.scaling.actions import Actions, ResourceChange, next_actions
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
+from tests.support.peer_rules import PeerRules
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each
 from tests.support.tables.values import config, number, resources
 
@@ -70,7 +71,7 @@ def _begin(case: dict[str, Any]) -> ScalingState:
         **{"plugin_tick": 5000, **{name: _ms(str(value)) for name, value in case.get("timing", {}).items()}}
     )
     targets = case.get("targets", {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5})
-    rules = ScalingRules(UNIT, timing, as_peers=case.get("asPeers", True))
+    rules = (PeerRules if case.get("asPeers", True) else ScalingRules)(UNIT, timing)
     return ScalingState(
         rules, ScalingBounds(UNIT * low, UNIT * high), config(targets), using=UNIT * _whole(case.get("using", low))
     )

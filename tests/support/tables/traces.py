@@ -9,7 +9,8 @@ from typing import Any
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, ResourceChange, next_actions
 from devalloc.scaling.resources import ResourceFlags, ScalingBounds
-from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
+from devalloc.scaling.state import ScalingState, ScalingTiming
+from tests.support.peer_rules import PeerRules
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each, explained, has_cases
 from tests.support.tables.values import amounts_as_table, config, lfc, number, resources, system
 
@@ -54,7 +55,7 @@ def begin(content: dict[str, Any]) -> ScalingState:
     least, most = int(number(content["minCU"])), int(number(content["maxCU"]))
     bounds = ScalingBounds(unit * least, unit * most)
     using = unit * int(number(content.get("startCU", least)))
-    return ScalingState(ScalingRules(unit, timing, as_peers=True), bounds, config(content["scaling"]), using)
+    return ScalingState(PeerRules(unit, timing), bounds, config(content["scaling"]), using)
 
 
 def after(state: ScalingState, now: int, event: Event) -> tuple[ScalingState, bool]:
