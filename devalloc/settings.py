@@ -8,12 +8,90 @@ a verb; the guest monitor, which runs without click, reads its class itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 _KEY = "devalloc.setting"
 _Settings = TypeVar("_Settings")
+
+
+class BadSetting(ValueError):
+    """A setting that cannot be, alone or beside the others of its class."""
+
+    def __init__(self, flag: str, text: str) -> None:
+        """``text``: the rest of a sentence that begins with the option, or with a colon what is wrong."""
+        super().__init__(f"{flag}{text}" if text.startswith(":") else f"{flag} {text}")
+        self.flag = flag
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Reads one of these words. ``is_open``: other words may be valid, too, which its class checks."""
+
+    words: Sequence[str]
+    is_open: bool = False
+
+    def __call__(self, text: str) -> str:
+        if not self.is_open and text not in self.words:
+            raise ValueError(f"{text!r} is not one of {', '.join(self.words)}")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Reads a whole number."""
+
+    least: int
+    most: int | None = None
+
+    def __call__(self, text: str) -> int:
+        number = int(text)
+        if number < self.least or (self.most is not None and number > self.most):
+            raise ValueError(f"{number} is not in the range of {self.least} to {self.most}")
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class PathTo:
+    """Reads a path. ``exists``: something of this kind must be there, which the command checks."""
+
+    what: Literal["file", "folder", "any"] = "any"
+    exists: bool = False
+
+    def __call__(self, text: str) -> Path:
+        return Path(text)
+
+
+FOLDER, EXISTING_FOLDER, EXISTING_FILE = PathTo("folder"), PathTo("folder", exists=True), PathTo("file", exists=True)
+PORT = Whole(0, 65535)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(text)
+    else:
+        parts = _PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise ValueError(f"invalid duration {text!r}; write it like 30s, 5m, 1h30m or 500ms")
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not math.isfinite(seconds):
+        raise ValueError("the duration is too long; give fewer digits")
+    return seconds
+
+
+def parse_interval(text: str) -> float:
+    """As ``parse_duration``, but more than 0."""
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise ValueError("must be more than 0")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +103,7 @@ class Setting:
     flag: str = ""
     """Its option; by default the field's name. ``--node/--no-node``: a switch that can be on, off or not given."""
     type: Any = None
-    """What reads a text: a type of click, or a function that raises ValueError. None: the text is the value."""
+    """What reads a text, or raises ValueError with what is wrong. None: the text is the value."""
     default: Any = None
     """As an administrator writes it, such as ``5m``; False: a switch; (): repeatable."""
     unset: str = ""
@@ -34,6 +112,8 @@ class Setting:
     """The kind of value, in capitals: DURATION, PORT, DIR."""
     env: str = ""
     """A variable that has the value if the option is not given, the same for all verbs."""
+    usual: bool = False
+    """Whether the short help of its verb shows it."""
 
     @property
     def parameter(self) -> str:
@@ -51,7 +131,7 @@ class Setting:
     @property
     def separator(self) -> str:
         """What separates several values in a variable."""
-        return "colons" if getattr(self.type, "envvar_list_splitter", None) == ":" else "blanks"
+        return "colons" if isinstance(self.type, PathTo) else "blanks"
 
     @property
     def full_help(self) -> str:
@@ -70,9 +150,10 @@ def setting(
     unset: str = "",
     metavar: str | None = None,
     env: str = "",
+    usual: bool = False,
 ) -> Any:
     """Declare a field of a settings class."""
-    return declared(Setting(help, flag, type, default, unset, metavar, env))
+    return declared(Setting(help, flag, type, default, unset, metavar, env, usual))
 
 
 def declared(what: Setting) -> Any:
@@ -87,9 +168,10 @@ def group(settings_class: type[Any]) -> Any:
 
 
 def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | type[Any]]]:
-    """The fields of a class in order, each a setting or a group."""
+    """The fields of a class in order that are a setting or a group. Others are no business of administrators."""
     for each in fields(settings_class):
-        what = each.metadata[_KEY]
+        if (what := each.metadata.get(_KEY)) is None:
+            continue
         if isinstance(what, Setting) and not what.flag:
             what = replace(what, flag=f"--{each.name.replace('_', '-')}")
         yield each.name, what
@@ -109,8 +191,8 @@ def settings_of(settings_class: type[Any]) -> list[Setting]:
 
 
 def title_of(settings_class: type[Any]) -> str:
-    """The heading of a group's settings, in the help and in docs/settings.md."""
-    return settings_class.__name__.removesuffix("Options")
+    """The heading of a group's settings, in the help and in docs/settings.md: the first word of its name."""
+    return "".join(re.findall("[A-Z][a-z]*", settings_class.__name__)[:1])
 
 
 def summary_of(settings_class: type[Any]) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from devalloc.cli.verbs.controller import ControllerOptions
 from devalloc.cli.verbs.node import NodeOptions
 from devalloc.cli.verbs.permit_proxy import PermitProxyOptions
 from devalloc.cli.verbs.up import UpOptions
-from devalloc.settings import Setting, declarations, summary_of, title_of
+from devalloc.settings import OneOf, Setting, Whole, declarations, summary_of, title_of
 from devalloc_node.guest.settings import MonitorSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -100,10 +98,10 @@ def _value(setting: Setting) -> str:
     if setting.is_switch:
         return "switch"
     text = setting.metavar or ""
-    if isinstance(kind, click.Choice):
-        text = ", ".join(f"`{each}`" for each in kind.choices)
-    elif isinstance(kind, click.IntRange):
-        text += f", at least {kind.min}" if kind.max is None else f", {kind.min} to {kind.max}"
+    if isinstance(kind, OneOf):
+        text = ", ".join(f"`{each}`" for each in kind.words)
+    elif isinstance(kind, Whole):
+        text += f", at least {kind.least}" if kind.most is None else f", {kind.least} to {kind.most}"
     return f"{text}; repeatable" if setting.is_repeatable else text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import re
 import signal
 import sys
@@ -14,12 +13,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 import click
 
+import devalloc.settings
 from devalloc.cli.terminal import print_lines, print_note
 from devalloc.printable import printable, printable_lines
+from devalloc.settings import BadSetting, summary_of, title_of
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -119,12 +121,18 @@ class BadInput(CommandFailed):
     exit_code = 2
 
 
-class SettingOption(click.Option):
-    """The option of a setting. ``settings_class``: the group that the help lists it with."""
+_MANY = 8
+"""Settings that a short help shows in part."""
 
-    def __init__(self, *args: Any, settings_class: type[Any] | None = None, **kwargs: Any) -> None:
+
+class SettingOption(click.Option):
+    """The option of a setting. ``settings_class``: the group that the help lists it with. ``usual``: whether the short
+    help shows it."""
+
+    def __init__(self, *args: Any, settings_class: type[Any] | None = None, usual: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings_class = settings_class
+        self.usual = usual
 
 
 class VerbGroup(click.Group):
@@ -192,11 +200,14 @@ class Verb(click.Command):
             ),
         ]
 
-    def shorten_help(self, usual: Sequence[str]) -> None:
-        """Let `--help` show these options only, and `--help-all` all of them."""
+    def shorten_help(self, usual: Sequence[str] = ()) -> None:
+        """Let `--help` show these options and the usual settings only, and `--help-all` all of them."""
         if not self._usual:
-            self._usual = usual
-            self.params.append(help_all_option())
+            settings = [each for each in self.params if isinstance(each, SettingOption)]
+            if not usual and len(settings) < _MANY:
+                return
+            self._usual = [*dict.fromkeys((*usual, *(each.opts[0] for each in settings if each.usual)))]
+            self.params.append(help_all_option(_titles(settings)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Those of each group of settings below its title. Without the defaults that are empty, for which click shows
@@ -209,20 +220,27 @@ class Verb(click.Command):
             return
         of_groups = [param for param in self.params if isinstance(param, SettingOption) and param.settings_class]
         own = [param for param in self.params if param not in of_groups]
-        click.Command(self.name, params=own).format_options(ctx, formatter)
-        _format_groups(of_groups, ctx, formatter)
+        if not (group := ctx.meta.get(_HELP_ALL)):
+            click.Command(self.name, params=own).format_options(ctx, formatter)
+        _format_groups([each for each in of_groups if not group or _titles([each]) == [group]], ctx, formatter)
 
     def _format_usual_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.params if isinstance(param, click.Option) and not param.hidden]
         by_name = {name: option for option in options for name in option.opts}
         shown = [by_name[name] for name in self._usual if name in by_name]
         more = len(options) - len(shown) - 1
-        titles = _titles(each for each in options if each not in shown)
-        note = f"Also show {more} more options" + (f": {', '.join(titles)}." if titles else ".")
+        titles = _titles(options)
+        note = f"Also show {more} more options" + (f"; of a group only: {', '.join(titles)}." if titles else ".")
         whole = [each.get_help_record(ctx) or ("", "") for each in shown]
         records = [(name, _first_sentence(text)) for name, text in whole]
         with formatter.section("Options"):
-            formatter.write_dl([*records, ("--help-all", note), ("-h, --help", "Show this message and exit.")])
+            formatter.write_dl(
+                [
+                    *records,
+                    (f"--help-all{' [GROUP]' * bool(titles)}", note),
+                    ("-h, --help", "Show this message and exit."),
+                ]
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = self._with_plain_dry_run(args)
@@ -297,30 +315,36 @@ class Verb(click.Command):
 
 
 _HELP_ALL = "devalloc.help-all"
-"""Key in a context's ``meta``: whether its help shows everything."""
+"""Key in a context's ``meta`` if its help shows everything: "", or the one group of settings that it shows."""
 
 
-def help_all_option() -> click.Option:
-    """--help-all, which prints the help with all options or commands."""
-    show = "Show all options and exit."
-    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help=show)
+def help_all_option(groups: Sequence[str] = ()) -> click.Option:
+    """--help-all, which prints the help with all options or commands, or with the settings of one of these groups."""
+    optional: dict[str, Any] = {"is_flag": True}
+    if groups:
+        choice = click.Choice(["", *groups], case_sensitive=False)
+        optional = {"type": choice, "is_flag": False, "flag_value": "", "metavar": "[GROUP]"}
+    show = f"Show all options{' (of a group)' * bool(groups)} and exit."
+    return click.Option(
+        ["--help-all"], is_eager=True, expose_value=False, callback=_help_all, help=show, default=None, **optional
+    )
 
 
-def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        print_lines(full_help(ctx))
+def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool | str | None) -> None:
+    if wanted not in (None, False) and not ctx.resilient_parsing:
+        print_lines(full_help(ctx, "" if wanted is True else str(wanted)))
         ctx.exit()
 
 
-def full_help(ctx: click.Context) -> str:
-    """The help with all options or commands."""
-    ctx.meta[_HELP_ALL] = True
+def full_help(ctx: click.Context, group: str = "") -> str:
+    """The help with all options or commands, or with the settings of one group."""
+    ctx.meta[_HELP_ALL] = group
     return ctx.command.get_help(ctx)
 
 
 def shows_all(ctx: click.Context) -> bool:
     """Whether the help to print is the full one."""
-    return bool(ctx.meta.get(_HELP_ALL))
+    return _HELP_ALL in ctx.meta
 
 
 def _first_sentence(text: str) -> str:
@@ -330,15 +354,11 @@ def _first_sentence(text: str) -> str:
 
 def _titles(options: Iterable[click.Option]) -> list[str]:
     """The titles of the settings to which these options belong."""
-    from devalloc.settings import title_of
-
     classes = dict.fromkeys(each.settings_class for each in options if isinstance(each, SettingOption))
     return [title_of(each) for each in classes if each is not None]
 
 
 def _format_groups(options: Sequence[SettingOption], ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    from devalloc.settings import summary_of, title_of
-
     for settings_class in filter(None, dict.fromkeys(each.settings_class for each in options)):
         rows = [each.get_help_record(ctx) for each in options if each.settings_class is settings_class]
         with formatter.section(title_of(settings_class)):
@@ -362,7 +382,7 @@ def translate_error(error: Exception) -> click.ClickException:
     """The error as users see it."""
     from devalloc.store.errors import Forbidden, Invalid, NotFound, StoreError, is_disk_full
 
-    if isinstance(error, Invalid):
+    if isinstance(error, Invalid | BadSetting):
         return BadInput(str(error))
     if isinstance(error, NotFound):
         return NoSuchObject(str(error))
@@ -456,32 +476,20 @@ def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
 _RECURSIVE = "devalloc.recursive"
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+def reported(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of texts whose ValueErrors click shows in its own way."""
+
+    @wraps(read)
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
 
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-
-
-def parse_duration(text: str) -> float:
-    """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    else:
-        parts = _PART.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise click.BadParameter(f"invalid duration {text!r}; write it like 30s, 5m, 1h30m or 500ms")
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not math.isfinite(seconds):
-        raise click.BadParameter("the duration is too long; give fewer digits")
-    return seconds
-
-
-def parse_interval(text: str) -> float:
-    """As ``parse_duration``, but more than 0."""
-    seconds = parse_duration(text)
-    if seconds <= 0:
-        raise click.BadParameter("must be more than 0")
-    return seconds
+parse_duration = reported(devalloc.settings.parse_duration)
 
 
 def is_recursive() -> bool:

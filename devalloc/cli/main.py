@@ -165,9 +165,6 @@ EVERY_DAY = ("apply", "get", "describe", "explain", "solve", "top", "wait", "rel
 _FEW = 3
 """Sections with fewer other verbs share a line of that help."""
 USUAL_OPTIONS = {
-    "up": "--store --page --no-inventory --node --allow --image-folder --host-capacity --scaling",
-    "node": "--store --kubeconfig --in-cluster --node-name --allow --dry-run --socket --image-folder --host-capacity",
-    "controller": "--kubeconfig --in-cluster --listen --permits --placement --deadline --resource-claims",
     "capacity": "--filename --namespace --output --store --kubeconfig --host",
     "install": "--kubeconfig --image-prefix --dry-run --publish --resource-claims --permits --workers-only",
     "solve": "--filename --namespace --output --placement --with-store --store --kubeconfig",
@@ -175,7 +172,6 @@ USUAL_OPTIONS = {
     "get": "--namespace --all-namespaces --selector --output --watch --sort-by --store --kubeconfig",
     "drain": "--dry-run --reason --timeout --store --kubeconfig",
     "snapshot": "--filename --namespace --store --kubeconfig",
-    "guest-monitor": "--listen --allow --measure --cpus --memory",
     "discover": "--output --node-name --kind --sysfs-root",
     "top": "--once --interval --namespace --output --store --kubeconfig",
     "usage": "--month --by --of --output --store --kubeconfig",
@@ -186,7 +182,7 @@ USUAL_OPTIONS = {
     "release": "--force --abandon --timeout --namespace --store --kubeconfig",
     "warm replica": "--file --replicas --requests --node --apply --namespace --output",
 }
-"""Options that `--help` of a verb shows if it has many; `--help-all` shows all."""
+"""Options that `--help` of a verb shows if it has many, beside its usual settings; `--help-all` shows all."""
 
 
 class DevallocCommand(VerbGroup):
@@ -271,8 +267,8 @@ def _pipe_errors() -> Iterator[None]:
 
 
 def _shorten_help(command: click.Command, name: str) -> None:
-    if isinstance(command, Verb) and name in USUAL_OPTIONS:
-        command.shorten_help(USUAL_OPTIONS[name].split())
+    if isinstance(command, Verb):
+        command.shorten_help(USUAL_OPTIONS.get(name, "").split())
     if isinstance(command, click.Group):
         for below, one in command.commands.items():
             _shorten_help(one, f"{name} {below}")

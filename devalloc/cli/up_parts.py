@@ -348,6 +348,7 @@ PAGE = Setting(
     "machine itself use TLS.",
     flag="--page",
     metavar="HOST:PORT",
+    usual=True,
 )
 
 

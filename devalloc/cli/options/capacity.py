@@ -8,11 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from devalloc.cli.command import BadInput, CommandFailed
-from devalloc.cli.options.common import EXISTING_FOLDER
-from devalloc.settings import Setting, declared, setting
+from devalloc.settings import EXISTING_FOLDER, Setting, declared, setting
 
 if TYPE_CHECKING:
     from devalloc.api.pool import DevicePool
@@ -27,6 +24,7 @@ HOST_CAPACITY = Setting(
     flag="--host-capacity",
     default=False,
     env="DEVALLOC_HOST_CAPACITY",
+    usual=True,
 )
 
 
@@ -39,7 +37,7 @@ def amount_parser(parse: str) -> Callable[[str], Any]:
         try:
             return getattr(capacity, parse)(text)
         except capacity.AmountError as error:
-            raise click.BadParameter(str(error)) from None
+            raise ValueError(str(error)) from None
 
     return read
 
@@ -48,7 +46,7 @@ def _fraction(text: str) -> Any:
     """A ratio between 0 and 1. 0 means the default, as in the program whose settings these are."""
     part = amount_parser("parse_ratio")(text)
     if not 0 <= part <= 1:
-        raise click.BadParameter(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1")
+        raise ValueError(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1")
     return part
 
 

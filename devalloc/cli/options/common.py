@@ -12,9 +12,20 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, parse_duration, parse_interval, require_packages
+from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, reported, require_packages
 from devalloc.cli.render.output import FORMATS
-from devalloc.settings import Setting, build, declared, settings_of, settings_with_classes
+from devalloc.settings import (
+    OneOf,
+    PathTo,
+    Setting,
+    Whole,
+    build,
+    declared,
+    parse_duration,
+    parse_interval,
+    settings_of,
+    settings_with_classes,
+)
 from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,7 +85,7 @@ def option(setting: Setting, settings_class: type[Any] | None = None) -> Decorat
     return click.option(
         setting.flag,
         setting.parameter,
-        type=setting.type,
+        type=_type(setting.type),
         default=setting.default,
         metavar=setting.metavar,
         envvar=setting.env or None,
@@ -82,8 +93,31 @@ def option(setting: Setting, settings_class: type[Any] | None = None) -> Decorat
         show_default=False if setting.unset else None,  # the help has it
         cls=SettingOption,
         settings_class=settings_class,
+        usual=setting.usual,
         **kind,
     )
+
+
+def _type(read: Any) -> Any:
+    """The type of click that reads as the setting does, and completes paths and words."""
+    match read:
+        case OneOf(words, is_open):
+            return _OpenChoice(list(words)) if is_open else click.Choice(list(words))
+        case Whole(least, most):
+            return click.IntRange(least, most)
+        case PathTo(what, exists):
+            checks: dict[str, Any] = {"file_okay": what != "folder", "dir_okay": what != "file", "exists": exists}
+            return click.Path(path_type=Path, readable=what != "any", **checks)
+        case None | type():
+            return read
+    return reported(read)
+
+
+class _OpenChoice(click.Choice[str]):
+    """Words for the help and for completion: others may be valid, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
 
 
 _REQUIREMENT = re.compile(
@@ -135,27 +169,23 @@ def selector_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
-PORT = click.IntRange(0, 65535)
-
-
 STORE = Setting(
     "File of the embedded store.",
     flag="--store",
-    type=click.Path(path_type=Path, readable=False),  # the store says it better
+    type=PathTo(),  # the store says better what is wrong
     metavar="PATH",
     env="DEVALLOC_STORE",
     unset="/var/lib/devalloc/devalloc.db for root, else ~/.local/state/devalloc/devalloc.db",
+    usual=True,
 )
 store_option = option(STORE)
 """--store PATH, passed as ``store: Path | None``."""
 PLACEMENT = Setting(
     f"Among equally good answers: {', or '.join(f'{each.preference} ({each.name})' for each in POLICIES)}.",
     flag="--placement",
-    type=click.Choice([policy.name for policy in POLICIES]),
+    type=OneOf([policy.name for policy in POLICIES]),
     default=DEFAULT_PLACEMENT,
+    usual=True,
 )
 OTLP_ENDPOINT = Setting(
     "Send traces of claims to this OpenTelemetry collector, by OTLP over HTTP.",
@@ -167,7 +197,7 @@ OTLP_ENDPOINT = Setting(
 CEL_CHECK = Setting(
     "If two evaluators disagree about an expression of a DeviceClaim: refuse its answer (CheckFailed), or only warn.",
     flag="--cel-check",
-    type=click.Choice(["refuse", "warn"]),
+    type=OneOf(["refuse", "warn"]),
     default="refuse",
 )
 ANSWER_DEADLINE = Setting(

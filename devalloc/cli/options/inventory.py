@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
 from devalloc.cli.command import BadInput
-from devalloc.cli.options.common import EXISTING_FOLDER
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, kinds_by_name, read_added_kinds
-from devalloc.settings import setting
+from devalloc.settings import EXISTING_FOLDER, OneOf, Whole, setting
 
 if TYPE_CHECKING:
     from devalloc.inventory import InventoryConfig
@@ -23,13 +20,6 @@ if TYPE_CHECKING:
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _PORT_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.ASCII | re.IGNORECASE)
 """A PCI address, also without its domain, as ``lspci`` shows it."""
-
-
-class KindChoice(click.Choice[str]):
-    """Kinds of devices, for the help: others may be those that --device-kind adds, which are checked later."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
 
 
 def _port(text: str) -> str:
@@ -48,7 +38,7 @@ class InventoryOptions:
         default=Path("/"),
         metavar="DIR",
     )
-    node_name: str | None = setting("The node of the pools.", metavar="NAME", unset="the host name")
+    node_name: str | None = setting("The node of the pools.", metavar="NAME", unset="the host name", usual=True)
     adopt: tuple[str, ...] = setting(
         "Offer this vGPU, which another program created, while it is unused. Repeatable.",
         default=(),
@@ -57,7 +47,7 @@ class InventoryOptions:
     kinds: tuple[str, ...] = setting(
         "Only devices of this kind. Repeatable.",
         flag="--kind",
-        type=KindChoice(list(DEVICE_KINDS)),
+        type=OneOf([*DEVICE_KINDS], is_open=True),
         default=(),
         unset="all kinds",
     )
@@ -77,14 +67,14 @@ class InventoryOptions:
     )
     max_vfs: int | None = setting(
         "Maximum virtual functions to offer per port if none exist yet.",
-        type=click.IntRange(min=0),
+        type=Whole(0),
         metavar="NUMBER",
         unset="all that it supports",
     )
     creatable_vfs: tuple[str, ...] = setting(
         "Also offer virtual functions that do not exist yet of this kind of devices: their driver can make them. "
         "Repeatable.",
-        type=KindChoice(list(DEVICE_KINDS)),
+        type=OneOf([*DEVICE_KINDS], is_open=True),
         default=(),
         unset="those that the driver certainly makes",
     )
@@ -104,13 +94,13 @@ class InventoryOptions:
     release_from: tuple[str, ...] = setting(
         "Ask this program, which keeps GPUs open to watch them, to let a GPU go for a claim, and to hold it again "
         "after the claim. Repeatable.",
-        type=click.Choice(["nvidia-persistenced"]),
+        type=OneOf(["nvidia-persistenced"]),
         default=(),
     )
     erase_policy: Literal["none", "external"] = setting(
         "Who erases storage (NVMe) between its owners. none: it is not offered. external: you do, or its data is "
         "encrypted by its owners; devalloc erases nothing. Needs --allow storage.",
-        type=click.Choice(["none", "external"]),
+        type=OneOf(["none", "external"]),
         default="none",
         env="DEVALLOC_ERASE_POLICY",
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from devalloc.cli.command import parse_duration, parse_interval
-from devalloc.settings import setting
+from devalloc.settings import parse_duration, parse_interval, setting
 
 if TYPE_CHECKING:
     from devalloc.controller.reconcile.vm_scheduling.migrations import MigrationLimits

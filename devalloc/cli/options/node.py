@@ -11,19 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-import click
-
-from devalloc.cli.command import BadInput, parse_duration
+from devalloc.cli.command import BadInput
 from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser, discover_or_fail
-from devalloc.cli.options.common import FOLDER
-from devalloc.cli.options.inventory import InventoryOptions, KindChoice
+from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.terminal import print_note
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
-from devalloc.settings import group, setting
+from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, PathTo, Whole, group, parse_duration, setting
 from devalloc_node.errors import Denied, NodeError
 
 if TYPE_CHECKING:
@@ -41,30 +38,30 @@ class WarmOptions:
 
     warm_vcpus_per_cpu: int | None = setting(
         "Maximum vCPUs per host CPU, of all taken warm setups.",
-        type=click.IntRange(1),
+        type=Whole(1),
         metavar="NUMBER",
         unset="no maximum, the least loaded CPUs",
     )
-    warm_machine: str | None = setting(
+    warm_machine: Path | None = setting(
         "Keep a paused QEMU in each warm setup: a machine like the VirtualMachine in this file, with a network card on "
         "the TAP interface.",
-        type=click.Path(dir_okay=False, exists=True),
+        type=EXISTING_FILE,
         metavar="FILE",
     )
     warm_most: int = setting(
-        "Maximum number of warm setups, ready and taken.", type=click.IntRange(1), default=256, metavar="NUMBER"
+        "Maximum number of warm setups, ready and taken.", type=Whole(1), default=256, metavar="NUMBER"
     )
     ready: int | None = setting(
         "Number of warm setups to keep ready: network namespaces with a TAP interface and a folder, so that machines "
         "start at once; 0 makes them on demand.",
         flag="--warm",
-        type=click.IntRange(0),
+        type=Whole(0),
         metavar="NUMBER",
         unset="no warm setups",
     )
     warm_network: Literal["bridge", "cni"] | None = setting(
         "Give each warm setup an address in a network: of a bridge that the plugin makes, or by CNI plugins.",
-        type=click.Choice(["bridge", "cni"]),
+        type=OneOf(["bridge", "cni"]),
         unset="a TAP interface that is connected to nothing",
     )
     warm_bridge: str = setting("The bridge of --warm-network bridge.", default="devalloc0", metavar="NAME")
@@ -76,7 +73,7 @@ class WarmOptions:
     warm_uplink: Literal["none", "nat", "route"] = setting(
         "What leaves the subnet of --warm-network bridge: nothing; all, with the address of this host (nat); all, with "
         "the guest's own (route).",
-        type=click.Choice(["none", "nat", "route"]),
+        type=OneOf(["none", "nat", "route"]),
         default="none",
     )
     warm_isolated: bool = setting("Guests in the network of warm setups do not reach each other.", default=False)
@@ -222,11 +219,11 @@ def warn_of_setups(run_dir: Path, say: Callable[[str], None]) -> None:
         )
 
 
-def _waiting_machine(file: str, node: str) -> VirtualMachine:
+def _waiting_machine(file: Path, node: str) -> VirtualMachine:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc_node.warm.paused_machine import check_template
 
-    documents = [document.content for document in read_manifests([file], "default").good]
+    documents = [document.content for document in read_manifests([str(file)], "default").good]
     if len(documents) != 1 or documents[0]["kind"] != "VirtualMachine":
         raise BadInput(f"--warm-machine: {file} must contain one VirtualMachine, and nothing else")
     machine = VirtualMachine.model_validate(documents[0])
@@ -256,7 +253,7 @@ class MachineOptions:
     )
     accel: Literal["auto", "kvm", "tcg"] = setting(
         "Run machines with KVM or emulate them (tcg); auto: with KVM if a small guest boots with it within 10 s.",
-        type=click.Choice(["auto", "kvm", "tcg"]),
+        type=OneOf(["auto", "kvm", "tcg"]),
         default="auto",
         env="DEVALLOC_ACCEL",
     )
@@ -319,7 +316,7 @@ def _shared_folder(text: str) -> str:
     path = Path(text)
     is_plain = path.is_absolute() and ".." not in path.parts and path.parent != path and text.isprintable()
     if not is_plain or ":" in text:  # what separates folders in the pool
-        raise click.BadParameter(f"invalid folder {text!r}: write an absolute path below /, without '..' and ':'")
+        raise ValueError(f"invalid folder {text!r}: write an absolute path below /, without '..' and ':'")
     return str(path)
 
 
@@ -350,6 +347,7 @@ class AccessOptions:
         metavar="DIR",
         env="DEVALLOC_IMAGE_FOLDER",
         unset="none",
+        usual=True,
     )
     qmp_folders: tuple[str, ...] = setting(
         "Allow machines of namespace NS to adopt QMP sockets below DIR/NS; DIR:any: machines of every namespace may "
@@ -386,12 +384,13 @@ class AccessOptions:
 class PluginOptions:
     """The node plugin: which devices it may take, and where its files and sockets are."""
 
-    dry_run: bool = setting("Change nothing on the host: report each change, and refuse it.", default=False)
+    dry_run: bool = setting("Change nothing on the host: report each change, and refuse it.", default=False, usual=True)
     allow: tuple[str, ...] = setting(
         "Kind of devices that may be taken from the host. Repeatable.",
-        type=KindChoice(ALLOWABLE),
+        type=OneOf(ALLOWABLE, is_open=True),
         default=(),
         unset=", ".join(DEFAULT_ALLOWED),
+        usual=True,
     )
     state: Path | None = setting(
         "Folder for the journal, locks and audit log of changes to the host.",
@@ -402,7 +401,7 @@ class PluginOptions:
     )
     socket: Path | None = setting(
         "Serve devalloc.node.v1 here, for this user and root only.",
-        type=click.Path(path_type=Path),
+        type=PathTo(),
         metavar="PATH",
         env="DEVALLOC_NODE_SOCKET",
         unset=f"{SOCKET} for root and the usual store, else node.sock in --state",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from devalloc.cli.command import BadInput
-from devalloc.settings import Setting, setting, settings_of
+from devalloc.settings import OneOf, Setting, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc.scaling.permits.arithmetic import PermitArithmetic
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 COMPAT = Setting(
     "Which releases of other agents and permit servers to follow if they differ.",
     flag="--compat",
-    type=click.Choice(["v0.31", "newest"]),
+    type=OneOf(["v0.31", "newest"]),
     env="DEVALLOC_COMPAT",
     unset="newest, but v0.31 for granting permits",
 )

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import click
-
 from devalloc.cli.command import BadInput
-from devalloc.cli.options.common import EXISTING_FILE, PORT
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, amounts, permit_arithmetic
 from devalloc.cli.terminal import print_note
-from devalloc.settings import declared, given_options, group, setting
+from devalloc.settings import EXISTING_FILE, PORT, Whole, declared, given_options, group, setting
 
 if TYPE_CHECKING:
     from devalloc.scaling.agent_config import AgentConfig
@@ -101,7 +98,7 @@ class ScalingOptions:
     )
     permits_port: int | None = setting(
         "Port of the local permit server at 127.0.0.1.",
-        type=click.IntRange(1, 65535),
+        type=Whole(1, 65535),
         metavar="PORT",
         env="DEVALLOC_PERMITS_PORT",
         unset="10299",
@@ -117,6 +114,7 @@ class ScalingOptions:
         flag="--scaling",
         default=False,
         env="DEVALLOC_SCALING",
+        usual=True,
     )
     arithmetic: PermitsOptions = group(PermitsOptions)
 

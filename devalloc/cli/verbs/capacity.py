@@ -15,14 +15,7 @@ from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
-from devalloc.cli.options.common import (
-    EXISTING_FOLDER,
-    CountOptions,
-    files_option,
-    namespace_option,
-    output_option,
-    settings_options,
-)
+from devalloc.cli.options.common import CountOptions, files_option, namespace_option, output_option, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
 from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
@@ -41,7 +34,7 @@ from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.device_kinds import kinds_by_name
-from devalloc.settings import group, setting, settings_of
+from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc_solver.public.remaining_capacity import Capacity
@@ -98,7 +91,7 @@ class HostOptions:
     )
     socket: Path | None = setting(
         "With --host: the socket of the node plugin, to count machines that have no object in the store, too.",
-        type=click.Path(path_type=Path),
+        type=PathTo(),
         metavar="PATH",
         env="DEVALLOC_NODE_SOCKET",
         unset="that of this host's plugin, if any",

@@ -10,14 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import (
     BATCH_DEADLINE,
     CEL_CHECK,
-    EXISTING_FILE,
-    FOLDER,
     OTLP_ENDPOINT,
     PLACEMENT,
     host_and_port,
@@ -27,7 +23,16 @@ from devalloc.cli.options.common import (
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
-from devalloc.settings import declared, given_options, group, setting
+from devalloc.settings import (
+    EXISTING_FILE,
+    FOLDER,
+    Whole,
+    declared,
+    given_options,
+    group,
+    parse_duration,
+    setting,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -46,9 +51,15 @@ class ControllerOptions:
     """The controller of a cluster."""
 
     kubeconfig: Path | None = setting(
-        "Work for the cluster of this kubeconfig.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
+        "Work for the cluster of this kubeconfig.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        env="DEVALLOC_KUBECONFIG",
+        usual=True,
     )
-    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    in_cluster: bool = setting(
+        "Work for this pod's cluster, with the pod's service account.", default=False, usual=True
+    )
     namespace: str = setting(
         "Namespace of devalloc's own objects, such as its Lease.",
         default="devalloc-system",
@@ -60,6 +71,7 @@ class ControllerOptions:
         "Serve /healthz, /readyz, /metrics and the page here, with TLS; empty: not at all. Port 0: any free port.",
         default="127.0.0.1:10301",
         metavar="HOST:PORT",
+        usual=True,
     )
     health_listen: str = setting(
         "Also serve /healthz and /readyz here, by plain HTTP, for probes: connections to --listen do not take their "
@@ -94,6 +106,7 @@ class ControllerOptions:
         metavar="HOST:PORT",
         env="DEVALLOC_PERMITS_LISTEN",
         unset="no permit server",
+        usual=True,
     )
     permits_address: str | None = setting(
         "Address at which nodes reach --permits.", metavar="ADDRESS", env="POD_IP", unset="its HOST"
@@ -135,6 +148,7 @@ class ControllerOptions:
         "Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
         "that are set aside (devalloc node --allocator devalloc).",
         default=False,
+        usual=True,
     )
     reason_annotations: bool = setting(
         "Also write why a claim has no devices as annotations (devalloc.io/reason, devalloc.io/message), for programs "
@@ -169,7 +183,7 @@ class ControllerOptions:
     fencing_one_in: int = setting(
         "One in this number of nodes may be lost or fenced at the same time. If more are, the controller does not call "
         "--fencing-command, because a network fault must not power off the fleet.",
-        type=click.IntRange(1),
+        type=Whole(1),
         default=5,
         metavar="NUMBER",
     )

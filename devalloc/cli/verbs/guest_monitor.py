@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, CommandFailed, SettingOption, verb
 from devalloc.cli.terminal import print_note
 from devalloc_node.guest.settings import ABOUT, OPTIONS, settings_from
 
@@ -24,6 +22,6 @@ def guest_monitor(**given: str) -> int:
 
 guest_monitor.params[:0] = [
     # As texts: the settings report all problems together.
-    click.Option([each.flag], metavar=each.metavar, default=each.default, help=each.help)
+    SettingOption([each.flag], metavar=each.metavar, default=each.default, help=each.help, usual=each.usual)
     for each in OPTIONS
 ]

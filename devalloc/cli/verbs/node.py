@@ -8,17 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import click
-
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import EXISTING_FILE, FOLDER, OTLP_ENDPOINT, RESYNC, STORE, settings_options, tracing
+from devalloc.cli.options.common import OTLP_ENDPOINT, RESYNC, STORE, settings_options, tracing
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, check_published
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
 from devalloc.cli.render.output import open_display, show_published
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
-from devalloc.settings import declared, given_options, group, setting
+from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, declared, given_options, group, setting
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
@@ -43,20 +41,26 @@ class NodeOptions:
     host_capacity: bool = declared(HOST_CAPACITY)
     otlp_endpoint: str | None = declared(OTLP_ENDPOINT)
     kubeconfig: Path | None = setting(
-        "Work for this cluster instead of a store.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
+        "Work for this cluster instead of a store.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        env="DEVALLOC_KUBECONFIG",
+        usual=True,
     )
-    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    in_cluster: bool = setting(
+        "Work for this pod's cluster, with the pod's service account.", default=False, usual=True
+    )
     publish: Literal["slices", "pools"] | None = setting(
         "How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
         "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both.",
-        type=click.Choice(["slices", "pools"]),
+        type=OneOf(["slices", "pools"]),
         env="DEVALLOC_PUBLISH",
     )
     kubelet_dir: Path = setting(
         "The kubelet's --root-dir.", type=FOLDER, default=Path("/var/lib/kubelet"), metavar="DIR"
     )
     kubelet_api: tuple[str, ...] = setting(
-        "Version of DRAPlugin to serve. Repeatable.", type=click.Choice(_APIS), default=(), unset="all"
+        "Version of DRAPlugin to serve. Repeatable.", type=OneOf(_APIS), default=(), unset="all"
     )
     driver_name: str = setting(
         "The driver name, device.driver in DeviceClasses.", default="devalloc.io", metavar="NAME"
@@ -64,7 +68,7 @@ class NodeOptions:
     allocator: Literal["kubernetes", "devalloc"] = setting(
         "Which program allocates this node's devices in a cluster: kube-scheduler, or devalloc's controller for claims "
         "with the label devalloc.io/allocator: devalloc.",
-        type=click.Choice(["kubernetes", "devalloc"]),
+        type=OneOf(["kubernetes", "devalloc"]),
         default="kubernetes",
         env="DEVALLOC_ALLOCATOR",
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import EXISTING_FILE, host_and_port, settings_options
+from devalloc.cli.options.common import host_and_port, settings_options
 from devalloc.cli.render.output import open_display
-from devalloc.settings import setting
+from devalloc.settings import EXISTING_FILE, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

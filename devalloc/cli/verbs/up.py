@@ -59,7 +59,7 @@ class UpOptions:
 
     store: Path | None = declared(STORE)
     inventory: InventoryOptions = group(InventoryOptions)
-    no_inventory: bool = setting("Only allocate claims; do not publish this host's devices.", default=False)
+    no_inventory: bool = setting("Only allocate claims; do not publish this host's devices.", default=False, usual=True)
     resync: float = declared(RESYNC)
     placement: str = declared(PLACEMENT)
     cel_check: str = declared(CEL_CHECK)
@@ -68,6 +68,7 @@ class UpOptions:
         "Also run the node plugin, which binds devices and runs machines.",
         flag="--node/--no-node",
         unset="if it can run: as root or with options of it, with its packages, on this machine's own devices",
+        usual=True,
     )
     page: str | None = declared(PAGE)
     plugin: PluginOptions = group(PluginOptions)

@@ -69,7 +69,7 @@ class MonitorSettings:
     """The guest monitor, the program inside a machine that scales."""
 
     listen: Address = setting(
-        "Address where agents connect.", type=_address, default="0.0.0.0:10301", metavar="ADDRESS:PORT"
+        "Address where agents connect.", type=_address, default="0.0.0.0:10301", metavar="ADDRESS:PORT", usual=True
     )
     metrics_listen: Address | None = setting(
         "Address where metrics are served; `off`: nowhere.",
@@ -89,18 +89,21 @@ class MonitorSettings:
         type=_networks,
         default="",
         metavar="NETWORKS",
+        usual=True,
     )
     measure: str = setting(
         "Whose memory the monitor watches: `system`, the whole guest; `cgroup:NAME`, the workload in "
         "/sys/fs/cgroup/NAME (version 2 or 1); `none`: nothing, and it accepts every decrease.",
         default="system",
         metavar="WHAT",
+        usual=True,
     )
     cpus: str = setting(
         "Bring online all CPUs that are `plugged`, only as many as were `granted` (CPU 0 always), or `leave` them.",
         type=_one_of("plugged", "granted", "leave"),
         default="plugged",
         metavar="POLICY",
+        usual=True,
     )
     memory: str = setting(
         "How to bring plugged memory online: `movable` can be unplugged again, `kernel` serves any use, `auto` is "
@@ -108,6 +111,7 @@ class MonitorSettings:
         type=_one_of(*POLICIES),
         default="auto",
         metavar="POLICY",
+        usual=True,
     )
     movable_ratio: int = setting(
         "With --memory auto: maximum ratio of movable memory to the kernel's memory. Lower is safer for the guest; "

@@ -12,11 +12,24 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.command import parse_duration, verb
+from devalloc.cli.command import verb
 from devalloc.cli.main import cli
 from devalloc.cli.options.common import PLACEMENT, option_of, settings_options
 from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
-from devalloc.settings import build, given_options, group, setting, settings_of
+from devalloc.settings import (
+    BadSetting,
+    OneOf,
+    PathTo,
+    Whole,
+    build,
+    given_options,
+    group,
+    parse_duration,
+    setting,
+    settings_of,
+    settings_with_classes,
+    title_of,
+)
 from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 from tests.support.repository import REPO
 from tools import settings_page
@@ -29,7 +42,7 @@ class Cabinet:
 
     width: float = setting("How wide.", type=parse_duration, default="2m", metavar="DURATION")
     labels: tuple[str, ...] = setting("What is on it.", flag="--label", default=(), env="CABINET_LABEL")
-    folders: tuple[Path, ...] = setting("Folders.", type=click.Path(path_type=Path), default=(), env="CABINET_FOLDERS")
+    folders: tuple[Path, ...] = setting("Folders.", type=PathTo(), default=(), env="CABINET_FOLDERS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +78,44 @@ def test_the_help_of_a_process_has_the_headings_of_the_page_of_settings(name: st
     assert headings[0] == "Options"
     assert len(headings) > 2
     assert {*headings[1:]} <= {*re.findall(r"^## (\w+)$", settings_page.page(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", ["up", "node", "controller"])
+def test_the_full_help_of_one_group_has_its_settings_only(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    groups = {title_of(of): of for _, of in settings_with_classes(PROCESSES[name]) if of is not PROCESSES[name]}
+    assert len(groups) > 1
+    for title, settings_class in groups.items():
+        text = CliRunner().invoke(cli, [name, "--help-all", title.lower()]).output
+        own = [each.flag for each, of in settings_with_classes(PROCESSES[name]) if of is settings_class]
+        assert re.findall(r"^  (--[a-z-]+(?: / --[a-z-]+)?)", text, re.MULTILINE) == [
+            flag.replace("/", " / ") for flag in own
+        ]
+    assert "'nonsense' is not one of" in CliRunner().invoke(cli, [name, "--help-all", "nonsense"]).output
+
+
+def test_a_bad_setting_begins_with_its_option() -> None:
+    assert str(BadSetting("--width", "must be more than 0, not -1")) == "--width must be more than 0, not -1"
+    assert str(BadSetting("--width", ": no number")) == "--width: no number"
+    assert BadSetting("--width", "is odd").flag == "--width"
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "bad"),
+    [
+        (OneOf(["a", "b"]), ("a", "a"), "c"),
+        (OneOf(["a"], is_open=True), ("c", "c"), None),
+        (Whole(1, 5), ("5", 5), "6"),
+        (Whole(1), ("6", 6), "0"),
+        (PathTo(), ("x", Path("x")), None),
+    ],
+)
+def test_readers_of_settings_refuse_what_cannot_be(read: Any, good: tuple[str, Any], bad: str | None) -> None:
+    assert read(good[0]) == good[1]
+    if bad is not None:
+        with pytest.raises(ValueError, match=bad):
+            read(bad)
 
 
 def parsed(*words: str, env: dict[str, str] | None = None) -> Room:
@@ -184,8 +235,8 @@ def test_without_options_a_process_has_the_defaults_of_its_class(process: tuple[
 
 
 def test_the_placement_option_offers_the_policies_of_the_solver_which_it_does_not_load() -> None:
-    assert isinstance(PLACEMENT.type, click.Choice)
-    assert list(PLACEMENT.type.choices) == [policy.name for policy in POLICIES]
+    assert isinstance(PLACEMENT.type, OneOf)
+    assert list(PLACEMENT.type.words) == [policy.name for policy in POLICIES]
     assert PLACEMENT.default == DEFAULT_PLACEMENT
 
 
