@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 
@@ -49,3 +50,53 @@ class Backoff:
     def reset(self) -> None:
         """Count a success: the next failure is the first one."""
         self.failures = 0
+
+
+class Retry:
+    """One thing that is tried until it succeeds: how long to wait, and what the log says. Use it from one thread at a
+    time."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        what: str,
+        first: float,
+        most: float,
+        *,
+        expected: tuple[type[BaseException], ...] = (),
+        quiet: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        """``what``: that it cannot be done, such as "cannot watch the pools". ``first``, ``most``: of the pause, in
+        seconds. ``expected``: errors that are no bugs: one line, and only once while they stay the same; other errors
+        get a traceback each time. ``quiet``: errors that are none, such as a watch that ended because much has
+        changed."""
+        self._log, self._what = log, what
+        self._expected, self._quiet = expected, quiet
+        self._backoff = Backoff(first, most)
+        self._logged = ""
+
+    @property
+    def failures(self) -> int:
+        """In a row, up to now."""
+        return self._backoff.failures
+
+    def failed(self, error: BaseException, most: float = math.inf) -> float:
+        """Count and log a failure; seconds until the next try, not more than ``most``."""
+        delay = min(self._backoff.next_delay(), most)
+        is_expected = isinstance(error, self._expected)
+        level = logging.DEBUG if is_expected and str(error) == self._logged else logging.ERROR
+        if isinstance(error, self._quiet):
+            level = logging.INFO
+        trace = None if is_expected else error
+        self._log.log(level, "%s; next try in %.0f s: %s", self._what, delay, error, exc_info=trace)
+        self._logged = str(error) if is_expected else ""
+        return delay
+
+    def count(self) -> None:
+        """Count a failure of which the log says enough."""
+        self._backoff.next_delay()
+
+    def succeeded(self) -> None:
+        """Count a success: the next failure is the first one, and is logged."""
+        self._backoff.reset()
+        self._logged = ""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.standalone import Standalone
     from devalloc.inventory import DeviceRecords
-    from devalloc.store import Key, Store
+    from devalloc.store import Event, Key, Store
+    from devalloc.store.watcher import Listed
     from devalloc_node.node import Node
     from devalloc_node.settings import NodeSettings
 
@@ -39,8 +40,6 @@ REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 """Seconds before another try after a failed start, doubled after each failure; and the maximum."""
 _MACHINE = "VirtualMachine"
-_LOG_SECONDS = 60.0
-"""How long one watch of the machines lasts."""
 _MAX_REASONS = 20
 """Reasons why one machine cannot start that the log has at most, until the machine runs."""
 _SETTLED_PHASES = ("Running", "Paused", "Stopped", "Failed")
@@ -262,31 +261,21 @@ class MachineLog:
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
-        from devalloc.store import StoreError, Unusable, log_failure
+        from devalloc.store.watcher import Watcher
 
-        since, logged = None, ""
-        while not stop.is_set():
-            try:
-                if since is None:
-                    listed = store.list(_MACHINE)
-                    since = listed.resource_version
-                    uids = {machine["metadata"]["uid"] for machine in listed.objects}
-                    self._seen = {uid: state for uid, state in self._seen.items() if uid in uids}
-                    self._logged_reasons = {
-                        uid: reasons for uid, reasons in self._logged_reasons.items() if uid in uids
-                    }
-                    for machine in listed.objects:
-                        self.note(machine, is_new=machine["metadata"]["uid"] not in self._seen)
-                for event in store.watch(_MACHINE, since, timeout=_LOG_SECONDS, stop=stop):
-                    since = event.resource_version
-                    self.note(event.object, is_gone=event.type.value == "DELETED")
-                logged = ""
-            except Unusable:
-                raise
-            except StoreError as error:
-                since = None
-                logged = log_failure(log, error, logged, "could not watch the machines", RETRY_SECONDS)
-                stop.wait(RETRY_SECONDS)
+        Watcher(store, _MACHINE, self._heard, "could not watch the machines").run(stop)
+
+    def _heard(self, change: Listed | Event) -> None:
+        from devalloc.store import Event
+
+        if isinstance(change, Event):
+            self.note(change.object, is_gone=change.type.value == "DELETED")
+            return
+        uids = {machine["metadata"]["uid"] for machine in change.objects}
+        self._seen = {uid: state for uid, state in self._seen.items() if uid in uids}
+        self._logged_reasons = {uid: reasons for uid, reasons in self._logged_reasons.items() if uid in uids}
+        for machine in change.objects:
+            self.note(machine, is_new=machine["metadata"]["uid"] not in self._seen)
 
     def note(self, machine: dict[str, Any], *, is_new: bool = False, is_gone: bool = False) -> None:
         """Compare the state of a machine with its last one. ``is_new``: it was like this when the log began."""

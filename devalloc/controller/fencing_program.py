@@ -25,6 +25,7 @@ from devalloc.backoff import backoff_delay
 from devalloc.controller.fencing import NodeAnswers, state_fence
 from devalloc.controller.reconcile.fenced import held_objects
 from devalloc.store import NotFound, Object, Store, StoreError
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -95,17 +96,16 @@ class NodeFencer:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Logs errors of the store and goes on."""
-        while not stop.is_set():
-            try:
-                self.look(stop)
-            except StoreError as error:
-                self._lost.clear()  # who does not see the nodes does not know that they are lost
-                log.warning("cannot see which nodes are lost: %s", error)
-            stop.wait(POLL_SECONDS)
+        what = "cannot see which nodes are lost"
+        repeat(stop, lambda: self.look(stop), POLL_SECONDS, what, expected=(StoreError,))
 
     def look(self, stop: threading.Event) -> None:
         """See which nodes are lost, and fence one that is due. Raises StoreError."""
-        documents = self._store.list(("Node", "DevicePool")).objects
+        try:
+            documents = self._store.list(("Node", "DevicePool")).objects
+        except StoreError:
+            self._lost.clear()  # who does not see the nodes does not know that they are lost
+            raise
         nodes = {doc["metadata"]["name"]: doc for doc in documents if is_node(doc)}
         stated, now = fence_statements(documents), self._clock()
         lost = {name for name, node in nodes.items() if is_lost(node)}

@@ -15,6 +15,7 @@ from devalloc.controller.overview import Alarm, Overview
 from devalloc.controller.overview.cache import OPTIONAL_KINDS, REQUIRED_KINDS, CachedOverview
 from devalloc.controller.reconcile.events import WARNING, ObjectEvent
 from devalloc.store import Store, StoreError
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +68,15 @@ class FleetMonitor:
     def run(self, stop: threading.Event) -> None:
         """Look until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
         try:
-            while not stop.is_set():
-                self._await_pause(stop)
-                if stop.is_set():
-                    break
-                try:
-                    self.look()
-                except StoreError as error:
-                    log.warning("cannot read the fleet for the metrics: %s", error)
-                except Exception:
-                    log.exception("cannot read the fleet for the metrics")
-                stop.wait(self._seconds)
+            what = "cannot read the fleet for the metrics"
+            repeat(stop, lambda: self._look_in_pause(stop), self._seconds, what, expected=(StoreError,))
         finally:
             self.seen = None
+
+    def _look_in_pause(self, stop: threading.Event) -> None:
+        self._await_pause(stop)
+        if not stop.is_set():
+            self.look()
 
     def _await_pause(self, stop: threading.Event) -> None:
         step, paused, waited = MIN_PAUSE / 4, 0.0, 0.0

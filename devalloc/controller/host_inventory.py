@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.backoff import Backoff
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
 from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.inventory import DeviceRecords, Discovery, watch
 from devalloc.inventory.watch import EventSource
-from devalloc.store import Expired, Store, StoreError, Unusable, log_failure
+from devalloc.store import Event, Store, StoreError
+from devalloc.store.watcher import Listed, Watcher
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 1.0
 """How long it may take until another process stops publishing, or begins."""
 
@@ -124,30 +123,12 @@ class HostInventory:
     def repair(self, stop: threading.Event) -> None:
         """Publish again what others overwrote or deleted: at once if an event shows it, and now and then in any
         case."""
-        logged = ""
-        reread = Backoff(_RETRY_SECONDS, self._resync)
-        is_expired = False
-        while not stop.is_set():
-            try:
-                if is_expired:
-                    self._since = self._store.list([]).resource_version
-                    is_expired = False
-                    self.rescan()
-                    stop.wait(reread.next_delay())
-                for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
-                    self._since = event.resource_version
-                    if self._publishes.is_set() and self._publisher.is_overwritten(event):
-                        self.rescan()
-                self.rescan()
-                reread.reset()
-                logged = ""
-            except Expired:
-                is_expired = True
-            except Unusable:
-                raise
-            except Exception as error:
-                logged = log_failure(log, error, logged, "could not watch the pools", _RETRY_SECONDS)
-                stop.wait(_RETRY_SECONDS)
+        what, since, relist = "could not watch the pools", self._since, self._resync
+        Watcher(self._store, "DevicePool", self._hear, what, lists=False, since=since, relist=relist).run(stop)
+
+    def _hear(self, change: Listed | Event) -> None:
+        if isinstance(change, Listed) or (self._publishes.is_set() and self._publisher.is_overwritten(change)):
+            self.rescan()
 
     def _discover(self) -> Discovery:
         try:

@@ -21,6 +21,7 @@ from devalloc.controller.reconcile.vm_scheduling.migration_decision import expla
 from devalloc.controller.reconcile.vm_scheduling.migrations import MigrationLimits
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
 from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,7 @@ class MigrationCleanup:
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until ``stop`` is set. What cannot be written is tried again."""
-        while not stop.is_set():
-            try:
-                self.look()
-            except StoreError as error:
-                log.warning("cannot look after migrations of machines: %s; trying again", error)
-            stop.wait(INTERVAL_SECONDS)
+        repeat(stop, self.look, INTERVAL_SECONDS, "cannot look after migrations of machines", expected=(StoreError,))
 
     def look(self) -> None:
         """End and delete what is due. What the store refuses to change is logged once, and tried again later. Raises

@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +24,7 @@ from devalloc.api.decode import decode
 from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.backoff import Backoff, backoff_delay
+from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.store import (
     OBJECT_FAILURES,
@@ -40,10 +39,12 @@ from devalloc.store import (
     StoreError,
     Unusable,
 )
+from devalloc.store.watcher import Listed, Watcher, run_with_watchers
+from devalloc.worker import Again, Pace, Why, Worker
 
 log = logging.getLogger(__name__)
 
-KIND, MACHINE = "VirtualMachineReplicaSet", "VirtualMachine"
+KINDS = KIND, MACHINE = "VirtualMachineReplicaSet", "VirtualMachine"
 QUICK_SECONDS = 60.0
 """A machine that ends sooner after its creation did not last."""
 FIRST_SECONDS, MOST_SECONDS = 1.0, 300.0
@@ -62,6 +63,8 @@ RESYNC_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 SetKey = tuple[str, str]
 """Namespace and name."""
+_Work = tuple[str, SetKey]
+"""A set, or a machine whose set may be gone: its kind and key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,77 +248,64 @@ class ReplicaSets:
         self._paces: dict[str, _Paces] = {}
         """By the UID of the set."""
         self._rates = _CreationRates()
-        self._dirty: set[SetKey] = set()
-        self._orphans: set[SetKey] = set()
-        """Machines whose set may be gone."""
+        self.worker: Worker[_Work, Listed | Event] = Worker(
+            "cannot keep the machines of replica sets:",
+            self._do,
+            self._take,
+            pace=Pace(RETRY_SECONDS, RESYNC_SECONDS, batch=BATCH_SECONDS, expected=(StoreError,), fatal=(Unusable,)),
+            clock=clock,
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
-        backoff = Backoff(RETRY_SECONDS, RESYNC_SECONDS)
-        while not stop.is_set():
-            try:
-                version = self.listed()
-                until = self._clock() + RESYNC_SECONDS
-                while not stop.is_set() and self._clock() < until:
-                    pause = min(self.round(), until - self._clock())
-                    backoff.reset()
-                    version = self._hear(version, max(0.0, pause), stop)
-            except Unusable:
-                raise
-            except StoreError as error:
-                pause = backoff.next_delay()
-                log.warning("cannot keep the machines of replica sets; next try in %.0f s: %s", pause, error)
-                stop.wait(pause)
-            except Exception:
-                log.exception("cannot keep the machines of replica sets")
-                stop.wait(backoff.next_delay())
+        watcher = Watcher(self._store, KINDS, self.worker.tell, "cannot watch replica sets", relist=RESYNC_SECONDS)
+        run_with_watchers(self.worker.run, [watcher], stop)
 
-    def _hear(self, version: str, seconds: float, stop: threading.Event) -> str:
-        """Wait for a change that matters, and for those that come with it; the place in the history after them. Raises
-        StoreError."""
-        for timeout in (seconds, 0.0):
-            with closing(self._store.watch((KIND, MACHINE), version, timeout=timeout, stop=stop)) as events:
-                for event in events:
-                    self.heard(event)
-                    version = event.resource_version
-                    if timeout and (self._dirty or self._orphans):
-                        break
-            if not self._dirty and not self._orphans:
-                break
-            stop.wait(BATCH_SECONDS)
-        return version
+    def _take(self, changes: Iterable[Listed | Event]) -> None:
+        for change in changes:
+            if isinstance(change, Listed):
+                self._take_all(change.objects)
+            else:
+                self._take_one(change)
 
-    def listed(self) -> str:
-        """Take all objects as they are now; the place in the store's history. Raises StoreError."""
-        listing = self._store.list((KIND, MACHINE))
-        self._sets = {ObjectView(obj).key: obj for obj in listing.objects if obj["kind"] == KIND}
+    def _take_all(self, objects: Sequence[Object]) -> None:
+        """Take all objects as they are now."""
+        self._sets = {ObjectView(obj).key: obj for obj in objects if obj["kind"] == KIND}
         self._machines, self._owned = {}, {}
-        for obj in listing.objects:
+        for obj in objects:
             if obj["kind"] == MACHINE:
                 self._put(obj)
         uids = {obj["metadata"]["uid"] for obj in self._sets.values()}
         self._paces = {uid: pace for uid, pace in self._paces.items() if uid in uids}
-        self._dirty = set(self._sets)
-        self._orphans = {key for key, obj in self._machines.items() if owner_of(obj) is not None}
-        return listing.resource_version
+        self._add_sets(self._sets)
+        self._add_orphans(key for key, obj in self._machines.items() if owner_of(obj) is not None)
 
-    def heard(self, event: Event) -> None:
-        """A set or a machine changed."""
+    def _take_one(self, event: Event) -> None:
+        """Take a set or a machine that changed."""
         obj, key, is_gone = event.object, ObjectView(event.object).key, event.type is EventType.DELETED
         if obj["kind"] == KIND:
-            self._dirty.add(key)
+            self._add_sets([key])
             if is_gone:
                 self._sets.pop(key, None)
-                self._orphans |= self._owned.get(obj["metadata"]["uid"], set())
+                self._add_orphans(self._owned.get(obj["metadata"]["uid"], set()))
             else:
                 self._sets[key] = obj
             return
         before = self._remove(key)
         if not is_gone:
             self._put(obj)
-            self._orphans |= {key} if owner_of(obj) is not None else set()
+            self._add_orphans([key] if owner_of(obj) is not None else [])
         owners = (owner_of(each) for each in (before, obj) if each is not None)
-        self._dirty |= {(key[0], owner[0]) for owner in owners if owner is not None}
+        self._add_sets((key[0], owner[0]) for owner in owners if owner is not None)
+
+    def _add_sets(self, keys: Iterable[SetKey]) -> None:
+        for key in sorted(keys):
+            self.worker.add((KIND, key))
+
+    def _add_orphans(self, keys: Iterable[SetKey]) -> None:
+        """Have machines deleted whose set may be gone."""
+        for key in sorted(keys) if self._collects else ():
+            self.worker.add((MACHINE, key))
 
     def _put(self, machine: Object) -> None:
         self._machines[ObjectView(machine).key] = machine
@@ -331,39 +321,19 @@ class ReplicaSets:
                 del self._owned[owner[1]]
         return machine
 
-    def round(self) -> float:
-        """Bring all sets of which something changed, or whose time came, nearer to what they are to be; seconds until
-        the next one is due. Raises StoreError."""
-        now = self._clock()
-        due = {key for key, obj in self._sets.items() if self._is_due(obj, now)} | self._dirty
-        self._dirty = set()
-        again: set[SetKey] = set()
-        for key in sorted(due):
-            if (obj := self._sets.get(key)) is None:
-                continue
-            try:
-                if self._keep(obj):
-                    again.add(key)
-            except REFUSALS as error:
-                log.warning("cannot write the status of replica set %s/%s: %s", *key, error)
-        orphans, self._orphans = self._orphans, set()
-        for key in sorted(orphans) if self._collects else ():
-            try:
-                self._collect(key)
-            except OBJECT_FAILURES as error:  # the next listing tries again
-                log.warning("cannot delete machine %s/%s, whose replica set is gone: %s", *key, error)
-        self._dirty |= again
-        if self._dirty:
-            return 0.0
-        dues = [at for obj in self._sets.values() if (at := self._next_due(obj)) > 0.0]
-        return max(0.0, min([RESYNC_SECONDS, *(at - self._clock() for at in dues)]))
-
-    def _is_due(self, obj: Object, now: float) -> bool:
-        return 0.0 < self._next_due(obj) <= now
-
-    def _next_due(self, obj: Object) -> float:
+    def _do(self, work: _Work, why: Why) -> Again | None:
+        """Bring a set nearer to what it is to be, or delete a machine whose set is gone. Raises StoreError."""
+        kind, key = work
+        if kind == MACHINE:
+            self._collect(key)
+            return None
+        if (obj := self._sets.get(key)) is None:
+            return None
+        if self._keep(obj):
+            return Again(0.0)
         paces = self._paces.get(obj["metadata"]["uid"])
-        return 0.0 if paces is None else paces.next_due()
+        due = 0.0 if paces is None else paces.next_due()
+        return Again(max(0.0, due - self._clock())) if due else None
 
     def _keep(self, obj: Object) -> bool:
         """Whether more is to be done at once. Raises StoreError."""
@@ -438,7 +408,7 @@ class ReplicaSets:
                 self._put(self._store.get(MACHINE, *key))
             except NotFound:
                 return False
-            self._dirty.add(ObjectView(obj).key)
+            self._add_sets([ObjectView(obj).key])
             return False
         except OBJECT_FAILURES as error:
             pace.failed(self._clock(), f"machine {key[0]}/{name} cannot be created: {error}")
@@ -462,7 +432,7 @@ class ReplicaSets:
                 paces.refused.add(uid)
                 problem = f"machine {'/'.join(ObjectView(machine).key)} cannot be deleted: {error}"
                 if not isinstance(error, REFUSALS):  # the next ones may take as long: other sets have their turn
-                    self._dirty.add(key)
+                    self._add_sets([key])
                     break
         if problem:
             paces.delete.failed(now, problem)
@@ -521,7 +491,7 @@ class ReplicaSets:
         except NotFound:
             self._sets.pop(ObjectView(obj).key, None)
         except Conflict:
-            self._dirty.add(ObjectView(obj).key)
+            self._add_sets([ObjectView(obj).key])
             try:
                 self._sets[ObjectView(obj).key] = self._store.get(KIND, *ObjectView(obj).key)
             except NotFound:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterable
 
 from devalloc.api.views import MachineView, ObjectView, as_mapping
-from devalloc.backoff import Backoff
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
 from devalloc.store import (
@@ -25,10 +24,10 @@ from devalloc.store import (
     NotFound,
     Object,
     Store,
-    StoreError,
     Unavailable,
 )
 from devalloc.store.kubernetes.resources import ApiResource
+from devalloc.store.watcher import Listed, Watcher
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,6 @@ RUNNER_PODS = ApiResource(
 )
 """Pods with the label that names their machine."""
 POD = RUNNER_PODS.store_kind
-RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
 MAX_ATTEMPTS = 10
 """How often a write is based on a newer object because others write it, too."""
 
@@ -75,24 +73,15 @@ class RunnerPods:
 
     def run(self, stop: threading.Event) -> None:
         """Write what changes, until ``stop`` is set."""
-        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        while not stop.is_set():
-            try:
-                self._pods, self._machine_of, self._machines = {}, {}, {}
-                listing = self._store.list((KIND, POD))
-                backoff.reset()
-                changed = {key for obj in listing.objects for key in self._note(obj, is_gone=False)}
-                self.write(sorted(changed))
-                for event in self._store.watch((KIND, POD), listing.resource_version, stop=stop):
-                    self.heard(event)
-            except StoreError as error:
-                if not stop.is_set():  # else another process leads by now, or is about to
-                    log.warning("cannot write which pods run machines: %s; trying again", error)
-                stop.wait(backoff.next_delay())
+        Watcher(self._store, (KIND, POD), self.heard, "cannot write which pods run machines").run(stop)
 
-    def heard(self, event: Event) -> None:
-        """A machine or a pod changed. Raises StoreError."""
-        self.write(self._note(event.object, is_gone=event.type is EventType.DELETED))
+    def heard(self, change: Listed | Event) -> None:
+        """Write what follows from machines and pods that changed. Raises StoreError."""
+        if isinstance(change, Event):
+            self.write(self._note(change.object, is_gone=change.type is EventType.DELETED))
+            return
+        self._pods, self._machine_of, self._machines = {}, {}, {}
+        self.write(sorted({key for obj in change.objects for key in self._note(obj, is_gone=False)}))
 
     def _note(self, obj: Object, *, is_gone: bool) -> list[MachineKey]:
         """The machines that it concerns."""

@@ -27,6 +27,7 @@ from devalloc.api.serving import SILENT_SECONDS, is_of_unserved, served_conditio
 from devalloc.api.views import MachineView
 from devalloc.store import OBJECT_FAILURES, Conflict, NotFound, Object, Store, StoreError
 from devalloc.store.kubernetes.node_leases import PluginLease
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +80,8 @@ class UnservedMachines:
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until ``stop`` is set. What cannot be written is tried again."""
-        while not stop.is_set():
-            is_more = False
-            try:
-                is_more = self.look()
-            except StoreError as error:
-                log.warning("cannot write on machines that their nodes do not answer: %s; trying again", error)
-            except Exception:
-                log.exception("cannot write on machines that their nodes do not answer; trying again")
-            stop.wait(PAUSE_SECONDS if is_more else LOOK_SECONDS)
+        what = "cannot write on machines that their nodes do not answer"
+        repeat(stop, lambda: PAUSE_SECONDS if self.look() else None, LOOK_SECONDS, what, expected=(StoreError,))
 
     def look(self) -> bool:
         """Write what is due, as much as may be written at once; whether there is more. Raises StoreError."""

@@ -32,7 +32,6 @@ from devalloc.store.errors import (
     UnknownOutcome,
     Unusable,
     WriteRejected,
-    log_failure,
 )
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, EventType, Fence, Listing, Store
 
@@ -66,5 +65,4 @@ __all__ = [
     "UnknownOutcome",
     "Unusable",
     "WriteRejected",
-    "log_failure",
 ]

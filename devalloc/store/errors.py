@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -114,21 +113,6 @@ Writes of other objects must not wait for it."""
 OBJECT_FAILURES = (*REFUSALS, UnknownOutcome)
 """Errors that concern only the object whose write failed: a loop over many objects goes on with the next one. An API
 server also gives no clear answer if a webhook for this object fails."""
-
-
-def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:
-    """Log why a loop retries in ``delay`` seconds: errors of stores as one line, and only once while they stay the
-    same; other errors are bugs, so they get a traceback each time. A watch that ended because much has changed is no
-    error: everything is read again.
-
-    ``logged``: the last return value, "" after a success.
-    """
-    is_expected = isinstance(error, StoreError)
-    level = logging.DEBUG if is_expected and str(error) == logged else logging.ERROR
-    if isinstance(error, Expired):
-        level = logging.INFO
-    log.log(level, "%s; next try in %.0f s: %s", what, delay, error, exc_info=None if is_expected else error)
-    return str(error) if is_expected else ""
 
 
 Object = dict[str, Any]

@@ -1,11 +1,14 @@
-"""Back-off: the delays after failures in a row."""
+"""Back-off: the delays after failures in a row, and what the log says of them."""
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from random import Random
 
-from devalloc.backoff import Backoff, backoff_delay
+import pytest
+
+from devalloc.backoff import Backoff, Retry, backoff_delay
 
 
 def test_a_delay_doubles_with_each_failure_up_to_the_maximum() -> None:
@@ -31,3 +34,32 @@ def test_jitter_spreads_delays_around_those_without() -> None:
     assert len({*pairwise(pairs)}) > 100
     again = Backoff(1.0, 8.0, jitter=0.5, rng=Random(1))
     assert [again.next_delay() for _ in range(200)] == [delay for _, delay in pairs]
+
+
+class Full(Exception):
+    """An error that is no bug."""
+
+
+class MuchChanged(Full):
+    """None at all."""
+
+
+def test_the_log_has_an_error_once_while_it_stays_the_same_and_a_bug_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    retry = Retry(logging.getLogger("devalloc"), "cannot watch", 1.0, 60.0, expected=(Full,), quiet=(MuchChanged,))
+
+    def logged(error: Exception) -> tuple[str, str, bool]:
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG):
+            retry.failed(error)
+        (record,) = caplog.records
+        return record.levelname, record.getMessage(), record.exc_info is not None
+
+    assert logged(Full("disk")) == ("ERROR", "cannot watch; next try in 1 s: disk", False)
+    assert logged(Full("disk"))[0] == "DEBUG"
+    assert logged(Full("tape"))[0] == "ERROR"
+    assert logged(MuchChanged("too old"))[0] == "INFO", "as while thousands of claims are deleted: all is read again"
+    assert [logged(KeyError("x"))[0::2] for _ in range(2)] == [("ERROR", True)] * 2
+    retry.succeeded()
+    assert logged(Full("disk")) == ("ERROR", "cannot watch; next try in 1 s: disk", False)

@@ -35,6 +35,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
+from devalloc.worker import Again, Pace, Why, Worker
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ KIND = "ConfigMap"
 CHECK_SECONDS = 60.0
 """How often it is looked whether the ConfigMap still says where this server is."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
+_ENDPOINT = "the permit endpoint"
+"""What is published: the only key of that loop."""
 _LIFETIME = timedelta(days=3650)
 """Of a certificate that goes with its process."""
 
@@ -107,7 +110,9 @@ class LeaderPermitServer:
         context, self._certificate = self_signed_with_pem([at.address], _LIFETIME)
         self._place: PublishedEndpoint | None = None
         self._plain: str | None = None
-        self._news = threading.Event()
+        self._is_announced = False
+        pace = Pace(RETRY_SECONDS, MAX_RETRY_SECONDS, expected=(StoreError,))
+        self._teller: Worker[str, object] = Worker("cannot publish", self._publish, pace=pace)
         self._unheard: float | None = None
         self._untold: float | None = None
         settings = Settings(
@@ -144,7 +149,7 @@ class LeaderPermitServer:
     def run(self, stop: threading.Event) -> None:
         """Serve, until ``stop``. If another process has the port, it waits: claims are answered without it."""
         self._unheard = time.monotonic()  # until it listens
-        reporter = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
+        reporter = threading.Thread(target=self._teller.run, args=(stop,), name="permits-place", daemon=True)
         reporter.start()
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not stop.is_set():
@@ -155,7 +160,6 @@ class LeaderPermitServer:
                 why = os.strerror(error.errno or 0)
                 log.error("permit server not listening: %s port %d (--permits): %s", self._at.host, self._at.port, why)
                 stop.wait(backoff.next_delay())
-        self._news.set()
         reporter.join(MAX_RETRY_SECONDS)
 
     def _fence_neon_vms(self, stop: threading.Event) -> None:
@@ -179,26 +183,21 @@ class LeaderPermitServer:
         self._place = PublishedEndpoint(
             f"https://{in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
         )
-        self._news.set()
+        self._teller.add(_ENDPOINT)
 
-    def _tell(self, stop: threading.Event) -> None:
-        """Have the ConfigMap say where the server is, from when it serves."""
-        announced = False
-        while not stop.is_set():
-            pause = CHECK_SECONDS
-            self._news.clear()
-            if (place := self._place) is not None:
-                try:
-                    self._write(place)
-                    self._untold = None
-                    if not announced:
-                        self._on_serving(place.url, self._plain)
-                    announced = True
-                except StoreError as error:
-                    self._untold = time.monotonic() if self._untold is None else self._untold
-                    log.warning("cannot publish the permit endpoint: %s; trying again", error)
-                    pause = RETRY_SECONDS
-            self._news.wait(pause)
+    def _publish(self, key: str, why: Why) -> Again:
+        """Have the ConfigMap say where the server is, from when it serves. Raises StoreError."""
+        if (place := self._place) is not None:
+            try:
+                self._write(place)
+            except StoreError:
+                self._untold = time.monotonic() if self._untold is None else self._untold
+                raise
+            self._untold = None
+            if not self._is_announced:
+                self._on_serving(place.url, self._plain)
+            self._is_announced = True
+        return Again(CHECK_SECONDS)
 
     def _write(self, place: PublishedEndpoint) -> None:
         """Raises StoreError."""

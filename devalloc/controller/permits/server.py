@@ -49,9 +49,10 @@ from devalloc.scaling.messages.permits import MAX_BODY, RequestError, decode_req
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources
-from devalloc.store import Conflict, Expired, NotFound, Object, Store, StoreError, Unavailable
+from devalloc.store import Conflict, Event, NotFound, Object, Store, StoreError, Unavailable
 from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import fence_object
+from devalloc.store.watcher import Listed, Watcher
 
 
 def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
@@ -535,35 +536,20 @@ class PermitServer:
 
 def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
     """Tell what changes, until it is over. In a thread of its own."""
-    kinds, since = decider.kinds, decider.seen
-    while not over.is_set():
-        try:
-            for event in store.watch(kinds, since, stop=over):
-                tell(StoreChanges(events=(event,)))
-                since = event.resource_version
-        except StoreError as error:
-            if not isinstance(error, Expired):
-                log.warning("cannot watch VirtualMachines: %s; trying again", error)
-            over.wait(RETRY_SECONDS)
-            with suppress(StoreError):
-                since = store.list(kinds).resource_version
-                tell(StoreChanges(gap=True))
+
+    def hear(change: Listed | Event) -> None:
+        tell(StoreChanges(events=(change,)) if isinstance(change, Event) else StoreChanges(gap=True))
+
+    Watcher(store, decider.kinds, hear, "cannot watch VirtualMachines", lists=False, since=decider.seen).run(over)
 
 
 def _watch_pods(store: Store, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
     """Tell which runner pods there are, until it is over. In a thread of its own."""
-    backoff = Backoff(RETRY_SECONDS, MAX_SETTLE_SECONDS)
-    while not over.is_set():
-        try:
-            listing = store.list((POD,))
-            tell(StoreChanges(all_pods=listing.objects))
-            backoff.reset()
-            for event in store.watch((POD,), listing.resource_version, stop=over):
-                tell(StoreChanges(pods=(event,)))
-        except StoreError as error:
-            if not isinstance(error, Expired) and not over.is_set():
-                log.warning("cannot read which pods run machines of NeonVM: %s; trying again", error)
-            over.wait(backoff.next_delay())
+
+    def hear(change: Listed | Event) -> None:
+        tell(StoreChanges(pods=(change,)) if isinstance(change, Event) else StoreChanges(all_pods=change.objects))
+
+    Watcher(store, POD, hear, "cannot read which pods run machines of NeonVM").run(over)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from functools import partial
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import NODE_LABEL, node_label, parse_time
 from devalloc.api.views import ClaimView, ObjectView
-from devalloc.backoff import Backoff
+from devalloc.backoff import Backoff, Retry
 from devalloc.controller.reconcile.decision import IN_ANNOTATIONS, AnswerForm, WriteUnit
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
@@ -41,9 +41,9 @@ from devalloc.store import (
     Object,
     SkippedForSpace,
     Store,
+    StoreError,
     Unusable,
     WriteRejected,
-    log_failure,
 )
 from devalloc.store.metadata_rules import with_change
 from devalloc.tracing import record_first_span
@@ -199,14 +199,14 @@ class ReconcileLoop:
             self._run(stop, act, wait)
 
     def _run(self, stop: threading.Event, act: Callable[[], object], wait: Callable[[], object]) -> None:
-        backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
+        retry = Retry(log, self._what, self._settings.retry, self._settings.resync, expected=(StoreError,))
         reread = Backoff(self._settings.retry, self._settings.resync)
         while not stop.is_set():
             try:
                 self.began = self._clock()
                 act()
-                backoff.reset()
-                logged, self.began, self.failing = "", None, None
+                retry.succeeded()
+                self.began = self.failing = None
                 if self.is_unfinished:
                     stop.wait(self._settings.retry)
                 elif self.is_again:
@@ -222,9 +222,7 @@ class ReconcileLoop:
                 self.failing = self.began if self.failing is None else self.failing
                 self.began = None
                 is_full = isinstance(error, NoSpace) or isinstance(error.__cause__, NoSpace)
-                delay = min(backoff.next_delay(), _NO_SPACE_SECONDS if is_full else math.inf)
-                logged = log_failure(log, error, logged, self._what, delay)
-                stop.wait(delay)
+                stop.wait(retry.failed(error, _NO_SPACE_SECONDS if is_full else math.inf))
 
     def wait_for_change(
         self, version: str, until: float, stop: threading.Event, matters: Callable[[Event], bool] = lambda event: True

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from devalloc.backoff import Backoff
 from devalloc.controller.usage.holdings import KINDS, OPTIONAL_KINDS, Holding, holdings_of
 from devalloc.controller.usage.ledger import CounterKey, MonthRecord, UsageLedger, UsageTotal
 from devalloc.controller.usage.records import KIND, ConfigMapStore, read_records, record_data, record_name
@@ -23,6 +22,7 @@ from devalloc.store import (
     Store,
     StoreError,
 )
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -84,27 +84,21 @@ class UsageAccountant:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
-        saved, rest, pause, logged = time.monotonic(), 0.0, TICK_SECONDS, ""
-        backoff = Backoff(SAVE_CHANGES_SECONDS, SAVE_SECONDS)
-        while not stop.is_set():
-            try:
-                pause = self.tick()
-                least = SAVE_CHANGES_SECONDS if self._is_dirty else SAVE_SECONDS
-                if time.monotonic() - saved >= max(least, rest):
-                    before, self._written_bytes = time.thread_time(), 0
-                    self.save()
-                    saved = time.monotonic()
-                    rest = max((time.thread_time() - before) * CPU_DIVISOR, self._written_bytes / SAVE_BYTES_PER_SECOND)
-                    backoff.reset()
-                logged = ""
-            except StoreError as error:  # such as rights of an earlier version, which lasts
-                if str(error) != logged:
-                    log.warning("cannot count usage: %s; trying again", error)
-                pause, logged = backoff.next_delay(), str(error)
-            except Exception:
-                log.exception("cannot count usage; trying again")
-                pause = SAVE_SECONDS
-            stop.wait(pause)
+        saved, rest = time.monotonic(), 0.0
+
+        def count() -> float:
+            nonlocal saved, rest
+            pause = self.tick()
+            least = SAVE_CHANGES_SECONDS if self._is_dirty else SAVE_SECONDS
+            if time.monotonic() - saved >= max(least, rest):
+                before, self._written_bytes = time.thread_time(), 0
+                self.save()
+                saved = time.monotonic()
+                rest = max((time.thread_time() - before) * CPU_DIVISOR, self._written_bytes / SAVE_BYTES_PER_SECOND)
+            return pause
+
+        # Rights of an earlier version may be missing, which lasts.
+        repeat(stop, count, SAVE_CHANGES_SECONDS, "cannot count usage", most=SAVE_SECONDS, expected=(StoreError,))
         try:
             self.save()
         except (StoreError, NotLeader) as error:

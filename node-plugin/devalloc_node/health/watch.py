@@ -19,6 +19,7 @@ from typing import Protocol
 from devalloc.api.pool import AttributeValue, DevicePool
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
+from devalloc.worker import Again, Pace, Why, Worker
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.drivers import HEALTHY, is_there, problem_with_function
 from devalloc_node.errors import NodeError
@@ -63,7 +64,8 @@ MIN_PAUSE = 0.2
 """Seconds from one look to the next, however many events come."""
 ERROR_SECONDS = 300.0
 """How long a device counts as unwell after a fatal error."""
-_POLL = 0.25
+_ALL = "the devices"
+"""The only key of the loop."""
 UNHEALTHY = "unhealthy: "
 
 _FATAL = re.compile(r"^TOTAL_ERR_FATAL ([0-9]{1,18})$", re.MULTILINE)
@@ -107,7 +109,8 @@ class HealthWatch:
         self._on_change = on_change
         self._clock = clock
         self._changed = threading.Condition()
-        self._look_requested = threading.Event()
+        pace = Pace(self._interval, self._interval, batch=MIN_PAUSE)
+        self._worker: Worker[str, object] = Worker("cannot observe", self._work, pace=pace)
         self._version = 0
         self._observed: dict[tuple[str, str], HealthObservation] = {}
 
@@ -142,22 +145,17 @@ class HealthWatch:
             }
 
     def poke(self) -> None:
-        """Have the loop look soon: something may have happened. From any thread or signal handler."""
-        self._look_requested.set()
+        """Have the loop look soon: something may have happened. From any thread."""
+        self._worker.add(_ALL)
 
     def run(self, stop: threading.Event) -> None:
         """Look now, and go on until ``stop`` is set."""
-        while not stop.is_set():
-            self._look_requested.clear()
-            try:
-                self.look()
-            except Exception:
-                log.exception("cannot observe the devices; trying again in %.0f s", self._interval)
-            stop.wait(MIN_PAUSE)
-            until = time.monotonic() + self._interval
-            while not stop.is_set() and (left := until - time.monotonic()) > 0:
-                if self._look_requested.wait(min(left, _POLL)):
-                    break
+        self._worker.add(_ALL)
+        self._worker.run(stop)
+
+    def _work(self, key: str, why: Why) -> Again:
+        self.look()
+        return Again(self._interval)
 
     def look(self) -> None:
         """Look at all devices once."""

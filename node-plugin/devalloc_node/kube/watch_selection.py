@@ -15,6 +15,7 @@ from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import CONTROLLER_LEASE, LABELS_NODES, NODE_LABEL, is_promised, node_label
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import path_segment
+from devalloc.worker import repeat
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,12 @@ class OwnObjects:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
-        while not stop.wait(POLL_SECONDS * random.uniform(0.5, 1.5)):
+
+        def look() -> float:
             self.look()
+            return _random_pause()
+
+        repeat(stop, look, POLL_SECONDS, "cannot choose what to watch", delay=_random_pause())
 
     def look(self) -> None:
         """Read the Lease, and choose."""
@@ -64,3 +69,8 @@ class OwnObjects:
             log.info("watching the claims and machines of %s", "this node" if is_labelled else "all nodes")
             self._store.select(ALLOCATABLE_KINDS, self._label if is_labelled else "")
             self.is_selective = is_labelled
+
+
+def _random_pause() -> float:
+    """Seconds, so that not all nodes look at the same time."""
+    return POLL_SECONDS * random.uniform(0.5, 1.5)

@@ -16,6 +16,7 @@ from typing import Literal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.worker import repeat
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import (
@@ -659,23 +660,26 @@ def run_maintenance(machines: MachineLifecycle, stop: threading.Event) -> None:
     tidied, all_tidied = float("-inf"), float("-inf")
     untidy: set[str] = set()
     """Keys of machines that may have something to take away."""
-    while not stop.wait(LOG_SECONDS):
-        try:
-            now, keys = time.monotonic(), machines.settle()
-            untidy.update(machines.take_held())
-            if now >= all_tidied + TIDY_ALL_SECONDS:
-                untidy, all_tidied = set(keys), now
-            is_due = now >= tidied + TIDY_SECONDS
-            tidied = now if is_due else tidied
-            for key in keys:
-                machine_files.trim(machines.config, machine_id(key))
-                if is_due and key in untidy:
-                    with suppress_and_log(key):
-                        if _is_tidy(machines, key):
-                            untidy.discard(key)
-            untidy.intersection_update(keys)
-        except Exception:  # what is done unasked must not end what was asked for
-            LOG.exception("cannot maintain the machines; trying again in %.0f s", LOG_SECONDS)
+
+    def look() -> None:
+        nonlocal tidied, all_tidied
+        now, keys = time.monotonic(), machines.settle()
+        untidy.update(machines.take_held())
+        if now >= all_tidied + TIDY_ALL_SECONDS:
+            untidy.update(keys)
+            all_tidied = now
+        is_due = now >= tidied + TIDY_SECONDS
+        tidied = now if is_due else tidied
+        for key in keys:
+            machine_files.trim(machines.config, machine_id(key))
+            if is_due and key in untidy:
+                with suppress_and_log(key):
+                    if _is_tidy(machines, key):
+                        untidy.discard(key)
+        untidy.intersection_update(keys)
+
+    # What is done unasked must not end what was asked for.
+    repeat(stop, look, LOG_SECONDS, "cannot maintain the machines", delay=LOG_SECONDS)
 
 
 def _is_tidy(machines: MachineRegistry, key: str) -> bool:

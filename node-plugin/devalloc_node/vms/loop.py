@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,9 +24,10 @@ from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, FENCED_FROM, RELEASE
 from devalloc.api.views import ClaimView
-from devalloc.backoff import Backoff, backoff_delay
+from devalloc.backoff import backoff_delay
 from devalloc.inventory.capacity import host_pool_name
-from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
+from devalloc.store import Event, EventType, NotFound, Object, Store, StoreError, Unusable
+from devalloc.store.watcher import Listed, Watcher
 from devalloc_node.claims import finalizers
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.deadline import Deadline
@@ -286,35 +287,20 @@ class VirtualMachineLoop:
 
     def _watch(self, stop: threading.Event) -> None:
         """Have the loop hear of what changes in the store."""
-        since, logged = "0", ""
-        reread = Backoff(self._settings.retry, self._settings.resync)
-        while not stop.is_set():
-            try:
-                if since == "0":
-                    since = self._store.list([]).resource_version
-                    with self._mutex:
-                        self._is_stale = True
-                    self._wake.beat()
-                with closing(self._store.watch(_WATCHED, since, timeout=self._settings.resync, stop=stop)) as events:
-                    for change in events:
-                        event = self._as_it_is(change)
-                        since = event.resource_version
-                        # Nodes publish all day long: pools of others are not to wake this one.
-                        if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
-                            self._hear([event])
-                logged = ""
-                reread.reset()
-            except Expired:
-                since = "0"
-                stop.wait(reread.next_delay())
-            except Exception as error:
-                if stop.is_set():
-                    break
-                level = logging.DEBUG if str(error) == logged else logging.WARNING
-                log.log(level, "cannot watch the machines' objects: %s", error)
-                logged = str(error)
-                stop.wait(self._settings.retry)
+        Watcher(self._store, _WATCHED, self._hear_store, "cannot watch the machines' objects", lists=False).run(stop)
         self._wake.beat()
+
+    def _hear_store(self, change: Listed | Event) -> None:
+        """Raises StoreError."""
+        if isinstance(change, Listed):
+            with self._mutex:
+                self._is_stale = True
+            self._wake.beat()
+            return
+        event = self._as_it_is(change)
+        # Nodes publish all day long: pools of others are not to wake this one.
+        if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
+            self._hear([event])
 
     def _as_it_is(self, event: Event) -> Event:
         """An object of this node that seems to be deleted may only have left what the node watches, because a user

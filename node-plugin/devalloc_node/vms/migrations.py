@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from devalloc.api import meta
@@ -23,7 +23,9 @@ from devalloc.api.decode import decode
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.store import Conflict, Expired, NotFound, Object, Store, StoreError
+from devalloc.store import Conflict, Event, NotFound, Object, Store, StoreError
+from devalloc.store.watcher import Listed, Watcher, run_with_watchers
+from devalloc.worker import Again, Pace, Why, Worker
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.machine import migrated_firmware, migration
@@ -44,6 +46,10 @@ STEP_SECONDS = 30.0
 _WAIT_SECONDS, _RETRY_SECONDS, _WORD_SECONDS = 0.5, 2.0, 0.05
 """Pauses before the other side is looked at again, before a step that failed is tried again, and before the object of a
 machine that has arrived: its guest stands still."""
+_THREADS = 128
+"""Machines that move from or to this node at a time: while all of one is sent, its thread waits."""
+ALL = "all machines"
+"""The key of the look which machines are concerned."""
 _ARRIVAL_SECONDS = 0.2
 """Before it is looked again whether a machine has arrived whose guest stands still until its firmware is stored."""
 _REPORT_SECONDS, _END_SECONDS = 1.0, 1.5
@@ -100,13 +106,9 @@ class MigrationLoop:
         self._node = operations.node_name
         self._resync, self._grace = resync, grace
         self._settle, self._is_settled = settle, False
-        self._wake = ChangeNotifier()
         self._stop = threading.Event()
-        self._mutex = threading.Lock()
-        self._busy: set[str] = set()
-        self._again: set[str] = set()
-        """Keys of machines of which something changed while they were worked on."""
-        self._workers: list[threading.Thread] = []
+        pace = Pace(_RETRY_SECONDS, _RETRY_SECONDS, threads=_THREADS, expected=(NodeError, StoreError))
+        self.worker: Worker[str, object] = Worker("cannot go on with the migration of", self._work, pace=pace)
         self._names: dict[str, tuple[str, str]] = {}
         """Keys of migrations by their UIDs."""
         self._began: dict[str, float] = {}
@@ -121,66 +123,13 @@ class MigrationLoop:
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Errors are logged, and what failed is tried again."""
         self._stop = stop
-        watching = threading.Thread(target=self._watch, args=(stop,), name="migrations-watch", daemon=True)
-        watching.start()
-        logged = ""
-        while not stop.is_set():
-            seen = self._wake.count
-            try:
-                self.round()
-                pause, logged = self._resync, ""
-            except (NodeError, StoreError) as error:
-                level = logging.DEBUG if str(error) == logged else logging.WARNING
-                log.log(level, "cannot look at the migrations of machines; trying again: %s", error)
-                pause, logged = _RETRY_SECONDS, str(error)
-            except Exception:
-                log.exception("cannot look at the migrations of machines; next try in %.0f s", _RETRY_SECONDS)
-                pause = _RETRY_SECONDS
-            self._wake.wait(seen, pause)
-        watching.join()
-        due = Deadline.after(_END_SECONDS)
-        for worker in list(self._workers):  # what they leave undone, the next plugin goes on with
-            worker.join(due.seconds)
 
-    def _watch(self, stop: threading.Event) -> None:
-        """Beat when a migration changes."""
-        since = "0"
-        while not stop.is_set():
-            try:
-                if since == "0":
-                    since = self._store.list([]).resource_version
-                    self._wake.beat()
-                with closing(self._store.watch([moves.KIND], since, timeout=self._resync, stop=stop)) as events:
-                    for event in events:
-                        since = event.resource_version
-                        self._wake.beat()
-            except Expired:
-                since = "0"
-                stop.wait(_RETRY_SECONDS)
-            except Exception as error:
-                if not stop.is_set():
-                    log.debug("cannot watch migrations: %s", error)
-                    self._wake.beat()
-                    stop.wait(_RETRY_SECONDS)
-        self._wake.beat()
+        def hear(change: Listed | Event) -> None:
+            self.worker.add(ALL)
 
-    def round(self) -> None:
-        """Begin with all machines that move from or to this node, and are not under way. Raises StoreError, NodeError.
-
-        A machine whose migration is over and withdrawn costs nothing.
-        """
-        if not self._is_settled:
-            self._settle()
-            self._is_settled = True
-        for key in self.concerned():
-            with self._mutex:
-                if key in self._busy:
-                    self._again.add(key)
-                    continue
-                self._busy.add(key)
-            worker = threading.Thread(target=self._work, args=(key,), name="migration", daemon=True)
-            self._workers = [one for one in self._workers if one.is_alive()] + [worker]
-            worker.start()
+        watcher = Watcher(self._store, moves.KIND, hear, "cannot watch migrations", lists=False)
+        run_with_watchers(self.worker.run, [watcher], stop)
+        self.worker.drain(_END_SECONDS)  # what is left undone, the next plugin goes on with
 
     def concerned(self) -> list[str]:
         """Keys of the machines that move from or to this node. Raises StoreError, NodeError."""
@@ -193,27 +142,20 @@ class MigrationLoop:
                 keys.setdefault("/".join(view.machine))
         return list(keys)
 
-    def _work(self, key: str) -> None:
-        """Go on with a machine until nothing is left to do."""
-        try:
-            while not self._stop.is_set():
-                pause: float | None = _RETRY_SECONDS
-                try:
-                    pause = self.step(key)
-                except (NodeError, StoreError) as error:
-                    log.warning("migration of machine %s: %s", key, error)
-                except Exception:
-                    log.exception("migration of machine %s", key)
-                if pause is None:
-                    return
-                self._stop.wait(pause)
-        finally:
-            with self._mutex:
-                self._busy.discard(key)
-                is_due = key in self._again
-                self._again.discard(key)
-            if is_due:  # something may have changed after its last step had looked
-                self._wake.beat()
+    def _work(self, key: str, why: Why) -> Again | None:
+        """Go on with a machine, or look which ones are to. Raises StoreError, NodeError.
+
+        A machine whose migration is over and withdrawn costs nothing.
+        """
+        if key != ALL:
+            pause = self.step(key)
+            return None if pause is None else Again(pause)
+        if not self._is_settled:
+            self._settle()
+            self._is_settled = True
+        for each in self.concerned():
+            self.worker.add(each)
+        return Again(self._resync)
 
     # One machine.
 

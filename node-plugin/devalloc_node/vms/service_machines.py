@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.worker import Again, Pace, Why, Worker
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.rates import is_limited
@@ -34,6 +35,9 @@ PAUSE_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """How soon a machine that cannot be scaled is looked at again: routes and addresses change without an event."""
 
+_ALL = "the machines of the service"
+"""The only key of the loop."""
+
 
 class ServiceMachines:
     """``run`` in a thread; ``problem`` is for any thread."""
@@ -50,7 +54,9 @@ class ServiceMachines:
         """None: this node does not do that. ``resync``: seconds after which all are looked at again."""
         self._operations = operations
         self._scaling, self._runners, self._resync = scaling, runners, resync
-        self._changed = threading.Event()
+        # What a round itself changes, and changes one after the other, are one round more.
+        pace = Pace(RETRY_SECONDS, max(RETRY_SECONDS, resync), batch=PAUSE_SECONDS, expected=(NodeError,))
+        self._worker: Worker[str, object] = Worker("cannot look at", self._look, pace=pace)
         self._problems: dict[str, Outcome] = {}
         self._cared_for: set[str] = set()
         """Keys of machines that were given to the scalers or runners."""
@@ -67,23 +73,12 @@ class ServiceMachines:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Machines stay as they are then."""
-        threading.Thread(target=self._wake_at_end, args=(stop,), name="service-stop", daemon=True).start()
-        while not stop.is_set():
-            self._changed.clear()
-            if stop.is_set():  # it may have been set before the clear
-                return
-            try:
-                self.round()
-            except NodeError as error:
-                log.warning("cannot look at the machines of the service: %s", error)
-            except Exception:
-                log.exception("cannot look at the machines of the service")
-            stop.wait(PAUSE_SECONDS)  # what a round itself changes, and changes one after the other, are one round more
-            self._changed.wait(min(RETRY_SECONDS, self._resync) if self._problems else self._resync)
+        self._worker.add(_ALL)
+        self._worker.run(stop)
 
-    def _wake_at_end(self, stop: threading.Event) -> None:
-        stop.wait()
-        self._changed.set()
+    def _look(self, key: str, why: Why) -> Again:
+        self.round()
+        return Again(min(RETRY_SECONDS, self._resync) if self._problems else self._resync)
 
     def round(self) -> None:
         """Bring scalers and runners in line with what the machines are now. Raises NodeError."""
@@ -155,4 +150,4 @@ class ServiceMachines:
 
     def _hear(self, changed: Sequence[str]) -> None:
         if any(each.startswith("machine ") for each in changed):
-            self._changed.set()
+            self._worker.add(_ALL)

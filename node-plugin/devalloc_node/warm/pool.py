@@ -16,11 +16,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devalloc.backoff import Backoff
 from devalloc.file_lock import FileLock
 from devalloc.inventory.capacity.cpus import CpuTopology, read_cpus
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.sysfs import Tree
+from devalloc.worker import repeat
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
@@ -544,34 +544,22 @@ class PoolBackground:
 
     def keep(self, stop: threading.Event) -> None:
         """Until ``stop``."""
-        look = self._pool.config.look_seconds
-        backoff, looked = Backoff(*_PAUSES), float("-inf")
-        while not stop.is_set():
-            try:
-                self._pool.refill()
-                backoff.reset()
-                pause = 0.0
-            except Exception as error:  # what is done unasked must not end what was asked for
-                pause = backoff.next_delay()
-                is_expected = isinstance(error, NodeError)
-                log.warning(
-                    "cannot maintain the warm setups: trying again in %.0f s: %s",
-                    pause,
-                    error,
-                    exc_info=not is_expected,
-                )
-            if self._clock() - looked >= look:
+        look, looked = self._pool.config.look_seconds, float("-inf")
+
+        def maintain() -> float:
+            nonlocal looked
+            if self._clock() - looked >= look:  # first: it must not wait until setups can be made again
                 looked = self._clock()
-                try:
-                    self._sweep()
-                    self._pool.look()
-                    self.take_back_forgotten()
-                except Exception:
-                    log.exception("cannot maintain the warm setups; trying again in %.0f s", look)
-            if pause:
-                stop.wait(pause)
-            else:
-                self._pool.await_change(min(look, _STOP_SECONDS))
+                self._sweep()
+                self._pool.look()
+                self.take_back_forgotten()
+            self._pool.refill()
+            self._pool.await_change(min(look, _STOP_SECONDS))
+            return 0.0
+
+        # What is done unasked must not end what was asked for.
+        first, most = _PAUSES
+        repeat(stop, maintain, first, "cannot maintain the warm setups", most=most, expected=(NodeError,))
 
     def take_back_forgotten(self) -> None:
         """Give back for their owners the setups that had no users for the configured time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc.cli.up_parts import MachineLog
-from devalloc.store import Expired, Unavailable, log_failure
+from devalloc.store import Expired
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.host_pools import machine
 from tests.support.waiting import until
@@ -118,19 +117,10 @@ def test_phases_between_say_nothing(store: SQLiteStore) -> None:
     assert lines == ["VirtualMachine default/web started on node a", "VirtualMachine default/web stopped"]
 
 
-def test_a_watch_that_ends_because_much_has_changed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """As while thousands of claims are deleted: everything is read again."""
-    log = logging.getLogger("devalloc")
-    with caplog.at_level(logging.DEBUG):
-        log_failure(log, Expired("resourceVersion 863 is too old"), "", "could not watch the machines", 5.0)
-        log_failure(log, Unavailable("disk full"), "", "could not watch the machines", 5.0)
-    assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
-
-
 def test_changes_while_the_store_is_listed_again_are_logged(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc.cli.up_parts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.store.watcher.RETRY_SECONDS", 0.01)
     store.create(machine("web"))
     become(store, "Running")
     watch, failed = SQLiteStore.watch, threading.Event()

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import host_inventory
 from devalloc.controller.host_inventory import HostInventory, InventorySource
 from devalloc.controller.pool_publisher import PublishLock
 from devalloc.inventory import Discovery
-from devalloc.store import Expired, Listing, StoreError, Unusable
+from devalloc.store import Expired, Listing, StoreError, Unusable, watcher
 
 
 class CompactedStore:
@@ -65,7 +64,7 @@ def repaired(folder: Path, *errors: StoreError) -> CompactedStore:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_inventory, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(watcher, "RETRY_SECONDS", 0.001)
 
 
 def test_an_expired_watch_begins_again_at_a_new_listing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from devalloc.controller import replica_sets
 from devalloc.controller.replica_sets import KIND, MACHINE, ReplicaSets, plan
 from devalloc.store import Forbidden, NotFound, Object, StoreError, UnknownOutcome
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.watcher import Listed
 from tests.support.examples import examples
 from tests.support.refusing_store import DENIED, RefusingStore
 from tests.support.waiting import in_threads, until
@@ -45,6 +46,13 @@ def replica_set(replicas: int = 3, name: str = "web", **spec: Any) -> Object:
     }
 
 
+def list_to(controller: ReplicaSets, store: Any) -> str:
+    """Tell all objects; the place in the store's history."""
+    listing = store.list((KIND, MACHINE))
+    controller.worker.tell(Listed(listing.objects))
+    return str(listing.resource_version)
+
+
 class World:
     """A store, a controller on it, and what users, nodes and time do. Rounds are made by hand."""
 
@@ -63,18 +71,23 @@ class World:
             clock=lambda: self.seconds,
             now=lambda: datetime.now(UTC) + timedelta(seconds=self.age),
         )
-        self.version = self.controller.listed()
+        self.version = list_to(self.controller, self.store)
         return self.controller
 
     def hear(self) -> None:
         for event in self.store.watch((KIND, MACHINE), self.version, timeout=0.0):
-            self.controller.heard(event)
+            self.controller.worker.tell(event)
             self.version = event.resource_version
+
+    def round(self) -> float:
+        """Seconds until something is due, at most those until the next listing."""
+        pause = self.controller.worker.round()
+        return replica_sets.RESYNC_SECONDS if pause is None else min(pause, replica_sets.RESYNC_SECONDS)
 
     def settle(self, rounds: int = 50) -> None:
         for _ in range(rounds):
             self.hear()
-            if self.controller.round() > 0:
+            if self.round() > 0:
                 return
         raise AssertionError("it never comes to rest")
 
@@ -228,7 +241,7 @@ def test_machines_that_end_at_once_are_replaced_more_and_more_slowly_and_stay_to
         begun = world.seconds
         while not world.machines():
             world.hear()
-            wait = world.controller.round()
+            wait = world.round()
             assert wait <= replica_sets.RESYNC_SECONDS
             assert world.machines() or list(world.machines(live=False)) == [name], "its log can be read until then"
             world.seconds += wait if not world.machines() else 0
@@ -416,9 +429,9 @@ def test_a_controller_that_knows_too_little_creates_nothing_twice(world: World) 
     """Another one, or this one before it died, has created them, and its listing does not have them."""
     world.apply(replica_set(3))
     stale = ReplicaSets(world.store, collects=True, clock=lambda: 0.0)
-    stale.listed()
+    list_to(stale, world.store)
     world.settle()
-    stale.round()
+    stale.worker.round()
     assert list(world.machines()) == ["web-1", "web-2", "web-3"]
 
 
@@ -449,7 +462,7 @@ def test_whatever_happens_it_converges_and_never_has_too_many_or_deletes_one_tha
                 else:
                     world.report(name, *(("Stopped", "MachineEnded") if act == "end" else ("Running",)))
             before = world.machines()
-            world.controller.round()
+            world.round()
             after = world.machines()
             lost = before.keys() - after.keys()
             spare = len(before) - wanted

@@ -1,0 +1,410 @@
+"""What every loop may rely on: no key is lost, none is worked on twice at once, none starves, and a stop is quick."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc.worker import MAX_MESSAGES, Again, Pace, Why, Worker, repeat
+from tests.support.waiting import until
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Spawned:
+    """Threads that run when a test lets them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        self.waiting.append(work)
+
+    def finish(self, number: int = 0) -> None:
+        self.waiting.rotate(-number)
+        self.waiting.popleft()()
+
+
+class Failure(Exception):
+    """An error that is no bug."""
+
+
+class Bench:
+    """A worker, its keys, and what was done."""
+
+    def __init__(self, *, threads: int = 0, pace: Pace | None = None) -> None:
+        self.clock, self.spawned = Clock(), Spawned()
+        self.done: list[tuple[str, Why]] = []
+        self.results: dict[str, Again | Exception | None] = {}
+        self.worker: Worker[str, str] = Worker(
+            "cannot work on",
+            self._work,
+            self._take,
+            pace=pace or Pace(first=1.0, most=8.0, threads=threads, expected=(Failure,)),
+            overflow="*",
+            clock=self.clock,
+            spawn=self.spawned,
+        )
+
+    def _work(self, key: str, why: Why) -> Again | None:
+        self.done.append((key, why))
+        result = self.results.get(key)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _take(self, messages: Sequence[str]) -> None:
+        for message in messages:
+            self.worker.add(message)
+
+    def keys(self) -> list[str]:
+        return [key for key, _ in self.done]
+
+    def at(self, now: float) -> float | None:
+        """A round at this time."""
+        self.clock.now = now
+        return self.worker.round()
+
+
+class TestKeys:
+    def test_one_that_was_added_is_worked_on_once(self) -> None:
+        bench = Bench()
+        bench.worker.tell("a", "b", "a")
+        assert bench.worker.round() is None
+        assert bench.done == [("a", Why.ADDED), ("b", Why.ADDED)]
+        assert bench.worker.round() is None
+        assert len(bench.done) == 2
+
+    def test_one_with_a_pause_is_worked_on_when_its_time_came(self) -> None:
+        bench = Bench()
+        bench.worker.add("a", 5.0)
+        assert (bench.at(4.0), bench.done) == (1.0, [])
+        assert (bench.at(5.0), bench.done) == (None, [("a", Why.DUE)])
+
+    def test_the_earliest_time_counts(self) -> None:
+        bench = Bench()
+        for after in (5.0, 2.0, 9.0):
+            bench.worker.add("a", after)
+        assert bench.at(1.0) == 1.0
+        bench.at(2.0)
+        bench.at(20.0)
+        assert bench.done == [("a", Why.DUE)]
+
+    def test_one_added_while_it_waits_is_worked_on_at_once(self) -> None:
+        bench = Bench()
+        bench.worker.add("a", 5.0)
+        bench.worker.tell("a")
+        bench.worker.round()
+        assert bench.done == [("a", Why.ADDED)]
+        bench.at(9.0)
+        assert len(bench.done) == 1
+
+    def test_one_added_while_it_is_worked_on_is_worked_on_once_more_and_not_twice_at_once(self) -> None:
+        bench = Bench(threads=4)
+        bench.worker.add("a")
+        bench.worker.round()
+        assert bench.worker.is_busy("a")
+        bench.worker.tell("a", "a")
+        bench.worker.round()
+        assert len(bench.spawned.waiting) == 1
+        bench.spawned.finish()
+        bench.worker.round()
+        bench.spawned.finish()
+        bench.worker.round()
+        assert bench.keys() == ["a", "a"]
+        assert not bench.spawned.waiting
+
+    def test_one_that_is_due_again_by_itself_does_not_keep_a_round_from_ending(self) -> None:
+        bench = Bench()
+        bench.results["a"] = Again(0.0)
+        bench.worker.add("a")
+        assert bench.worker.round() == 0.0
+        assert bench.keys() == ["a"]
+        bench.worker.round()
+        assert bench.keys() == ["a", "a"]
+
+    @pytest.mark.parametrize("is_busy", [False, True])
+    def test_one_that_is_forgotten_is_not_worked_on_again(self, is_busy: bool) -> None:
+        bench = Bench(threads=1)
+        bench.results["a"] = Failure("no")
+        bench.worker.add("a")
+        if is_busy:
+            bench.worker.round()
+        bench.worker.forget("a")
+        if is_busy:
+            bench.spawned.finish()
+        bench.at(100.0)
+        assert (len(bench.done), len(bench.spawned.waiting)) == (int(is_busy), 0)
+        assert bench.worker.failures("a") == 0
+
+    def test_one_that_was_forgotten_and_added_again_is_worked_on(self) -> None:
+        bench = Bench(threads=1)
+        bench.worker.add("a")
+        bench.worker.round()
+        bench.worker.forget("a")
+        bench.worker.add("a")
+        bench.spawned.finish()
+        bench.worker.round()
+        assert len(bench.spawned.waiting) == 1
+
+
+class TestFailures:
+    def test_the_pause_grows_to_a_maximum_and_a_success_ends_that(self) -> None:
+        bench = Bench()
+        bench.results["a"] = Failure("no")
+        bench.worker.add("a")
+        pauses: list[float | None] = []
+        for _ in range(6):
+            pause = bench.at(bench.clock.now)
+            pauses.append(pause)
+            bench.clock.now += pause or 0.0
+        assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+        assert bench.worker.failures("a") == 6
+        bench.results["a"] = None
+        assert bench.worker.round() is None
+        assert bench.worker.failures("a") == 0
+
+    def test_work_may_say_itself_that_it_failed_and_when_to_try_again(self) -> None:
+        bench = Bench()
+        bench.results["a"] = Again(4.0, failed=True)
+        bench.worker.add("a")
+        assert bench.worker.round() == 4.0
+        assert bench.worker.failures("a") == 1
+        bench.results["a"] = Again(60.0)
+        assert bench.at(4.0) == 60.0
+        assert bench.worker.failures("a") == 0
+
+    def test_an_error_that_stays_the_same_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        bench = Bench()
+        for error in (Failure("disk full"), Failure("disk full"), Failure("gone"), ValueError("a bug")):
+            bench.results["a"] = error
+            bench.worker.add("a")
+            bench.worker.round()
+        texts = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
+        assert texts == [
+            ("cannot work on a; next try in 1 s: disk full", False),
+            ("cannot work on a; next try in 4 s: gone", False),
+            ("cannot work on a; next try in 8 s: a bug", True),
+        ]
+
+    def test_one_key_that_fails_keeps_no_other(self) -> None:
+        bench = Bench()
+        bench.results["a"] = ValueError("a bug")
+        bench.worker.tell("a", "b")
+        bench.worker.round()
+        assert bench.keys() == ["a", "b"]
+
+    def test_what_could_not_be_taken_is_taken_in_the_next_round_in_its_order(self) -> None:
+        taken: list[list[str]] = []
+
+        def take(messages: Sequence[str]) -> None:
+            taken.append(list(messages))
+            if len(taken) == 1:
+                worker.tell("c")
+                raise Failure("the store does not answer")
+
+        worker: Worker[str, str] = Worker("cannot work", lambda key, why: None, take)
+        worker.tell("a", "b")
+        with pytest.raises(Failure):
+            worker.round()
+        worker.round()
+        assert taken == [["a", "b"], ["a", "b", "c"]]
+
+    def test_more_than_it_can_remember_is_one_message(self) -> None:
+        bench = Bench()
+        for number in range(MAX_MESSAGES + 2):
+            bench.worker.tell(f"k{number}")
+        bench.worker.round()
+        assert bench.keys() == ["*", f"k{MAX_MESSAGES + 1}"]
+
+    def test_a_thread_that_cannot_begin_loses_no_key(self) -> None:
+        bench = Bench(threads=1)
+
+        def none_left(work: Callable[[], None]) -> None:
+            raise RuntimeError("can't start new thread")
+
+        bench.worker._spawn = none_left
+        bench.worker.add("a")
+        with pytest.raises(RuntimeError):
+            bench.worker.round()
+        bench.worker._spawn = bench.spawned
+        bench.worker.round()
+        assert len(bench.spawned.waiting) == 1
+
+
+class TestThreads:
+    def test_no_more_keys_at_a_time_than_threads(self) -> None:
+        bench = Bench(threads=2)
+        bench.worker.tell("a", "b", "c")
+        assert bench.worker.round() is None, "the end of one wakes the loop"
+        assert len(bench.spawned.waiting) == 2
+        bench.spawned.finish()
+        bench.worker.round()
+        assert len(bench.spawned.waiting) == 2
+
+    def test_one_that_waits_for_something_slow_counts_as_none(self) -> None:
+        bench = Bench(threads=1)
+        bench.worker.tell("a", "b")
+        bench.worker.round()
+        with bench.worker.aside():
+            bench.worker.round()
+            assert len(bench.spawned.waiting) == 2
+        bench.worker.add("c")
+        bench.worker.round()
+        assert len(bench.spawned.waiting) == 2
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("tell"), st.sampled_from("abc")),
+    st.tuples(st.just("add"), st.sampled_from("abc"), st.sampled_from([0.0, 1.0, 3.0])),
+    st.tuples(st.just("finish"), st.integers(0, 2), st.sampled_from(["ok", "again", "fail", "bug"])),
+    st.tuples(st.just("pass"), st.sampled_from([0.5, 1.0, 10.0])),
+    st.tuples(st.just("round")),
+)
+
+
+@given(st.lists(ACTIONS, max_size=40), st.integers(1, 3))
+def test_no_key_is_lost_none_runs_twice_at_once_and_none_starves(actions: list[tuple[str, ...]], threads: int) -> None:
+    """Whatever comes in whatever order: at the end each key was worked on after it was last added."""
+    clock, spawned = Clock(), Spawned()
+    running: Counter[str] = Counter()
+    begun: dict[str, int] = {}
+    added: dict[str, int] = {}
+    step, outcome = 0, "ok"
+
+    def work(key: str, why: Why) -> Again | None:
+        match outcome:
+            case "again":
+                return Again(2.0)
+            case "fail":
+                raise Failure("no")
+            case "bug":
+                raise ValueError("a bug")
+        return None
+
+    def spawn(run: Callable[[], None]) -> None:
+        key = run.args[0]  # type: ignore[attr-defined]
+        running[key] += 1
+        begun[key] = step
+        assert running[key] == 1
+        assert running.total() <= threads
+
+        def end() -> None:
+            running[key] -= 1
+            run()
+
+        spawned(end)
+
+    worker: Worker[str, str] = Worker(
+        "cannot work on",
+        work,
+        lambda messages: [worker.add(each) for each in messages] and None,
+        pace=Pace(threads=threads, expected=(Failure,)),
+        clock=clock,
+        spawn=spawn,
+    )
+    for step, action in enumerate(actions):
+        match action:
+            case ("tell", key):
+                worker.tell(key)
+                added[key] = step
+            case ("add", key, after):
+                worker.add(key, float(after))
+                added[key] = step
+            case ("pass", seconds):
+                clock.now += float(seconds)
+            case ("finish", number, outcome):
+                if spawned.waiting:
+                    spawned.finish(int(number))
+            case _:
+                worker.round()
+    step, outcome = len(actions), "ok"
+    for _ in range(2 * len(actions) + 3):
+        clock.now += 100.0
+        worker.round()
+        while spawned.waiting:
+            spawned.finish()
+    assert worker.round() is None
+    assert all(begun[key] >= since for key, since in added.items())
+    assert worker.drain(0.0)
+
+
+class TestRun:
+    def test_it_works_until_it_is_stopped_and_ends_at_once(self) -> None:
+        done: list[str] = []
+        worker: Worker[str, str] = Worker("cannot work", lambda key, why: done.append(key))
+        stop = threading.Event()
+        loop = threading.Thread(target=worker.run, args=(stop,))
+        loop.start()
+        worker.add("a")
+        until(lambda: done == ["a"])
+        worker.add("b", 600.0)
+        stop.set()
+        until(lambda: not loop.is_alive())
+
+    def test_an_error_that_is_fatal_ends_it(self) -> None:
+        def work(key: str, why: Why) -> None:
+            raise Failure("unusable")
+
+        for threads in (0, 2):
+            worker: Worker[str, str] = Worker("cannot work", work, pace=Pace(threads=threads, fatal=(Failure,)))
+            worker.add("a")
+            with pytest.raises(Failure):
+                worker.run(threading.Event())
+
+    def test_a_round_that_fails_is_tried_again(self) -> None:
+        taken: list[Sequence[str]] = []
+
+        def take(messages: Sequence[str]) -> None:
+            taken.append(messages)
+            if len(taken) < 3:
+                raise Failure("the store does not answer")
+
+        stop = threading.Event()
+        worker: Worker[str, str] = Worker("cannot work", lambda key, why: None, take, pace=Pace(first=0.01))
+        loop = threading.Thread(target=worker.run, args=(stop,))
+        loop.start()
+        worker.tell("a")
+        until(lambda: len(taken) == 3)
+        stop.set()
+        loop.join()
+        assert list(map(list, taken)) == [["a"]] * 3
+
+
+class TestRepeat:
+    def test_it_is_done_again_and_again_and_more_slowly_after_failures(self) -> None:
+        times: list[float] = []
+        stop = threading.Event()
+
+        def do() -> float | None:
+            times.append(time.monotonic())
+            if len(times) == 2:
+                raise Failure("no")
+            if len(times) == 4:
+                stop.set()
+            return 0.0
+
+        repeat(stop, do, 0.02, "cannot look", most=1.0, expected=(Failure,))
+        assert len(times) == 4
+        assert times[2] - times[1] >= 0.02
+
+    def test_an_error_that_is_fatal_ends_it(self) -> None:
+        def do() -> None:
+            raise Failure("unusable")
+
+        with pytest.raises(Failure):
+            repeat(threading.Event(), do, 0.01, "cannot look", fatal=(Failure,))
