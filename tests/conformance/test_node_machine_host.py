@@ -23,7 +23,8 @@ from devalloc_node.machine.confinement import seen_by_program
 from devalloc_node.machine.exits import ExitWatcher
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, memlock_of, open_nodes, pidfd, process, wait
-from devalloc_node.machine.spec import machine_id, spec_of
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.spec import machine_id
 from tests.support.machines import (
     virtual_machine,
 )
@@ -283,8 +284,10 @@ def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
         systemd=True,
         cgroups=tmp_path,
     )
-    spec = spec_of(virtual_machine("m", start={"kernel": str(kernel)}))
-    launch.launch(spec, config, launch.LaunchOptions("run", None, "tcg"))
+    machine = virtual_machine("m", start={"kernel": str(kernel)})
+    record = MachineRecord(machine.to_manifest(), "starting", "run", cpus_left=None)
+    launch.launch(record.spec, config, launch.LaunchOptions(record, "tcg"))
+    assert launch.record_at_launch(machine, config) == record
     return config
 
 

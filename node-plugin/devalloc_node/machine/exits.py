@@ -268,7 +268,8 @@ class ExitHandler:
                 # The call that was stopping it is gone but its guest still runs; or the call that started it succeeded.
                 if is_another or record.state in ("stopped", "failed"):  # an older journal was put back
                     LOG.warning("machine %s is a later run than the one in the journal: adopted", key)
-                    self._registry.put(registry.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
+                    due = Deadline.after(LOOK_SECONDS)
+                    self._registry.put(registry.observe_run(self._registry, record, process, due))
                 elif record.state == "stopping":
                     self._registry.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_begun(record):

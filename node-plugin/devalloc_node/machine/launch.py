@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import (
@@ -46,7 +47,16 @@ from devalloc_node.machine.guest_network import with_address
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, locking_seconds, whole_cpus
+from devalloc_node.machine.records import MachineRecord, content_of, record_of
+from devalloc_node.machine.spec import (
+    HOST_SANDBOX,
+    MachineSandbox,
+    MachineSpec,
+    locking_seconds,
+    machine_id,
+    spec_of,
+    whole_cpus,
+)
 
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
@@ -87,18 +97,11 @@ class IncomingPlatform:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What a start was given, for the machine's record."""
+    """What a start is given."""
 
-    uuid: str
-    uid: int | None
-    """The user that QEMU runs as; None: the plugin's own."""
+    record: MachineRecord
+    """Of the run that begins."""
     accel: Literal["kvm", "tcg"]
-    tpm_uid: int | None = None
-    """The user that its TPM runs as; None: the plugin's own."""
-    node_ports: int = 0
-    """Root ports on the expander bus of each NUMA node of its guest (``pci_layout.ports_per_node``)."""
-    firmware: str = ""
-    """The digest of the code of its UEFI firmware (``FirmwareIdentity.code``)."""
     incoming: IncomingPlatform | None = None
     """What the machine is elsewhere, if it is to be received from there; None: it begins here."""
 
@@ -184,7 +187,7 @@ def launch(
         "argv": words,
         "life": str(config.life(spec.id)),
         "folder": str(folder),
-        "uid": given.uid,
+        "uid": given.record.user,
         "groups": _groups(given),
         "memlock": memlock_needed(spec, config),
         "cgroups": groups,
@@ -193,12 +196,10 @@ def launch(
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
-        "numa_cells": [asdict(cell) for cell in spec.numa_cells],  # for a plugin that has lost the machine's record
-        "node_ports": given.node_ports,
-        "firmware": given.firmware,
-        "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
+        "tpm": firmware.tpm_plan(spec, config, given.record.tpm_user) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
-        "sees": [] if given.uid is None else _visible_paths(words, folder, config),
+        "sees": [] if given.record.user is None else _visible_paths(words, folder, config),
+        "record": content_of(given.record),  # for a plugin that has lost the journal (``record_at_launch``)
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
@@ -209,6 +210,47 @@ def launch(
         _await_begin(spec, config, before)
     if plan["sees"] and not _is_confined(spec, config):
         _log_once(f"QEMU can read every file that its user may: the kernel refuses to confine it ({folder}/qemu.log)")
+
+
+def read_plan(machine_id: str, config: MachineConfig) -> Mapping[str, Any]:
+    """The start plan of a machine that lives. Raises OSError, ValueError."""
+    plan = json.loads(config.plan(machine_id).read_bytes())
+    if not isinstance(plan, dict):
+        raise ValueError("it is not an object")
+    return plan
+
+
+def record_at_launch(machine: VirtualMachine, config: MachineConfig) -> MachineRecord | None:
+    """The record of a machine that lives as it was when its QEMU was started, by its start plan; None if that cannot
+    be read. ``machine``: its object as it is now.
+
+    A migration by which it came is over, and what was done to its vCPUs since is not known.
+    """
+    key = "/".join(machine.key)
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, Failed):
+        plan = read_plan(machine_id(key), config)
+        record = record_of(key, plan["record"] if "record" in plan else _earlier_content(plan, machine))
+        if record.spec.uid != (machine.metadata.uid or ""):  # the store was restored, with new UIDs
+            record = replace(record, manifest=machine.to_manifest())
+        return replace(record, migration=None, cpus_left=None)
+    return None
+
+
+def _earlier_content(plan: Mapping[str, Any], machine: VirtualMachine) -> dict[str, Any]:
+    """What a plan without a record, as versions before 0.2.0 wrote it, tells of one."""
+    spec, cpus, tpm = spec_of(machine), plan.get("cpus") or (), plan.get("tpm") or {}
+    is_pinned = spec.pinned and len(cpus) == whole_cpus(spec.cpus.most)  # else they are those of a NUMA node
+    words = plan["argv"]
+    members = {name: plan[name] for name in ("numa_cells", "node_ports", "firmware") if name in plan}
+    return {
+        **members,
+        "manifest": machine.to_manifest(),
+        "state": "running",
+        "run": words[words.index("-uuid") + 1],
+        "user": plan["uid"],
+        "tpm_user": tpm.get("uid"),
+        "cpus": cpus if is_pinned else (),
+    }
 
 
 def _visible_paths(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, PathAccess]]:
@@ -416,12 +458,12 @@ def _resolved(
     )
     uefi = firmware.firmware_files(spec, config) if spec.firmware == "uefi" else None
     disks = [cloned_disks.image_of(disk, spec, config) for disk in spec.disks]
-    bits, largest = preflight.address_bits(given.accel), config.devices()
-    reserves = given.incoming.reserves if given.incoming else pci.port_reserves(spec, largest, bits, given.node_ports)
+    bits, largest, node_ports = preflight.address_bits(given.accel), config.devices(), given.record.node_ports
+    reserves = given.incoming.reserves if given.incoming else pci.port_reserves(spec, largest, bits, node_ports)
     start = StartContext(
         binary=binary,
         accel=given.accel,
-        uuid=given.uuid,
+        uuid=given.record.run,
         kernel=kernel,
         initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
@@ -429,8 +471,8 @@ def _resolved(
         machine_type=given.incoming.machine_type if given.incoming else MACHINE_TYPE,
         is_incoming=given.incoming is not None,
         reserves=reserves,
-        node_ports=given.node_ports,
-        aperture=pci.uefi_aperture(spec, reserves, largest, bits, given.node_ports),
+        node_ports=node_ports,
+        aperture=pci.uefi_aperture(spec, reserves, largest, bits, node_ports),
         queues=_queues(spec, given.incoming),
         distances=given.incoming.distances
         if given.incoming
@@ -490,10 +532,10 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> P
         _rotate_log(folder / "qemu.log")
         for name in (*_SOCKETS, "qemu.log"):
             _remove(folder / name)
-        if given.uid is not None:
-            os.chown(folder, given.uid, given.uid, follow_symlinks=False)
+        if (user := given.record.user) is not None:
+            os.chown(folder, user, user, follow_symlinks=False)
             for left in folder.iterdir():
-                os.chown(left, given.uid, given.uid, follow_symlinks=False)
+                os.chown(left, user, user, follow_symlinks=False)
     except OSError as error:
         raise Failed("MachineDidNotStart", f"cannot create the folder of machine {spec.key}: {error}") from None
     return folder
@@ -511,7 +553,7 @@ def _rotate_log(file: Path) -> None:
 
 def _groups(given: LaunchOptions) -> list[int]:
     """The group that may open /dev/kvm."""
-    if given.uid is None or given.accel != "kvm":
+    if given.record.user is None or given.accel != "kvm":
         return []
     return [os.stat("/dev/kvm").st_gid]
 

@@ -170,11 +170,8 @@ class MachineLifecycle(MachineRegistry):
                 code = ""
                 if spec.firmware == "uefi":
                     code = firmware.code_digest(firmware.firmware_files(spec, self.config))
-                options = launch.LaunchOptions(
-                    "", None, accel, node_ports=record.node_ports, firmware=code, incoming=incoming
-                )
                 record = replace(record, firmware=code)
-                launch.check(spec, self.config, options)
+                launch.check(spec, self.config, launch.LaunchOptions(record, accel, incoming))
             if self._room is not None:
                 self._room.count_stored(spec)
             with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
@@ -184,8 +181,7 @@ class MachineLifecycle(MachineRegistry):
                 tpm_user = None
                 if spec.tpm:
                     tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
-                given = replace(options, uuid=record.run, uid=user, tpm_uid=tpm_user)
-                record = replace(record, user=given.uid, tpm_user=given.tpm_uid)
+                record = replace(record, user=user, tpm_user=tpm_user)
                 if spec.pinned and not spec.wants_sandbox:
                     host = self.config.topology()
                     with self.homes.choosing_cpus() as in_setups:  # or a setup could be given the same ones
@@ -194,12 +190,13 @@ class MachineLifecycle(MachineRegistry):
                 else:
                     self.put(record)
             began = True
-            home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
+            home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, record.run)
             if record.cpus:
                 home = MachineSandbox(cpus=record.cpus)
             elif home.cpus:
                 record = replace(record, cpus=home.cpus)
                 self.put(record)
+            given = launch.LaunchOptions(record, accel, incoming)
             launch.launch(spec, self.config, given, home, deadline.capped(deadline.seconds / 2))
             self.come_up(record, deadline)
         except (NodeError, OSError) as raised:

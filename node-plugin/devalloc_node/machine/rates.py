@@ -7,7 +7,6 @@ gone.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,12 +17,12 @@ from typing import Any
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
+from devalloc_node.machine import launch
 from devalloc_node.machine.machine_files import MachineConfig, may_use_tap
 from devalloc_node.machine.qmp import Monitor, checked_text
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import MachineRegistry
 from devalloc_node.machine.spec import MachineSpec, RateLimits
-from devalloc_node.model.step import Value
 
 LOG = logging.getLogger(__name__)
 GROUP = "devalloc-disk-io"
@@ -205,10 +204,9 @@ def _namespace_of(record: MachineRecord, config: MachineConfig) -> str:
     if not any(nic.warm for nic in record.spec.nics):
         return ""
     try:
-        plan: Mapping[str, Value] = json.loads(config.plan(record.spec.id).read_bytes())
+        return str(launch.read_plan(record.spec.id, config).get("namespace") or "")
     except (OSError, ValueError) as error:
         raise Failed("HostUnreadable", f"cannot read how machine {record.spec.key} was started: {error}") from None
-    return str(plan.get("namespace") or "")
 
 
 def _tap_problem(limit: TapLimit, error: OSError) -> str:

@@ -8,9 +8,7 @@ QMP connections: one per machine, shared by its users, and open only while it is
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 import threading
 import time
@@ -25,7 +23,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
-from devalloc_node.machine import adoption, emulated_devices, firmware, machine_files, pci, resources, user_ids
+from devalloc_node.machine import adoption, emulated_devices, firmware, launch, machine_files, pci, resources, user_ids
 from devalloc_node.machine.ends import record_after_end
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive, qemu_uuid
@@ -39,7 +37,7 @@ from devalloc_node.machine.records import (
     MachineRecord,
     MachineRecords,
     MachineView,
-    cells_of,
+    RecordState,
     content_of,
     record_of,
 )
@@ -47,11 +45,8 @@ from devalloc_node.machine.spec import (
     EmulatedDevice,
     MachineSpec,
     NoSandboxes,
-    NumaCell,
     SandboxProvider,
     machine_id,
-    spec_of,
-    whole_cpus,
 )
 from devalloc_node.model.step import Value
 
@@ -628,56 +623,39 @@ def recognised_record(
 
     Raises Denied (``MachineRuns``) if it is another run, and Failed or Unknown if QEMU does not answer.
     """
-    spec = spec_of(machine)
-    if not run:
-        raise orphan_refusal(spec.key, process)
-    record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id), cpus_left=None)
-    record = _as_launched(record, machines.config, process)
-    there = observe_run(machines, record, due)
-    if there.run != run:
-        raise orphan_refusal(spec.key, process)
-    LOG.warning("adopted machine %s (process %d), which was not in the journal", spec.key, process.pid)
+    key = "/".join(machine.key)
+    record = launch.record_at_launch(machine, machines.config)
+    if record is None or record.run != run:
+        raise orphan_refusal(key, process)
+    there = observe_run(machines, record, process, due)
+    LOG.warning("adopted machine %s (process %d), which was not in the journal", key, process.pid)
     return there
 
 
-def observe_run(machines: MachineRegistry, record: MachineRecord, due: Deadline) -> MachineRecord:
-    """What QEMU says of a machine that lives: which run it is, and whether its CPUs ever ran. Raises NodeError."""
+def observe_run(machines: MachineRegistry, record: MachineRecord, process: Process, due: Deadline) -> MachineRecord:
+    """The record of a machine that lives as ``process``, with what QEMU says: which run it is, and whether its CPUs
+    ever ran. Raises Denied (``MachineRuns``) if nothing tells how that run was started, NodeError."""
     with machines.line(record) as monitor:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
-        now = record.become("starting" if is_paused(monitor, due) else "running")
-    if run == record.run:
-        return now
-    # Of another run nothing of that holds. TAP interfaces may still be limited for the one before.
-    now = replace(now, run=run, applied=UNKNOWN_AMOUNTS, requested=UNKNOWN_AMOUNTS, cpus_left=None, rates=None)
-    return _as_launched(now, machines.config, machines.process_of(record))
-
-
-def _as_launched(record: MachineRecord, config: MachineConfig, process: Process | None) -> MachineRecord:
-    """With the CPUs and NUMA nodes that its QEMU was started with, by its start plan. What its object reserves by now,
-    or an older record says, may be something else."""
-    spec = record.spec
-    cpus: tuple[int, ...] = ()
-    cells: tuple[NumaCell, ...] = ()
-    node_ports, code = 0, ""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is a plan of an earlier version
-        plan = json.loads(config.plan(spec.id).read_bytes())
-        cpus, cells = tuple(map(int, plan.get("cpus") or ())), cells_of(plan.get("numa_cells", ())) or ()
-        node_ports, code = int(plan.get("node_ports", 0)), str(plan.get("firmware") or "")
-    if not cpus and process is not None:  # its first thread may run on all of them
-        with suppress(OSError):
-            cpus = tuple(sorted(os.sched_getaffinity(process.pid)))
-    is_pinned = spec.pinned and len(cpus) == whole_cpus(spec.cpus.most)
-    return replace(record, cpus=cpus if is_pinned else (), numa_cells=cells, node_ports=node_ports, firmware=code)
+        state: RecordState = "starting" if is_paused(monitor, due) else "running"
+    if run == record.run or record.spec.adopt is not None:
+        return record.become(state)
+    launched = launch.record_at_launch(record.machine, machines.config)
+    if launched is None or launched.run != run:
+        raise orphan_refusal(record.spec.key, process)
+    # TAP interfaces may still be limited for the run before.
+    limits = dict.fromkeys((*record.tap_limits, *launched.tap_limits))
+    return replace(launched.become(state), tap_limits=tuple(limits))
 
 
 def all_orphans(machines: MachineRegistry) -> list[MachineView]:
     """Those that live and have no record, as far as that and what they are called is known. Raises NodeError."""
     config, lost_machines = machines.config, []
     for lives in machine_files.machine_ids(config) - {machine_id(key) for key in machines.records.records(MACHINES)}:
-        process, key = None, _key_of(lives, config)
-        with suppress(NodeError):  # one that cannot be told of must not hide the others
-            process = machine_files.process_of(lives, config)
-        if process is not None and key is not None:
+        process, key = None, None
+        with suppress(NodeError, OSError, ValueError):  # one that cannot be told of must not hide the others
+            process, key = machine_files.process_of(lives, config), launch.read_plan(lives, config).get("key")
+        if process is not None and isinstance(key, str) and machine_id(key) == lives:
             why = (
                 f"it lives as process {process.pid} but is not in the journal: a VirtualMachine that names this run "
                 f"adopts it; else shut its guest down, or end that process (kill {process.pid})"
@@ -687,20 +665,3 @@ def all_orphans(machines: MachineRegistry) -> list[MachineView]:
                 MachineView(key, "", "Unknown", pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
             )
     return lost_machines
-
-
-def _key_of(lives: str, config: MachineConfig) -> str | None:
-    """``namespace/name`` of a machine, from its command line; None if unknown."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        key = json.loads(config.plan(lives).read_bytes())["key"]
-        return key if isinstance(key, str) and machine_id(key) == lives else None
-    return None
-
-
-def user_of(config: MachineConfig, name: str) -> int | None:
-    """What a machine's QEMU runs as, by its folder, which it cannot give away. Raises Failed."""
-    try:
-        user = os.lstat(config.folder(name)).st_uid
-    except OSError as error:
-        raise Failed("HostUnreadable", f"cannot inspect the folder of machine {name}: {error}") from None
-    return None if user == adoption.own_user() else user

@@ -18,6 +18,7 @@ from devalloc_node.machine.guest_network import with_address
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, kill, wait
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.registry import PAUSED
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of
 from devalloc_node.warm.setup import Setup
@@ -63,7 +64,8 @@ class MachinePart:
         due = Deadline.after(launch.seconds_to_answer(spec, self.config, spec.memory.use))
         if self.process(setup) is not None:
             raise FileExistsError(errno.EEXIST, "a machine with that name already runs", spec.key)
-        given = launch.LaunchOptions(str(uuid.uuid4()), setup.user, preflight.choose_accelerator(self.config))
+        record = MachineRecord(self.template.to_manifest(), "starting", str(uuid.uuid4()), setup.user)
+        given = launch.LaunchOptions(record, preflight.choose_accelerator(self.config))
         launch.check(spec, self.config, given)
         launch.launch(spec, self.config, given, MachineSandbox(setup.namespace))
         with self._monitor(setup) as monitor:

@@ -22,6 +22,7 @@ from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits,
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process
+from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.resources import cpu_limit_of
 from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
 from devalloc_node.machine.user_ids import owners_among
@@ -264,7 +265,7 @@ def test_disks_are_copied_before_qemu_starts_and_as_long_as_the_caller_waits(
     monkeypatch.setattr(cloned_disks, "make", unfinished)
     due = None if seconds is None else Deadline.after(seconds)
     with raises(Denied, "CopyUnfinished"):
-        launch.launch(SPEC, config, LaunchOptions("uuid", None, "tcg"), deadline=due)
+        launch.launch(SPEC, config, LaunchOptions(MachineRecord({}, "starting", "uuid"), "tcg"), deadline=due)
     assert [each.passed for each in deadlines] == [seconds is None]
     assert not config.plan(SPEC.id).exists(), "no QEMU was started"
 
@@ -275,7 +276,7 @@ def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, t
         tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),), cgroups=tmp_path
     )
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
-    folder, given = config.folder(spec.id), LaunchOptions("uuid", None, "tcg")
+    folder, given = config.folder(spec.id), LaunchOptions(MachineRecord({}, "starting", "uuid"), "tcg")
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(folder / "console"))
@@ -500,7 +501,7 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
-    given = LaunchOptions("u", None, "tcg")
+    given = LaunchOptions(MachineRecord({}, "starting", "u"), "tcg")
     config = MachineConfig(
         tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(AllowedFolder(images, "any"),)
     )
@@ -597,7 +598,7 @@ def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images:
     image.write_bytes(b"content".ljust(4096))
     config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),))
     spec = replace(SPEC, disks=(Disk(str(image), "raw"),), kernel=None, initrd=None, append="", nics=())
-    given = LaunchOptions("uuid", None, "tcg")
+    given = LaunchOptions(MachineRecord({}, "starting", "uuid"), "tcg")
     check(spec, config, given)
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))

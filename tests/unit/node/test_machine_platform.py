@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import process
-from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineRecord, content_of
+from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
 from devalloc_node.machine.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations import node_operations
@@ -36,6 +36,7 @@ from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import virtual_machine
 from tests.support.node_errors import raises
 from tests.support.node_service import platform_of
+from tests.support.repository import REPO
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import until
@@ -359,10 +360,13 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
     config, machine = world.machines.config, virtual_machine("m")
     with living(config), memory_qemu(config) as qemu:
         qemu.status = status
-        for wrong in ("", "6a8f0b3e-0000-4000-8000-000000000002"):
+        for planned, wrong in ((None, qemu.uuid), (qemu.uuid, ""), (qemu.uuid, OTHER_RUN), (OTHER_RUN, OTHER_RUN)):
+            if planned is not None:
+                write_plan(config, MachineRecord(machine.to_manifest(), "starting", planned))
             with pytest.raises(Denied) as denied:
                 world.machines.take_up(KEY, machine, wrong, due())
             assert (denied.value.code, world.machines.get(KEY)) == ("MachineRuns", None)
+        write_plan(config, MachineRecord(machine.to_manifest(), "starting", qemu.uuid))
         world.machines.take_up(KEY, machine, qemu.uuid, due())
         record = world.machines.record_for(KEY)
         assert (record.state, record.run, record.machine) == (state, qemu.uuid, machine)
@@ -371,16 +375,31 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
         assert qemu.commands == [], "nothing is done to it"
 
 
-CELLS = [{"host_node": 1, "cpus": 3000, "memory": 3 << 30}, {"host_node": 0, "cpus": 1000, "memory": 1 << 30}]
+def write_plan(config: MachineConfig, record: MachineRecord) -> None:
+    """What a start leaves for the plugins that come later."""
+    config.plan(machine_id(KEY)).write_text(json.dumps({"key": KEY, "record": content_of(record)}))
+
+
+OTHER_RUN = "6a8f0b3e-0000-4000-8000-000000000002"
+CELLS = (NumaCell(1, 3000, 3 << 30), NumaCell(0, 1000, 1 << 30))
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("has_record", [True, False])
 def test_cpus_and_numa_nodes_of_a_run_that_the_journal_does_not_know_are_those_it_was_started_with(
-    world: World, is_lost: bool
+    world: World, is_lost: bool, has_record: bool
 ) -> None:
+    """Plans of before 0.2.0 tell the same in members of their own."""
     config, machine = world.machines.config, virtual_machine("m", start={"kernel": "/none", "pinned": True})
     with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
-        config.plan(machine_id(KEY)).write_text(json.dumps({"cpus": [9, 4, 8, 7], "numa_cells": CELLS}))
+        begun = MachineRecord(
+            machine.to_manifest(), "starting", qemu.uuid, cpus=(9, 4, 8, 7), numa_cells=CELLS, began=5.0, restarts=2
+        )
+        write_plan(config, begun)
+        if not has_record:
+            members = {"cpus": begun.cpus, "numa_cells": [asdict(each) for each in CELLS]}
+            plan = {"key": KEY, "argv": ["qemu", "-uuid", qemu.uuid], "uid": None, **members}
+            config.plan(machine_id(KEY)).write_text(json.dumps(plan))
         if is_lost:
             world.machines.take_up(KEY, machine, qemu.uuid, due())
         else:
@@ -391,15 +410,57 @@ def test_cpus_and_numa_nodes_of_a_run_that_the_journal_does_not_know_are_those_i
             world.machines.put(old)
             world.machines.recover()
         record = world.machines.record_for(KEY)
-        assert (record.run, record.cpus, record.rates) == (qemu.uuid, (9, 4, 8, 7), None)
-        assert record.spec.numa_cells == (NumaCell(1, 3000, 3 << 30), NumaCell(0, 1000, 1 << 30))
+        assert (record.run, record.cpus, record.rates, record.cpus_left) == (qemu.uuid, (9, 4, 8, 7), None, None)
+        assert record.spec.numa_cells == CELLS
+        assert (record.began, record.restarts) == ((5.0, 2) if has_record else (None, 0))
         assert record.tap_limits == (() if is_lost else (("", "tap1"),)), "its interface may be limited still"
+
+
+def test_a_machine_that_the_release_before_started_is_taken_up_by_its_plan(world: World) -> None:
+    """As recorded from 0.1.0, which wrote no record into it, and gave no guest NUMA nodes."""
+    config = world.machines.config
+    machine = virtual_machine("m", start={"kernel": "/none", "pinned": True}, nics=[{"backend": "warm"}])
+    recorded = (REPO / "tests/upgrade/start-plan-0.1.0.json").read_text()
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        config.plan(machine_id(KEY)).write_text(recorded)
+        assert [each.key for each in world.operations.all_machines()] == [KEY]
+        world.machines.take_up(KEY, machine, qemu.uuid, due())
+        record = world.machines.record_for(KEY)
+        assert (record.run, record.user, record.cpus, record.spec.numa_cells) == (qemu.uuid, None, (9, 4, 8, 7), ())
+
+
+def test_a_machine_is_taken_up_as_it_was_launched_and_not_as_its_object_is_by_now(world: World) -> None:
+    config, changed = world.machines.config, virtual_machine("m", pciSlots=9)
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        write_plan(config, MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
+        world.machines.take_up(KEY, changed, qemu.uuid, due())
+        assert world.machines.record_for(KEY).machine == virtual_machine("m")
+
+
+def test_a_machine_that_came_from_another_node_moves_no_more_when_it_is_taken_up(world: World) -> None:
+    config, machine = world.machines.config, virtual_machine("m")
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        came = MachineMigration("u", "target")
+        write_plan(config, MachineRecord(machine.to_manifest(), "incoming", qemu.uuid, migration=came))
+        world.machines.take_up(KEY, machine, qemu.uuid, due())
+        record = world.machines.record_for(KEY)
+        assert (record.state, record.migration) == ("running", None)
+
+
+def test_a_machine_of_a_restored_store_is_taken_up_for_the_object_that_has_it_now(world: World) -> None:
+    config, manifest = world.machines.config, virtual_machine("m").to_manifest()
+    before, after = ({**manifest, "metadata": manifest["metadata"] | {"uid": uid}} for uid in ("u1", "u2"))
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        write_plan(config, MachineRecord(before, "starting", qemu.uuid))
+        world.machines.take_up(KEY, VirtualMachine.model_validate(after), qemu.uuid, due())
+        assert world.machines.owner(KEY) == "u2"
 
 
 def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_its_own_object(world: World) -> None:
     """The object of then is gone, and its machine would be removed with it."""
     config, machine = world.machines.config, virtual_machine("m")
     with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        write_plan(config, MachineRecord(machine.to_manifest(), "starting", qemu.uuid))
         for run, keys in ((qemu.uuid, [KEY]), ("an earlier run", [])):
             manifest = machine.to_manifest()
             manifest["metadata"]["uid"] = "of then"
@@ -413,6 +474,7 @@ def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_
 def test_a_later_run_that_an_older_journal_takes_for_an_earlier_one_is_known_as_itself(world: World) -> None:
     config = world.machines.config
     with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        write_plan(config, MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
         for state in ("running", "stopping", "starting"):
             old = MachineRecord(
                 virtual_machine("m").to_manifest(), state, "an earlier run", applied=MachineAmounts(vcpus=9)
@@ -535,6 +597,7 @@ def test_a_machine_that_an_older_journal_has_as_stopped_is_seen_to_run(world: Wo
     config = world.machines.config
     with living(config) as lives, memory_qemu(config) as qemu:
         old = MachineRecord(virtual_machine("m").to_manifest(), "failed", "an older run", reason="StartUndone")
+        write_plan(config, replace(old.become("starting"), run=qemu.uuid))
         world.machines.records.put(MACHINES, KEY, content_of(old))
         world.machines.recover()
         machine = world.operations.machine(KEY)
