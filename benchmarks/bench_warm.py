@@ -19,8 +19,8 @@ from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb.warm_pb2 import ReturnSetupRequest, TakeSetupRequest
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.service.warm_service import WarmService
 from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.service import WarmService
 from devalloc_node.warm.setup import WarmConfig
 
 SETUPS = 100

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
     from devalloc_node.agent.permit_client import PermitEndpoint
-    from devalloc_node.daemon import Loop, Publisher
+    from devalloc_node.daemon import Publisher
     from devalloc_node.host.boundary import Host
     from devalloc_node.node import ClaimSource, Node
+    from devalloc_node.parts import Loop
     from devalloc_node.settings import NodeSettings
 
 Say = Callable[[str], None]
@@ -75,7 +76,6 @@ def abandon_hung_threads(say: Say) -> Iterator[None]:
 
 def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
-    from devalloc.cli.options.node import warn_of_setups
     from devalloc.inventory.device_users import visibility_problem
     from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
@@ -97,8 +97,6 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     for option, path in named:
         if not path.is_dir():
             say(f"there is no folder {path} ({option})")
-    if settings.warm is None and settings.socket is not None and not dry_run:
-        warn_of_setups(settings.socket.parent, say)
     address = settings.migrations.address
     if address is not None and not _has_address(address):
         say(

@@ -31,19 +31,16 @@ from devalloc_node.machine import lifecycle
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node, NodeCommand
+from devalloc_node.parts import Loop
 from devalloc_node.service.kubelet_sockets import KubeletPaths, KubeletSockets, kubelet_paths
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
 from devalloc_node.service.server import ExclusiveEndpoint, Service, hold_endpoint
-from devalloc_node.service.warm_service import WarmService
 from devalloc_node.settings import KubeletSettings
 from devalloc_node.vms.restarts import MachineRestarts
-from devalloc_node.warm.pool import Pool, PoolBackground
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 5.0
-"""How long the warm setups that are being made just then are waited for at the end."""
 Announce = Callable[[str], None]
 """Told what people want to know; from any thread."""
 
@@ -53,17 +50,15 @@ def serving(node: Node, say: Announce) -> Iterator[None]:
     """While inside, serve all that the settings name. Raises Denied and Failed if it cannot."""
     kubelet = node.settings.kubelet
     with ExitStack() as stack:
-        if (pool := node.warm) is not None:  # first, so that it closes last, after all requests
-            what = f"warm setups in {pool.config.run}"
-            stack.enter_context(hold_endpoint(what, partial(_warm_endpoint, what, pool), wait=True, say=say))
+        for part in node.parts:  # first, so that they close last, after all requests
+            for what, take in part.endpoints().items():
+                stack.enter_context(hold_endpoint(what, take, wait=True, say=say))
         if (path := node.settings.socket) is not None:
             own = NodeService(node.operations, _service_info(node), node.metrics, node.notifier).service()
-            setups = WarmService(node.warm, node.metrics).service()
+            services = [own, *(service for part in node.parts for service in part.services())]
             what = f"{own.name} on {path}"
             wait = node.settings.rolling
-            stack.enter_context(
-                hold_endpoint(what, partial(_own_socket, what, path, (own, setups)), wait=wait, say=say)
-            )
+            stack.enter_context(hold_endpoint(what, partial(_own_socket, what, path, services), wait=wait, say=say))
         if kubelet is not None:
             paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
             what = f"the kubelet on {paths.endpoint}"
@@ -87,17 +82,6 @@ def _service_info(node: Node) -> ServiceInfo:
         health=lambda: {(each.pool, each.device): each.health for each in node.health.snapshot().devices},
         allowed_kinds=tuple(sorted(node.settings.bindings.allowed)),
     )
-
-
-def _warm_endpoint(what: str, pool: Pool) -> ExclusiveEndpoint:
-    pool.open()
-    return ExclusiveEndpoint(what, lambda: _closed(pool))
-
-
-def _closed(pool: Pool) -> None:
-    left = pool.close(Deadline.after(CLOSE_SECONDS))
-    if left.removing or left.making:
-        log.warning("%d warm setups remain; the next start removes them", left.removing + left.making)
 
 
 def _own_socket(what: str, path: Path, services: Sequence[Service]) -> ExclusiveEndpoint:
@@ -129,8 +113,6 @@ def _metrics_endpoint(metrics: NodeMetrics, address: str) -> ExclusiveEndpoint:
         )
 
 
-Loop = Callable[[threading.Event], None]
-"""Runs in a thread of its own until the event is set."""
 FILES = 65536
 """Open files that are enough for all machines of a host."""
 SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
@@ -180,6 +162,8 @@ def run_daemon(
             stack.enter_context(audit_log.to_file(node.settings.state / "audit.log"))
         except OSError as error:
             raise Failed("JournalUnavailable", f"cannot write the audit log: {error}") from error
+        for text in (text for part in node.parts for text in part.warnings()):
+            say(text)
         stack.callback(node.machines.close)
         node.machines.recover()
         _refuse_another_name(node)
@@ -195,9 +179,8 @@ def run_daemon(
             restarts.run,
             node.guest_reports.run,
             node.qemu_events.run,
+            *(loop for part in node.parts for loop in part.loops()),
         ]
-        if (pool := node.warm) is not None and (homes := node.homes) is not None:
-            own.append(PoolBackground(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)
         node.reconciler.look()
         published = publishing.loops if is_settled else [partial(_when_settled, node, one) for one in publishing.loops]
         loops = [*own, *published, *extra_loops]

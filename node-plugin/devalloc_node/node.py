@@ -35,6 +35,7 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.resources import HostUses
+from devalloc_node.machines import MachineHomes
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
@@ -45,7 +46,6 @@ from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
 from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
 from devalloc_node.vms.qemu_events import QemuEvents
-from devalloc_node.warm.pool import Pool, WarmSandboxes
 
 
 class InventoryCache:
@@ -99,8 +99,6 @@ class InventoryCache:
 
 
 NodeCommand = Literal["stop", "rescan"]
-ADMIT_SECONDS = 10.0
-"""How long a machine that is to wait may take to have its turn among those that are started."""
 RENAME_ADVICE = "Start it with --node-name {node}. To rename the node, first drain it and delete what stays on it"
 
 
@@ -140,30 +138,17 @@ class Node:
         self.notifier = ChangeNotifier()
         self.bindings = Bindings(host, settings.bindings)
         self.devices: Callable[[], BarSizes] = lambda: pci.largest_bar_sizes(host.tree())
-        self.warm = (
-            None
-            if settings.warm is None
-            else Pool(
-                replace(settings.warm, machines=replace(settings.warm.machines, devices=self.devices)),
-                self.boot_id(),
-                blind=lambda: visibility_problem(self.host.tree()),
-                admit=lambda machine, spec: self.machines.admitted(machine, spec, Deadline.after(ADMIT_SECONDS)),
-                exclusive=lambda: self.machines.exclusive_cpus(),
-            )
-        )
-        self.homes = None if self.warm is None else WarmSandboxes(self.warm)
+        self.parts = [make(self) for make in settings.parts]
+        homes = next((part for part in self.parts if isinstance(part, MachineHomes)), MachineHomes())
+        self.homes = homes.homes
         self.machines = MachineLifecycle(
-            replace(
-                settings.machines,
-                lent=None if self.warm is None else self.warm.config.paused.run,
-                devices=self.devices,
-            ),
+            replace(settings.machines, lent=homes.lent, devices=self.devices),
             journal,
             changed=lambda key: self.notifier.beat(machine_change(key)),
             ended=lambda: self.metrics.ended(),
             host=settings.capacity,
             homes=self.homes,
-            uses=HostUses(tuple if self.warm is None else self.warm.uses, source.permitted),
+            uses=HostUses(homes.uses, source.permitted),
         )
         attachments = AttachmentKind(self.machines, host, lambda functions: pci.bar_sizes(host.tree(), functions))
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
@@ -321,8 +306,8 @@ class Node:
     def _state(self) -> NodeState:
         """For the metrics. Raises NodeError."""
         self.journal.refuse_lost()
-        warm = None if self.warm is None else self.warm.status()
-        return gauges.node_state(self.journal, self.machines.list(), warm, self.guest_reports)
+        state = gauges.node_state(self.journal, self.machines.list(), self.guest_reports)
+        return replace(state, of_parts=[metric for part in self.parts for metric in part.metrics()])
 
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
         """The steps of preparing a claim. Writes nothing."""

@@ -20,7 +20,7 @@ from devalloc.scaling.state import ScalingTiming
 from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.warm.setup import WarmConfig
+from devalloc_node.parts import MakePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class NodeSettings:
     """Networks in which runners of machines may listen, for every client there. Empty: no runners."""
     shared_storage: tuple[Path, ...] = ()
     """Folders that have the same files on every node that names them."""
-    warm: WarmConfig | None = None
-    """The pool of warm setups. None: no pool."""
+    parts: tuple[MakePart, ...] = ()
+    """What else the node has (``devalloc_node.parts``)."""
     metrics: str | None = None
     """Where to serve metrics: ``HOST:PORT`` (loopback) or ``unix:PATH``. None: nowhere."""
     resync: float = 60.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,7 +19,7 @@ from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling
 from devalloc.cli.terminal import print_note
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
 from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, PathTo, Whole, group, parse_duration, setting
-from devalloc_node.errors import Denied, NodeError
+from devalloc_node.errors import Denied
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
@@ -158,11 +156,11 @@ def _bridge_flags(options: WarmOptions) -> dict[str, bool]:
 
 
 def warm_settings(
-    options: WarmOptions, node: str, run_dir: Path, machines: MachineConfig, users: range
+    options: WarmOptions, node: str, run: Path, machines: MachineConfig, users: range
 ) -> WarmConfig | None:
     """The settings of the pool of warm setups; None without --warm, and in a dry run.
 
-    ``run_dir``: the folder of the node plugin's socket. ``users``: of paused machines, if the plugin is root. Raises
+    ``run``: the folder of setups. ``users``: of paused machines, if the plugin is root. Raises
     BadInput.
     """
     from devalloc_node.machine.machine_files import AllowedFolder
@@ -184,7 +182,7 @@ def warm_settings(
     return WarmConfig(
         options.ready,
         most,
-        run=_setups_folder(run_dir),
+        run=run,
         users=own,
         machine=waiting,
         # The admin defines the paused machine, so it may use files of every namespace's folder.
@@ -196,27 +194,6 @@ def warm_settings(
         cni_cache=machines.state.parent / "cni",
         nft=options.nft,
     )
-
-
-def _setups_folder(run_dir: Path) -> Path:
-    return run_dir / "warm"
-
-
-def warn_of_setups(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Warn about setups that outlive the plugin that made them: without --warm nothing manages them."""
-    from devalloc_node.warm.pool import is_served
-    from devalloc_node.warm.records import SetupRecords
-
-    folder = _setups_folder(run_dir)
-    records, left = SetupRecords(folder / "records"), 0
-    with suppress(OSError, NodeError):  # they belong to another user, who alone can manage them
-        if records.are_kept and not is_served(folder):
-            left = sum(map(len, records.all()))
-    if left:
-        say(
-            f"warning: {left} warm setups of another run are in {folder}; they cannot be taken or "
-            "returned without --warm; --warm 0 keeps those that are taken and removes the others"
-        )
 
 
 def _waiting_machine(file: Path, node: str) -> VirtualMachine:
@@ -476,7 +453,9 @@ def node_settings(
     BadInput, CommandFailed."""
     from devalloc_node.binding.binding import BindingConfig
     from devalloc_node.machine.machine_files import MachineConfig
+    from devalloc_node.parts import installed_parts
     from devalloc_node.settings import NodeSettings
+    from devalloc_node.warm.part import warm_part
 
     if options.metrics is not None:
         from devalloc_node.metrics.registry import check_address
@@ -510,6 +489,8 @@ def node_settings(
     inventory.check_kinds("--allow", options.allow, allowable(inventory.added_kinds))
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root = inventory.sysfs_root
+    setups = door.parent / "warm"
+    warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users)
     return NodeSettings(
         inventory.node,
         bindings,
@@ -525,7 +506,7 @@ def node_settings(
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
-        warm=warm_settings(options.warm, inventory.node, door.parent, machines, waiting_users),
+        parts=(warm_part(warm, setups), *installed_parts()),
         metrics=options.metrics,
         resync=resync,
         grace=options.grace,

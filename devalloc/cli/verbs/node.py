@@ -21,9 +21,9 @@ from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.store import Store
-    from devalloc_node.daemon import Loop
     from devalloc_node.host.lock_folder import PublishMode
     from devalloc_node.node import Node
+    from devalloc_node.parts import Loop
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _APIS = ("v1", "v1beta1")

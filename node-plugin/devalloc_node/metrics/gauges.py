@@ -13,10 +13,9 @@ from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine.process import traffic, usage
 from devalloc_node.machine.records import MachineView
-from devalloc_node.metrics.registry import MachineUsage, NodeState, WarmPoolMetrics
+from devalloc_node.metrics.registry import MachineUsage, NodeState
 from devalloc_node.model.step import ATTACHMENT
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.warm.setup import PoolStatus
 
 
 class GuestMetrics(Protocol):
@@ -29,10 +28,7 @@ class GuestMetrics(Protocol):
 
 
 def node_state(
-    journal: SQLiteJournal,
-    machines: Sequence[MachineView],
-    warm: PoolStatus | None = None,
-    guests: GuestMetrics | None = None,
+    journal: SQLiteJournal, machines: Sequence[MachineView], guests: GuestMetrics | None = None
 ) -> NodeState:
     """In numbers. Raises Failed where the journal cannot be read."""
     records = journal.claims()
@@ -49,20 +45,9 @@ def node_state(
         attached_devices=steps.count(ATTACHMENT),
         quarantined=_quarantined(journal),
         utilisation=[_machine_usage(machine) for machine in live],
-        warm=None if warm is None else _warm_pool_state(warm),
         guest_metrics={} if guests is None else guests.metrics(),
         dropped_lines=0 if guests is None else guests.dropped,
     )
-
-
-def _warm_pool_state(status: PoolStatus) -> WarmPoolMetrics:
-    by_state = {
-        "ready": status.ready,
-        "taken": len(status.taken),
-        "making": status.making,
-        "removing": status.removing,
-    }
-    return WarmPoolMetrics(by_state, status.made, status.failures)
 
 
 def _machine_usage(machine: MachineView) -> MachineUsage:

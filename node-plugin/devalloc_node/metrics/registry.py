@@ -23,10 +23,9 @@
 | ``devalloc_node_machines_ended_total`` | | machines that ended without a request |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
 | ``devalloc_node_journal_quarantined`` | | records that cannot be read |
-| ``devalloc_node_warm_setups`` | state | warm setups: ready, taken, making, removing |
-| ``devalloc_node_warm_setups_made_total`` | | warm setups made since the plugin runs |
-| ``devalloc_node_warm_setup_failures_total`` | | warm setups that could not be made or removed |
 | ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |
+
+Parts of the node show theirs beside these.
 """
 
 from __future__ import annotations
@@ -79,15 +78,6 @@ class MachineUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmPoolMetrics:
-    """The pool of warm setups of a node that keeps one."""
-
-    by_state: Mapping[str, int]
-    made: int
-    failures: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeState:
     """How things stand, in numbers."""
 
@@ -102,11 +92,12 @@ class NodeState:
     attached_devices: int = 0
     quarantined: int = 0
     utilisation: Sequence[MachineUsage] = ()
-    warm: WarmPoolMetrics | None = None
     guest_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What guests report, by machine (``namespace/name``) and by name."""
     dropped_lines: int = 0
     """What guests wrote that was not a report."""
+    of_parts: Sequence[Metric] = ()
+    """What its parts show beside."""
 
 
 class NodeMetrics:
@@ -191,20 +182,19 @@ class _StateCollector(Collector):
             state = self._state()
         except Exception as error:
             log.error("cannot read the state for the metrics: %s", error, exc_info=not isinstance(error, NodeError))
-            yield _gauge("state_readable", "0 if the state could not be read.", 0)
+            yield gauge("state_readable", "0 if the state could not be read.", 0)
             return
-        yield _gauge("state_readable", "0 if the state could not be read.", 1)
-        yield _gauges("prepared_devices", "Devices that prepared claims hold.", "binding", state.prepared_devices)
-        yield _gauges("claims", "Claims with a record in the journal.", "state", state.claims)
-        yield _gauges("machines", "Machines that the plugin manages.", "phase", state.machines)
-        yield _gauge("plugged_vcpus", "vCPUs of running machines.", state.vcpus)
-        yield _gauge("plugged_memory_bytes", "Memory of running machines.", state.memory_bytes)
-        yield _gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
-        yield _gauge("journal_quarantined", "Journal records that are unreadable.", state.quarantined)
+        yield gauge("state_readable", "0 if the state could not be read.", 1)
+        yield gauges("prepared_devices", "Devices that prepared claims hold.", "binding", state.prepared_devices)
+        yield gauges("claims", "Claims with a record in the journal.", "state", state.claims)
+        yield gauges("machines", "Machines that the plugin manages.", "phase", state.machines)
+        yield gauge("plugged_vcpus", "vCPUs of running machines.", state.vcpus)
+        yield gauge("plugged_memory_bytes", "Memory of running machines.", state.memory_bytes)
+        yield gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
+        yield gauge("journal_quarantined", "Journal records that are unreadable.", state.quarantined)
         yield from _of_machines(state.utilisation)
         yield from _of_guests(state)
-        if state.warm is not None:
-            yield from _of_warm_setups(state.warm)
+        yield from state.of_parts
 
 
 def _of_machines(machines: Sequence[MachineUsage]) -> Iterable[Metric]:
@@ -248,20 +238,13 @@ def _of_guests(state: NodeState) -> Iterable[Metric]:
     )
 
 
-def _of_warm_setups(warm: WarmPoolMetrics) -> Iterable[Metric]:
-    yield _gauges("warm_setups", "Warm setups.", "state", warm.by_state)
-    for name, what, value in (
-        ("warm_setups_made", "Warm setups created since the plugin started.", warm.made),
-        ("warm_setup_failures", "Warm setups that could not be created or removed.", warm.failures),
-    ):
-        yield CounterMetricFamily(f"devalloc_node_{name}", what, value=value)
-
-
-def _gauge(name: str, what: str, value: float) -> Metric:
+def gauge(name: str, what: str, value: float) -> Metric:
+    """A gauge of the node; ``name`` without what all have before it."""
     return GaugeMetricFamily(f"devalloc_node_{name}", what, value=value)
 
 
-def _gauges(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
+def gauges(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
+    """As ``gauge``, for each value of a label."""
     family = GaugeMetricFamily(f"devalloc_node_{name}", what, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)

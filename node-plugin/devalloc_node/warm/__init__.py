@@ -1,5 +1,6 @@
 """The pool of warm machine setups: a network namespace, a TAP interface and a folder each, made before it is used.
 
+- ``part``, ``service``: the pool as a part of a node, with its gRPC service
 - ``pool``: who has which setup, and the work behind it; ``pool_state``: its state
 - ``setup``: what a setup is, and which CPUs it gets
 - ``builder``, over ``network``: a whole setup and its parts: recorded first, and removed from whatever exists of it

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
-from devalloc.cli.node_wiring import make_host
 from devalloc.cli.options.node import WarmOptions, _waiting_machine, warm_settings
 from devalloc.cli.verbs import warm as commands
 from devalloc_node.binding.binding import BindingConfig
@@ -22,12 +23,13 @@ from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
-from devalloc_node.service import warm_service as service
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.service.warm_service import WarmService
 from devalloc_node.settings import NodeSettings
+from devalloc_node.warm import service
 from devalloc_node.warm.addresses import BridgeNetwork
+from devalloc_node.warm.part import warm_part
 from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.service import WarmService
 from devalloc_node.warm.setup import WarmConfig
 from tests.support.cli_shell import Shell
 from tests.support.deadlines import soon
@@ -212,11 +214,8 @@ def test_a_setup_with_a_network_is_shown_with_its_address(tmp_path: Path, toy: T
 
 def test_the_start_warns_once_of_setups_that_no_process_manages(tmp_path: Path, toy: ToyPart) -> None:
     def warnings() -> list[str]:
-        lines: list[str] = []
-        make_host(
-            NodeSettings("here", BindingConfig("here"), socket=tmp_path / "node.sock"), dry_run=False, say=lines.append
-        )
-        return [line for line in lines if "warm setups" in line]
+        node: Any = SimpleNamespace(settings=NodeSettings("here", BindingConfig("here")))
+        return [*warm_part(None, tmp_path / "warm")(node).warnings()]
 
     assert warnings() == []
     pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])

@@ -19,6 +19,7 @@ from devalloc.inventory import watch
 from devalloc.store import StoreLocked
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node import daemon
+from devalloc_node.warm import part as warm_part
 from tests.support.fleet_manifests import gpu_pool
 from tests.support.waiting import until
 from tests.unit.controller.test_up import Host, pools, running
@@ -105,7 +106,7 @@ def test_a_plugin_says_for_which_predecessor_it_waits(
 
 
 def test_a_plugin_waits_long_enough_for_a_predecessor_that_makes_warm_setups() -> None:
-    of_node = daemon.LOOP_SECONDS + daemon.CLOSE_SECONDS
+    of_node = daemon.LOOP_SECONDS + warm_part.CLOSE_SECONDS
     of_up = standalone.GRACE_SECONDS + up_parts.STOP_SECONDS
     assert max(of_node, of_up) + 5.0 <= pool_publisher.PLUGIN_WAIT_SECONDS
 

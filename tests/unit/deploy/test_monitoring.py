@@ -23,7 +23,9 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.store import Key
-from devalloc_node.metrics.registry import RESULTS, MachineUsage, NodeMetrics, NodeState, WarmPoolMetrics
+from devalloc_node.metrics.registry import RESULTS, MachineUsage, NodeMetrics, NodeState
+from devalloc_node.warm.part import pool_metrics
+from devalloc_node.warm.setup import PoolStatus
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim, gpu_pool
 
@@ -76,9 +78,9 @@ def of_controller() -> str:
 
 def of_node() -> str:
     machine = MachineUsage("default/web", 1, ("tap0",), 1.0, 1, 1.0, 1)
-    state = NodeState(
-        {"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], warm=WarmPoolMetrics({"ready": 1}, 1, 0)
-    )
+    warm = PoolStatus(1, 1, ready=1, making=0, removing=0, taken=(), made=1, failures=0, problem="")
+    of_parts = [*pool_metrics(warm)]
+    state = NodeState({"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], of_parts=of_parts)
     metrics = NodeMetrics(lambda: state)
     for result in RESULTS:
         metrics.observe("PrepareClaim", result, 0.1)

@@ -44,7 +44,7 @@ DIFFERENT = {
     ("machine/registry.py", "orphan_refusal", "MachineRuns", "True"): (
         "test_machine_platform::test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started",
     ),
-    ("service/warm_service.py", "_check_not_of_a_machine", "SetupInUse", "False"): (
+    ("warm/service.py", "_check_not_of_a_machine", "SetupInUse", "False"): (
         "test_warm::test_only_a_machine_of_the_node_gives_back_its_own",
     ),
     ("vms/reconciler.py", "_take_up", "MachineRuns", "True"): (

@@ -1,0 +1,53 @@
+"""What a part adds to a node: a subclass of ``NodePart`` overrides what it has, and the node asks all parts alike.
+
+``NodeSettings.parts`` names the parts of a node. An installed package adds one of its own by an entry point of the
+group GROUP: a function of the node that returns the part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from prometheus_client import Metric
+
+from devalloc_node.service.server import ExclusiveEndpoint, Service
+
+GROUP = "devalloc.node_parts"
+Loop = Callable[[threading.Event], None]
+"""Runs in a thread of its own until the event is set."""
+
+
+class NodePart:
+    """What all parts may have; nothing of it is there unless the part says so. All calls are safe for threads."""
+
+    def warnings(self) -> Iterable[str]:
+        """What an administrator should know at the start, in sentences."""
+        return ()
+
+    def endpoints(self) -> Mapping[str, Callable[[], ExclusiveEndpoint]]:
+        """What is taken before any service is served, and given back after all: by what it is, for people."""
+        return {}
+
+    def services(self) -> Sequence[Service]:
+        """What the node's own socket serves beside the node."""
+        return ()
+
+    def loops(self) -> Sequence[Loop]:
+        """What goes on while the node serves; the first that raises ends the node."""
+        return ()
+
+    def metrics(self) -> Iterable[Metric]:
+        """Read for each scrape. If that raises, ``devalloc_node_state_readable`` is 0."""
+        return ()
+
+
+MakePart = Callable[[Any], NodePart]
+"""Makes a part of a ``Node``, which is not complete yet: the part asks it for others only when it is asked itself."""
+
+
+def installed_parts() -> tuple[MakePart, ...]:
+    """The parts that installed packages add to every node, in the order of their names."""
+    return tuple(each.load() for each in sorted(entry_points(group=GROUP), key=lambda each: each.name))
