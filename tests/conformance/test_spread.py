@@ -358,16 +358,34 @@ def test_a_share_goes_to_the_node_of_which_least_is_in_use_in_every_way(
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_shares_that_meet_on_one_device_go_to_the_node_of_which_least_is_in_use_in_every_way() -> None:
-    """CP-SAT decides them, and its model of all nodes rounds loads."""
-    documents = shared_fleet(["10Gi", "8Gi", "12Gi", "8Gi"], ["8Gi", "6Gi"], ["6Gi"], ["10Gi", "6Gi", "10Gi"])
-    for place, memory in {"n0-p1": 3, "n0-p2": 3, "n0-p3": 3, "n1-p0": 1, "n1-p1": 3, "n3-p1": 3}.items():
-        held = entry(place, "g0", memory=f"{memory}Gi")
-        documents.append(allocated(share(f"of-{place}", f"{memory}Gi"), [held], node=place[:2]))
+@pytest.mark.parametrize("seed", range(EXAMPLES * 2))
+def test_shares_that_meet_on_one_device_go_where_least_is_in_use_in_every_way(seed: int) -> None:
+    """Of the pools of a node, too."""
+    random = Random(seed)
+    sizes = [[f"{random.randint(3, 8)}Gi/1Gi" for _ in range(random.randint(1, 3))] for _ in range(2)]
+    documents = shared_fleet(*sizes)
+    for node in range(2):
+        if random.random() < 0.35:
+            documents.append(held_share(f"h{node}", f"n{node}", "1Gi"))
+    details = [share("a", f"{random.randint(1, 4)}Gi", count=1) for _ in range(random.choice([2, 2, 3]))]
+    wanted = claim("a", *(each["spec"]["claims"][0] for each in details))
+    best = oracle.solve([*documents, wanted], policy="spread")
+    (answer,) = (
+        each for each in solve_manifests([*documents, wanted], placement="spread")["claims"] if each["name"] == "a"
+    )
+    assert measure(read([*documents, wanted]), [answer]) == best.unevenness
+    assert [node for node, _ in three_answers(documents, wanted)] == [answer["node"]] * 3
+
+
+def test_shares_that_meet_need_no_cp_sat_where_no_fewer_devices_have_their_amounts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ways, "solve_unit", lambda *_: pytest.fail("a node is searched by CP-SAT"))
+    documents = shared_fleet(*(["6Gi", "5Gi", f"{5000 + n}Mi", "6Gi"] for n in range(12)))
     details = [share("a", count=1), share("a", "3Gi")]
     answers = three_answers(documents, claim("a", *(each["spec"]["claims"][0] for each in details)))
     assert answers[0] == answers[1] == answers[2]
-    assert answers[0][0] == "n3"
+    assert answers[0][0] == "n0"
 
 
 def test_shares_of_the_network_that_meet_on_one_device_leave_a_claim_on_its_node() -> None:
@@ -391,7 +409,7 @@ def test_few_nodes_are_searched_for_how_evenly_shares_that_meet_use_them(monkeyp
 
     monkeypatch.setattr(ways, "solve_unit", search)
     documents = shared_fleet(*(["6Gi", "5Gi", f"{5000 + n}Mi", "6Gi"] for n in range(ways.COMPARED_NODES + 4)))
-    details = [share("a", count=1), share("a", "3Gi")]
+    details = [share("a", count=1), share("a", count=1), share("a", "3Gi")]  # split, they need one device less
     wanted = claim("a", *(each["spec"]["claims"][0] for each in details))
     (answer,) = solve_manifests([*documents, wanted], placement="spread")["claims"]
     assert answer["allocated"]

@@ -64,7 +64,7 @@ class MinimumUse:
         shares = 0
         for resource, candidates in self._shared().items():
             amount = self.satisfied(partial(_min_share, resource=resource))
-            shares = max(shares, _count_until(amount, (self._free(device, resource=resource) for device in candidates)))
+            shares = max(shares, count_until(amount, (self._free(device, resource=resource) for device in candidates)))
         return max(whole + shares, self._any_device())
 
     def pools(self) -> int:
@@ -86,7 +86,7 @@ class MinimumUse:
         def cost(alternatives: Alternatives) -> int:
             return min(cost_of(each) if self._driver_of(each) == driver else 0 for each in alternatives)
 
-        return _count_until(self.satisfied(cost), sizes)
+        return count_until(self.satisfied(cost), sizes)
 
     def _measures(self, driver: str, pools: Sequence[Pool]) -> Iterator[Measure]:
         free = {pool.index: sum(not self.usage.in_use(device) for device in pool.devices) for pool in pools}
@@ -184,7 +184,7 @@ def _min_share(alternatives: Alternatives, *, resource: str) -> int:
     return min(request.least_share(resource) for request in alternatives)
 
 
-def _count_until(needed: int, sizes: Iterable[int]) -> int:
+def count_until(needed: int, sizes: Iterable[int]) -> int:
     """How many of these, the largest first, come to what is needed."""
     count = 0
     for size in sorted(sizes, reverse=True):

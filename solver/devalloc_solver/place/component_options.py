@@ -60,8 +60,6 @@ class IndexedGroup:
     watchers: tuple[Watcher, ...]
     uses: tuple[tuple[DeviceUse, tuple[int, ...], int], ...]
     """(use, counters of its distinct values, mask of those that other pools have as well)"""
-    load: int
-    """how much of its pool each device is that comes into use; 0 where that does not matter"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +93,15 @@ def component_options(
     if len(shapes) == 1 and len(shapes[0].uses) == 1 and _is_plain(shapes[0]) and not partitions:
         use = shapes[0].uses[0][0]
         most = min(shapes[0].size, max(n for n, g in zip(demand_vector.needs, use.gain, strict=True) if g))
-        load, least = shapes[0].load, 1 if shapes[0].load else most
+        least = 1 if use.load else most
         gains = [(tuple(gain * count for gain in use.gain), count) for count in range(most, least - 1, -1)]
-        return [ComponentOption(g, use.spend, 0, 0, ((0, 0, count),), (), load=count * load) for g, count in gains]
+        return [ComponentOption(g, use.spend, 0, 0, ((0, 0, count),), (), load=count * use.load) for g, count in gains]
     if len(shapes) == 1 and shapes[0].size == 1 and not partitions and all(demand_vector.needs):
         uses = [use for use, _, _ in shapes[0].uses]
         if _is_plain(shapes[0]) and all(sum(use.gain) == 1 for use in uses):
             steps.spend_each(len(uses))
             return [
-                ComponentOption(use.gain, use.spend, 0, 0, ((0, position, 1),), (), load=shapes[0].load)
+                ComponentOption(use.gain, use.spend, 0, 0, ((0, position, 1),), (), load=use.load)
                 for position, use in enumerate(uses)
             ]
     parts: list[_PartialOption] = []
@@ -244,7 +242,7 @@ def _add_counted(
     use, _, _ = shape.uses[0]
     gains = [(at, gain, demand_vector.needs[at]) for at, gain in enumerate(use.gain) if gain]
     spends = [(at, each, demand_vector.budgets[at]) for at, each in enumerate(use.spend) if each]
-    everything = last and not use.cost and not spends and not shape.load
+    everything = last and not use.cost and not spends and not use.load
     steps.spend_each(len(parts))
     for part in parts:
         most = min(shape.size, max([-(-(need - part.gain[at]) // gain) for at, gain, need in gains]))
@@ -269,7 +267,7 @@ def _add_counted(
                 (*part.uses, (number, 0, count)),
                 part.looks,
                 part.whole,
-                part.load + shape.load * count,
+                part.load + use.load * count,
                 part.offset + number * count,
             )
             if everything:
@@ -327,7 +325,7 @@ class _OptionBuilder:
         use, values, _ = uses[position]
         most = self._most(use, values)
         least = 0
-        if self.shape.load:
+        if use.load:
             pass  # fewer leave more of the pool
         elif self.plain:
             least = max(0, min(most, self.left - self.later[position]))
@@ -427,7 +425,7 @@ class _OptionBuilder:
             part.uses + tuple((self.number, position, count) for position, count in self.counts),
             part.looks + tuple((self.number, watcher, count) for watcher, count in looks),
             part.whole,
-            part.load + shape.load * sum(count for _, count in self.counts),
+            part.load + sum(shape.uses[position][0].load * count for position, count in self.counts),
             part.offset + self.number * sum(count for _, count in self.counts),
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from devalloc_solver.bounds.largest_partition import Draws, Shapes
 from devalloc_solver.place.component_options import ComponentOption, IndexedGroup, component_options
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector, TakeKind
-from devalloc_solver.place.device_uses import DeviceUse, Value, distinct_values, uses_of
+from devalloc_solver.place.device_uses import DeviceUse, LoadOf, Value, distinct_values, uses_of
 from devalloc_solver.place.node_view import CandidateGroup
 from devalloc_solver.place.step_budget import StepBudget
 from devalloc_solver.problem.demand import AllocationMode
@@ -73,13 +73,13 @@ def make_components(
     demand_vector: DemandVector,
     steps: StepBudget,
     shapes_of: Callable[[Pool], Shapes] | None = None,
-    load_of: Callable[[Device], int] | None = None,
+    load_of: LoadOf | None = None,
 ) -> list[PoolComponents]:
     """The pools that can do something, each as its cells; with ``shapes_of`` options say what partitions they cost,
-    with ``load_of`` how much of the pool comes into use by devices that are taken whole."""
+    with ``load_of`` how much of the pool comes into use."""
     node_view = demand_vector.stock.node_view
     by_pool: dict[int, list[MergedGroup]] = {pool: [] for pool in range(len(node_view.pools))}
-    for pool, stack in _merge_groups(demand_vector, steps):
+    for pool, stack in _merge_groups(demand_vector, steps, load_of):
         by_pool[pool].append(stack)
     wide = _wide_values(by_pool)
     kinds: dict[Hashable, tuple[int, tuple[ComponentOption, ...]]] = {}
@@ -90,13 +90,15 @@ def make_components(
         cells = []
         for members in _connected(demand_vector, stacks, free, all_draws=bool(shapes)):
             for stack_group in _split_device_by_device(members):
-                cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps, load_of))
+                cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps))
         if cells := [cell for cell in cells if cell.options]:
             components.append(PoolComponents(pool, tuple(cells), pool in demand_vector.stock.opened))
     return components
 
 
-def _merge_groups(demand_vector: DemandVector, steps: StepBudget) -> list[tuple[int, MergedGroup]]:
+def _merge_groups(
+    demand_vector: DemandVector, steps: StepBudget, load_of: LoadOf | None
+) -> list[tuple[int, MergedGroup]]:
     """Candidate groups that the demand entries do not tell apart, together."""
     stock = demand_vector.stock
     alike: dict[object, tuple[list[Device], int, MergedGroup]] = {}
@@ -119,11 +121,12 @@ def _merge_groups(demand_vector: DemandVector, steps: StepBudget) -> list[tuple[
         if not barred and all(blocks <= stock.free[candidate_group.pool][str(name)] for name, blocks in draws):
             counting = _counted_key(demand_vector, candidate_group)
             if counting is None:
-                uses = uses_of(demand_vector, candidate_group, steps)
-            elif (found_before := cached.get(counting)) is not None:
-                uses = found_before
+                uses = uses_of(demand_vector, candidate_group, steps, load_of)
             else:
-                uses = cached[counting] = uses_of(demand_vector, candidate_group, steps)
+                same = counting, load_of and (candidate_group.pool, candidate_group.one.draws)
+                if same not in cached:
+                    cached[same] = uses_of(demand_vector, candidate_group, steps, load_of)
+                uses = cached[same]
         if not uses and not watchers:
             continue
         if not uses:
@@ -236,7 +239,6 @@ def _make_component(
     partitions: Sequence[tuple[int, Draws]],
     kinds: dict[Hashable, tuple[int, tuple[ComponentOption, ...]]],
     steps: StepBudget,
-    load_of: Callable[[Device], int] | None,
 ) -> Component:
     renamed: dict[Counter, int] = {}
     counters: list[int] = []
@@ -260,14 +262,11 @@ def _make_component(
             (entry, tuple(rename(v, 1) for v in values), sum(wide.get(v, 0) for v in values))
             for entry, values in stack.watchers
         )
-        entries = [demand_vector.demand_entries[taker] for use in stack.uses for taker, _ in use.takes]
-        is_whole = not shareable and all(entry.kind is not TakeKind.SHARE for entry in entries)
-        load = load_of(stack.devices[0]) if load_of and is_whole else 0
-        shapes.append(IndexedGroup(stack.size, draws, group, stack.seen, shareable, watchers, uses, load))
+        shapes.append(IndexedGroup(stack.size, draws, group, stack.seen, shareable, watchers, uses))
     named = tuple(
         (
-            *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers, shape.load),
-            tuple((use.gain, use.spend, use.cost, use.takes, values, bits) for use, values, bits in shape.uses),
+            *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers),
+            tuple((u.gain, u.spend, u.cost, u.takes, u.load, values, bits) for u, values, bits in shape.uses),
         )
         for shape in shapes
     )

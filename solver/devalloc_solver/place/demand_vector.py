@@ -70,6 +70,12 @@ class DemandVector:
     """whether plain counts cost devices, too: where some are shared, looked at by admins, or counted already"""
 
     @property
+    def takes_portions(self) -> bool:
+        """Whether some request takes a share, or a portion, of a device: it may matter of which one of a pool."""
+        requests = [entry.indexed.request for entry in self.demand_entries]
+        return any(request.mode is AllocationMode.SHARE or request.portions for request in requests)
+
+    @property
     def constant(self) -> int:
         """Devices that every cover needs and none counts."""
         if self.counts_all:

@@ -11,6 +11,8 @@ from devalloc_solver.place.node_view import CandidateGroup
 from devalloc_solver.place.requests import Portion
 from devalloc_solver.place.step_budget import SharesInterfere, StepBudget
 from devalloc_solver.problem.demand import AllocationMode
+from devalloc_solver.problem.placement import PlacedDevice
+from devalloc_solver.problem.snapshot import Device
 
 T = TypeVar("T")
 _COMPARED = 128
@@ -92,9 +94,17 @@ class DeviceUse:
     """what it takes up of values that must differ"""
     takes: tuple[tuple[int, int], ...]
     """(demand entry, how often)"""
+    load: int
+    """how much more of its pool is in use then, at most; 0 where that does not matter"""
 
 
-def uses_of(demand_vector: DemandVector, candidate_group: CandidateGroup, steps: StepBudget) -> tuple[DeviceUse, ...]:
+LoadOf = Callable[[Sequence[PlacedDevice]], int]
+"""How much more of a pool is in use by these takes of one of its devices."""
+
+
+def uses_of(
+    demand_vector: DemandVector, candidate_group: CandidateGroup, steps: StepBudget, load_of: LoadOf | None = None
+) -> tuple[DeviceUse, ...]:
     """The ways to use one device of a candidate group, admins aside.
 
     Raises SharesInterfere.
@@ -119,10 +129,11 @@ def uses_of(demand_vector: DemandVector, candidate_group: CandidateGroup, steps:
                     {entry: 1},
                     {entry: _capacity(demand_vector, entry, candidate_group)},
                     values,
+                    load_of,
                 )
             )
     if portions:
-        uses += _portion_uses(demand_vector, portions, candidate_group, steps)
+        uses += _portion_uses(demand_vector, portions, candidate_group, steps, load_of)
     return tuple(uses)
 
 
@@ -145,6 +156,7 @@ def _make_use(
     takes: Mapping[DemandEntry, int],
     amounts: Mapping[DemandEntry, Mapping[str, int]],
     values: tuple[Value, ...],
+    load_of: LoadOf | None,
 ) -> DeviceUse:
     """The use of a device by these demand entries, each as often as told; a take gives an entry its ``amounts``."""
     gain, spend = [0] * len(demand_vector.needs), [0] * len(demand_vector.budgets)
@@ -167,13 +179,27 @@ def _make_use(
         if entry.kind is TakeKind.TOTAL and (entries := demand_vector.entries.get(entry.indexed.demand)) is not None:
             spend[entries] += 1
     cost = int(counted and candidate_group.number not in demand_vector.stock.seen)
+    load = 0
+    if load_of is not None:
+        takes_of_device = [(_taken(demand_vector, candidate_group.one, e, amounts[e]), n) for e, n in takes.items()]
+        load = load_of([one for one, count in takes_of_device for _ in range(count)])
     return DeviceUse(
         tuple(gain),
         tuple(spend),
         cost,
         values,
         tuple((entry.number, count) for entry, count in takes.items()),
+        load,
     )
+
+
+def _taken(demand_vector: DemandVector, device: Device, entry: DemandEntry, given: Mapping[str, int]) -> PlacedDevice:
+    """What a demand entry takes of a device: of shares that may be split, all that they can have there."""
+    if entry.kind is not TakeKind.SHARE:
+        return PlacedDevice(entry.indexed.request, device, entry.indexed.portion_of(device))
+    needs = enumerate(share_names(entry), entry.first)
+    amounts = [(name, min(given.get(name, 0), demand_vector.needs[at])) for at, name in needs]
+    return PlacedDevice(entry.indexed.request, device, tuple(amounts))
 
 
 def _capacity(demand_vector: DemandVector, entry: DemandEntry, candidate_group: CandidateGroup) -> dict[str, int]:
@@ -195,7 +221,11 @@ def _takes_portions(entry: DemandEntry, candidate_group: CandidateGroup) -> bool
 
 
 def _portion_uses(
-    demand_vector: DemandVector, portions: Sequence[DemandEntry], candidate_group: CandidateGroup, steps: StepBudget
+    demand_vector: DemandVector,
+    portions: Sequence[DemandEntry],
+    candidate_group: CandidateGroup,
+    steps: StepBudget,
+    load_of: LoadOf | None,
 ) -> list[DeviceUse]:
     """All ways to cut one device into portions that no other way makes needless."""
     amounts = {entry: entry.indexed.portion_of(candidate_group.one) for entry in portions}
@@ -208,10 +238,10 @@ def _portion_uses(
         takes = {entry: count for entry, count in zip(portions, counts, strict=True) if count}
         if takes:
             used = tuple(value for entry in takes for value in values[entry] or ())
-            uses.append(_make_use(demand_vector, candidate_group, takes, given, used))
+            uses.append(_make_use(demand_vector, candidate_group, takes, given, used, load_of))
     bits: dict[Value, int] = {}
     masks = {use: sum(bits.setdefault(value, 1 << len(bits)) for value in use.values) for use in uses}
-    return undominated(uses, lambda use: ((*use.gain, *(-spent for spent in use.spend)), masks[use]), steps)
+    return undominated(uses, lambda use: ((*use.gain, *(-spent for spent in use.spend), -use.load), masks[use]), steps)
 
 
 def _cuts_of_device(

@@ -7,15 +7,16 @@ or if another value is equivalent.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from devalloc_solver.bounds.minimum_use import count_until
 from devalloc_solver.place.components import make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, cover
 from devalloc_solver.place.demand_vector import DemandVector, make_demand_vector
 from devalloc_solver.place.remaining import RemainingSupply, serve_fixed_requests
-from devalloc_solver.place.requests import MatchConstraint
+from devalloc_solver.place.requests import IndexedRequest, MatchConstraint
 from devalloc_solver.place.step_budget import SharesInterfere, StepBudget
 from devalloc_solver.problem.demand import AllocationMode
 
@@ -185,10 +186,7 @@ class _ValueSearch:
         return None if covered is None else MatchedCover(demand_vector, covered, chosen)
 
     def _served_unsplit(self, stock: RemainingSupply, most: int | None) -> MatchedCover | None:
-        """Shares that meet, each on one device: the best answer where a part of the question needs no less.
-
-        With one of the shares alone, which may be split, no fewer pools and devices will do than that needs.
-        """
+        """Shares that meet, each on one device: the best answer where it is known that splitting them is no better."""
         shares = [
             indexed
             for indexed in self.counting_bounds.node_view.unit_requests.of(self.chosen)
@@ -201,9 +199,34 @@ class _ValueSearch:
             if alone is None:
                 return None
             bounds.append(alone.size)
-        if self.best is not None and max(bounds) >= self.best.size:
+        least = self._least_size(stock, shares, max(bounds))
+        if self.best is not None and least >= self.best.size:
             return None
         settled = self._served(stock, self.chosen, most, unsplit=True)
-        if settled is None or (settled.size not in bounds and not self.any_will_do):
+        if settled is None or (settled.size != least and not self.any_will_do):
             raise SharesInterfere("shares of several kinds meet, and splitting them might be better")
         return settled
+
+    def _least_size(
+        self, stock: RemainingSupply, shares: Sequence[IndexedRequest], alone: tuple[int, int]
+    ) -> tuple[int, int]:
+        """(pools, devices) of which no fewer will do: ``alone``, which one of the shares needs beside what is no share,
+        and those that have the amounts of all."""
+        mask = sum(share.bit for share in shares)
+        pools, devices = len(stock.opened), 0
+        for name in dict.fromkeys(name for share in shares for name in share.request.requests):
+            needed = sum(share.request.least_share(name) for share in shares)
+            by_pool: Counter[int] = Counter()
+            sizes: list[int] = []
+            for group in stock.node_view.candidate_groups:
+                if stock.takers[group.number] & mask:
+                    free = stock.free_nano(group, name)
+                    by_pool[group.pool] += free * group.size
+                    sizes += [free] * group.size
+            open_free = sum(by_pool.pop(pool, 0) for pool in stock.opened)
+            pools = max(pools, len(stock.opened) + count_until(needed - open_free, by_pool.values()))
+            devices = max(devices, count_until(needed, sizes))
+        requests = [indexed.request for indexed in self.counting_bounds.node_view.unit_requests.of(self.chosen)]
+        devices += sum(request.min_count for request in requests if request.takes_whole)
+        pools = max(pools, alone[0])
+        return pools, max(devices, alone[1] if pools == alone[0] else 0)

@@ -109,7 +109,7 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
     node_view, policy = demand_vector.stock.node_view, context.policy
     if not initial.parts or (
         initial.components == initial.pools
-        and not (policy.weighs_loads and initial.pools > 1)
+        and not (policy.weighs_loads and (initial.pools > 1 or demand_vector.takes_portions))
         and not any(candidate_group.draws for candidate_group in node_view.candidate_groups)
     ):
         return initial

@@ -72,9 +72,9 @@ class SearchContext:
             return None
         return self.usage.loads.nodes.get(node, 0), self.usage.loads.capacity(node)
 
-    def load_of(self, device: Device) -> int:
-        """How much of its pool a device is that comes into use whole."""
-        return self.usage.loads.scale(device.pool).whole(device.draws)
+    def load_of(self, takes: Sequence[PlacedDevice]) -> int:
+        """How much more of their pool is in use by these takes of one device."""
+        return sum(added_loads(self.usage, takes).values())
 
     def cost_of_pool(self, pool: int, load: int) -> int:
         """How little the policy likes that so much more of a pool is in use (see ``Loads``)."""
