@@ -30,7 +30,7 @@ from devalloc_node.agent.http_client import HttpMetrics, new_session
 from devalloc_node.agent.metrics import REQUESTS
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.machine.records import MachineAmounts, MachineView, State
 from devalloc_node.machine.spec import whole_cpus
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import ScalingSettings
@@ -62,7 +62,7 @@ class InMemoryMachines:
     def __init__(self, count: int) -> None:
         has = MachineAmounts(UNIT.cpu, whole_cpus(UNIT.cpu), UNIT.memory)
         self._machines = {
-            key: MachineView(key, "", "Running", applied=has, observed=has, id="run-1")
+            key: MachineView(key, "", State.RUNNING, applied=has, observed=has, id="run-1")
             for key in map(_key, range(count))
         }
 

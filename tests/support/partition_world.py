@@ -36,7 +36,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import MonitorSettings
 from devalloc_node.guest.system import GuestSystem
-from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView, State
 from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
@@ -168,10 +168,10 @@ class Platform:
         await asyncio.sleep(0.001)
         if world.is_cut("agent and machine"):
             await asyncio.sleep(2)
-            return MachineView(key, "uid", "Unknown", id=world.run, message="QEMU does not answer")
+            return MachineView(key, "uid", State.SILENT, id=world.run, message="QEMU does not answer")
         seen = MachineAmounts(**model.seen())
         return MachineView(
-            key, "uid", "Running", id=world.run, applied=world.reported(memory_bytes=model.target), observed=seen
+            key, "uid", State.RUNNING, id=world.run, applied=world.reported(memory_bytes=model.target), observed=seen
         )
 
     async def _scale(self, what: str, amount: int) -> None:

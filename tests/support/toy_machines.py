@@ -15,7 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
 from devalloc_node.machine.console import FILES, LogName
-from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, PluggedDevice, State
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
@@ -100,7 +100,7 @@ class ToyMachines:
     def pause(self, key: str, deadline: Deadline) -> None:
         self._check("pause", key)
         paused = "its CPUs stand still, as its spec.paused says"
-        self.views[key] = replace(self.views[key], has_idle_cpus=True, reason=PAUSED_ON_REQUEST, message=paused)
+        self.views[key] = replace(self.views[key], state=State.HALTED, reason=PAUSED_ON_REQUEST, message=paused)
 
     def host_files(self, spec: MachineSpec) -> Hashable:
         return self.files
@@ -126,7 +126,7 @@ class ToyMachines:
         return self.forgotten.get(key)
 
     def all_lost(self) -> Sequence[MachineView]:
-        return [replace(lost, phase="Unknown", reason="MachineLost") for lost in self.forgotten.values()]
+        return [replace(lost, state=State.LOST, reason="MachineLost") for lost in self.forgotten.values()]
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         there = self.forgotten.get(key)
@@ -137,7 +137,7 @@ class ToyMachines:
 
     def resume(self, key: str, deadline: Deadline) -> None:
         self._check("resume", key)
-        self.views[key] = replace(self.views[key], is_paused=False, phase="Running", reason="", message="")
+        self.views[key] = replace(self.views[key], state=State.RUNNING, reason="", message="")
 
     def finish_start(self, key: str, deadline: Deadline) -> bool:
         return False  # the CPUs of one that is paused never ran
@@ -167,7 +167,7 @@ class ToyMachines:
     def undo_start(self, key: str, deadline: Deadline) -> None:
         self._check("undo_start", key)
         self.end(key)
-        self.views[key] = replace(self.views[key], phase="Failed")
+        self.views[key] = replace(self.views[key], state=State.FAILED)
 
     def forget(self, key: str, deadline: Deadline) -> None:
         self._check("forget", key)
@@ -232,7 +232,7 @@ class ToyMachines:
     def end(self, key: str) -> None:
         """QEMU is gone, and with it what was plugged in."""
         with self.mutex:
-            self.views[key] = replace(self.views[key], phase="Stopped", pid=0, is_paused=False, plain=())
+            self.views[key] = replace(self.views[key], state=State.STOPPED, pid=0, plain=())
             for name in [name for name in self.devices if name.startswith(f"{key}/")]:
                 del self.devices[name]
 
@@ -254,14 +254,13 @@ class ToyMachines:
         return MachineView(
             key="/".join(machine.key),
             uid=machine.metadata.uid or "",
-            phase="Starting" if is_paused else "Running",
+            state=State.CUT_OFF if is_paused else State.RUNNING,
             wanted=have,
             permitted=have,
             applied=have,
             observed=have,
             pid=4242 + len(self.calls),
             id=f"run-{len(self.calls)}",
-            is_paused=is_paused,
             started=spec_of(machine),
             rates=spec_of(machine).rates,
             created_as=machine,

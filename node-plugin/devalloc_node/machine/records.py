@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, NumaCell, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
@@ -44,6 +45,51 @@ STANDING = ("CpusStopped", "DiskFailed")
 IDLE_REASONS = (*STANDING, PAUSED_ON_REQUEST)
 
 
+class State(Enum):
+    """What became of a machine, by its record, its process and QEMU (``state_of``)."""
+
+    ABSENT = auto()
+    """Nothing is known of it, and nothing of it lives."""
+    LOST = auto()
+    """It lives, and has no record."""
+    FOREIGN = auto()
+    """By its object it lives, as a run that a plugin with another state folder has started."""
+    UNREADABLE = auto()
+    """Its record cannot be read."""
+    STARTING = auto()
+    """Its start is under way or was cut off, and it does not live."""
+    CUT_OFF = auto()
+    """It lives, and its start has not come to its end, as far as is known: its CPUs do not run yet, or, if the plugin
+    was killed meanwhile, its guest may still be giving its devices addresses."""
+    INCOMING = auto()
+    """It waits for a machine of another node, or has it."""
+    RUNNING = auto()
+    HALTED = auto()
+    """It runs, but its CPUs do not: it was paused, sleeps, or its disk failed."""
+    SILENT = auto()
+    """QEMU does not answer, or it cannot be told whether it lives."""
+    STOPPING = auto()
+    ENDED = auto()
+    """It does not live any more, which is not noted yet."""
+    STOPPED = auto()
+    FAILED = auto()
+
+
+_PHASES = {
+    State.STARTING: "Stopped",
+    State.CUT_OFF: "Starting",
+    State.INCOMING: "Starting",
+    State.RUNNING: "Running",
+    State.HALTED: "Running",
+    State.STOPPING: "Stopping",
+    State.ENDED: "Stopped",
+    State.STOPPED: "Stopped",
+    State.FAILED: "Failed",
+}
+LIVING = frozenset(State) - {State.ABSENT, State.STARTING, State.ENDED, State.STOPPED, State.FAILED}
+"""States in which its QEMU may hold devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class MachineView:
     """A machine in care, as it was last seen."""
@@ -52,8 +98,7 @@ class MachineView:
     """``namespace/name``"""
     uid: str
     """Of the VirtualMachine object in the store; empty: it was made through the service."""
-    phase: str
-    """As in VirtualMachine.status: ``Starting``, ``Running``, ``Stopping``, ``Stopped``, ``Failed``, ``Unknown``."""
+    state: State
     wanted: MachineAmounts = UNKNOWN_AMOUNTS
     permitted: MachineAmounts = UNKNOWN_AMOUNTS
     applied: MachineAmounts = UNKNOWN_AMOUNTS
@@ -71,11 +116,8 @@ class MachineView:
     """What it was started as, if that can be read: amounts change while it runs, the rest with its next start."""
     created_as: VirtualMachine | None = None
     """The object, or the request, that it was started from."""
-    is_paused: bool = False
-    """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, if the plugin was killed
-    meanwhile, its guest may still be giving its devices addresses."""
-    has_idle_cpus: bool = False
-    """It runs, but its CPUs do not: it was paused, sleeps, or its disk failed."""
+    is_silent: bool = False
+    """QEMU does not answer."""
     is_moving: bool = False
     """It is about to change its node; until then nothing else changes it."""
     plain: tuple[EmulatedDevice, ...] = ()
@@ -96,14 +138,24 @@ class MachineView:
         return tuple(nic.interface for nic in nics if nic.interface is not None)
 
     @property
+    def phase(self) -> str:
+        """As VirtualMachine.status: ``Starting``, ``Running``, ``Stopping``, ``Stopped``, ``Failed``, ``Unknown``."""
+        return "Unknown" if self.is_silent else _PHASES.get(self.state, "Unknown")
+
+    @property
     def shown_phase(self) -> str:
         """As for people: ``Paused`` if it runs and its CPUs stand still."""
-        return "Paused" if self.has_idle_cpus and self.reason in IDLE_REASONS else self.phase
+        return "Paused" if self.state is State.HALTED and self.reason in IDLE_REASONS else self.phase
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it lives and its start has not come to its end."""
+        return self.state is State.CUT_OFF
 
     @property
     def runs(self) -> bool:
         """Whether its QEMU may hold devices."""
-        return self.phase not in ("Pending", "Stopped", "Failed")
+        return self.state in LIVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +306,47 @@ class MachineRecord:
             "again"
         )
         return self.become("starting" if self.state == "starting" else "running", "StopWanted", why)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineObservation:
+    """What was seen."""
+
+    until: float = 0.0
+    """How long it counts, on the monotonic clock."""
+    observed: MachineAmounts = UNKNOWN_AMOUNTS
+    plain: tuple[EmulatedDevice, ...] = ()
+    status: str = "running"
+    """QEMU's word for what its CPUs do."""
+    requested_memory: int | None = None
+    """Bytes that QEMU was told to have, if its word counts more than what is noted."""
+    problem: NodeError | None = None
+
+
+def state_of(record: MachineRecord | None, process: Process | None, look: MachineObservation) -> State:
+    """What became of a machine by its record, which can be read if there is one. ``process``: its QEMU; ``look``: what
+    that was seen to do."""
+    if record is None:
+        return State.ABSENT if process is None else State.LOST
+    if process is not None and record.state == "starting":
+        return State.CUT_OFF  # whether it answers or not: to finish the start finds that out
+    if look.problem is not None:
+        return State.SILENT
+    if process is None:
+        return _WITHOUT_PROCESS.get(record.state, State.ENDED)
+    if record.state == "running" and look.status != "running":
+        return State.HALTED
+    return _WITH_PROCESS[record.state]
+
+
+_WITHOUT_PROCESS = {"starting": State.STARTING, "stopped": State.STOPPED, "failed": State.FAILED}
+_WITH_PROCESS = {
+    "incoming": State.INCOMING,
+    "running": State.RUNNING,
+    "stopping": State.STOPPING,
+    "stopped": State.STOPPED,  # an older journal was put back, which is noticed soon
+    "failed": State.FAILED,
+}
 
 
 def with_history(record: MachineRecord, machine: VirtualMachine) -> MachineRecord:

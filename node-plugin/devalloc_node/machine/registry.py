@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -29,17 +29,20 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive, qemu_uuid
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
 from devalloc_node.machine.records import (
+    LIVING,
     MACHINES,
     PAUSED_ON_REQUEST,
-    UNKNOWN_AMOUNTS,
     MachineAmounts,
     MachineMigration,
+    MachineObservation,
     MachineRecord,
     MachineRecords,
     MachineView,
     RecordState,
+    State,
     content_of,
     record_of,
+    state_of,
 )
 from devalloc_node.machine.spec import (
     EmulatedDevice,
@@ -66,21 +69,6 @@ _STOPPED = "paused"
 """QEMU's word for CPUs that a command stopped."""
 SLEEPING = "suspended"
 """QEMU's word for a guest that has put itself to sleep. Its CPUs cannot be told to go on: it is to be woken."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineObservation:
-    """What was seen."""
-
-    until: float = 0.0
-    """How long it counts, on the monotonic clock."""
-    observed: MachineAmounts = UNKNOWN_AMOUNTS
-    plain: tuple[EmulatedDevice, ...] = ()
-    status: str = "running"
-    """QEMU's word for what its CPUs do."""
-    requested_memory: int | None = None
-    """Bytes that QEMU was told to have, if its word counts more than what is noted."""
-    problem: NodeError | None = None
 
 
 class StatusCache:
@@ -191,25 +179,21 @@ def machine_view(
     record: MachineRecord, process: Process | None, look: MachineObservation, config: MachineConfig
 ) -> MachineView:
     """A machine as other rooms see it."""
-    if process is None and look.problem is None and record.state in ("running", "stopping"):
+    state = state_of(record, process, look)
+    if state is State.ENDED and record.state != "incoming":
         record = record_after_end(record, config)  # which is noted soon
-    phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
-    phases["incoming"] = "Starting"
-    phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
-    has_idle_cpus = process is not None and phase == "Running" and look.status != "running"
+    reason, message = record.reason, record.message
     if look.problem is not None:
-        phase, reason, message = "Unknown", look.problem.code, look.problem.message
-    elif process is None and phase != "Failed":
-        phase = "Stopped"
+        reason, message = look.problem.code, look.problem.message
     elif process is not None and record.migration is not None:
         reason, message = "MachineMigrates", _migrates(record.migration)
-    elif has_idle_cpus and not (look.status == _STOPPED and reason == PAUSED_ON_REQUEST):
+    elif state is State.HALTED and not (look.status == _STOPPED and reason == PAUSED_ON_REQUEST):
         reason, message = _why_paused(record, look.status)
     spec = record.spec
     return MachineView(
         key=spec.key,
         uid=spec.uid,
-        phase=phase,
+        state=state,
         wanted=resources.wanted_while_running(record) if process else _wanted_next(record),
         applied=record.applied
         if look.requested_memory is None
@@ -223,8 +207,7 @@ def machine_view(
         adopted=spec.adopt is not None,
         started=spec,
         created_as=record.machine,
-        is_paused=process is not None and record.state == "starting",
-        has_idle_cpus=has_idle_cpus and look.problem is None,
+        is_silent=look.problem is not None,
         is_moving=record.migration is not None,
         plain=look.plain if process is not None else (),
         rates=record.wanted_rates,
@@ -313,7 +296,7 @@ class MachineRegistry:
         try:
             record = record_of(key, content)
         except Failed as error:
-            return MachineView(key, "", "Unknown", reason=error.code, message=error.message)
+            return MachineView(key, "", State.UNREADABLE, reason=error.code, message=error.message)
         try:
             process = self.process_of(record)
         except NodeError as error:
@@ -387,9 +370,10 @@ class MachineRegistry:
                 record = record_of(key, content)
                 if record.spec.adopt or not record.spec.running or record.migration is not None:
                     continue
+                state = state_of(record, self.process_of(record), MachineObservation())
                 # No policy forbids ending one that never started completely, and nothing else would end it.
-                is_cut_off = record.state == "starting" and record.reason != "StopWanted"
-                if is_cut_off or (record.will_restart and self.process_of(record) is None):
+                is_cut_off = state in (State.STARTING, State.CUT_OFF) and record.reason != "StopWanted"
+                if is_cut_off or (record.will_restart and state not in LIVING):
                     to_start.append(record.machine)
         return to_start
 
@@ -662,6 +646,6 @@ def all_orphans(machines: MachineRegistry) -> list[MachineView]:
             )
             socket = str(config.folder(lives) / "qmp")
             lost_machines.append(
-                MachineView(key, "", "Unknown", pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
+                MachineView(key, "", State.LOST, pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
             )
     return lost_machines

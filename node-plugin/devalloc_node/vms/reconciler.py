@@ -23,7 +23,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.rates import is_limited, of_running
-from devalloc_node.machine.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView
+from devalloc_node.machine.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView, State
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.model.grant import ClaimRef
@@ -281,7 +281,7 @@ class MachineReconciler:
     def _pause(self, machine: MachineView) -> Outcome:
         """Have its CPUs stand still. Meanwhile nothing else of it changes. Raises NodeError."""
         self.leave(machine.key)
-        if not machine.has_idle_cpus or machine.reason == "CpusStopped":
+        if machine.state is not State.HALTED or machine.reason == "CpusStopped":
             self._operations.pause(machine.key, Deadline.after(SCALE_SECONDS), owner=machine.uid, caller=CALLER)
             machine = self._operations.machine(machine.key)
         return Outcome(machine.reason, machine.message)
@@ -656,7 +656,7 @@ class MachineReconciler:
         """Write that it stops, before its guest gets its time to power down. If that cannot be written, it stops all
         the same."""
         if machine.runs and not machine.adopted and objects.holder_of(obj) == self._operations.node_name:
-            stopping = replace(machine, phase="Stopping")
+            stopping = machine if machine.is_paused else replace(machine, state=State.STOPPING, is_silent=False)
             with suppress(NodeError):
                 status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
                 objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))

@@ -17,7 +17,7 @@ from devalloc.cli.verbs import power, scale
 from devalloc.cli.verbs import wait as waits
 from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.machine.records import MachineView
+from devalloc_node.machine.records import MachineView, State
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from tests.support.cli_shell import Shell, text
@@ -120,7 +120,7 @@ class TestMachines:
         node.apply(vm("web"))
         node.runs()
         view = node.machines.views["default/web"]
-        node.change(replace(view, has_idle_cpus=True, reason="CpusStopped", message="QEMU reports 'paused'"))
+        node.change(replace(view, state=State.HALTED, reason="CpusStopped", message="QEMU reports 'paused'"))
         until(lambda: node.status().get("phase") == "Paused", "it is seen")
         assert node.devalloc("resume", "vm/web").out == "virtualmachine/web resumed\n"
         assert node.status()["phase"] == "Running"
@@ -129,7 +129,7 @@ class TestMachines:
         node.apply(vm("web", restartPolicy="Never"))
         node.runs()
         view = node.machines.views["default/web"]
-        node.change(replace(view, phase="Stopped", reason="MachineEnded", message="it ended", pid=0))
+        node.change(replace(view, state=State.STOPPED, reason="MachineEnded", message="it ended", pid=0))
         until(lambda: node.status().get("reason") == "MachineEnded", "it has ended")
         refused = node.devalloc("restart", "vm/web")
         assert (
@@ -147,7 +147,7 @@ class TestMachines:
             node.apply(vm("web", restartPolicy="Never"))
             node.runs()
             view = node.machines.views["default/web"]
-            node.change(replace(view, phase="Stopped", reason="MachineEnded", message="it ended", pid=0))
+            node.change(replace(view, state=State.STOPPED, reason="MachineEnded", message="it ended", pid=0))
             until(lambda: node.status().get("reason") == "MachineEnded", "it has ended")
         given_up = devalloc("start", "vm/web")
         assert given_up.code == 1

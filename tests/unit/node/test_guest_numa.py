@@ -16,7 +16,7 @@ from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc_node.machine import guest_numa, preflight
 from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
 from devalloc_node.machine.cpu_pinning import CpuHolder, NotEnoughCpus
-from devalloc_node.machine.records import MachineRecord, MachineView, content_of, record_of
+from devalloc_node.machine.records import MachineRecord, MachineView, State, content_of, record_of
 from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
 from devalloc_node.vms.objects import status_of
@@ -189,7 +189,9 @@ def test_a_machine_takes_the_huge_pages_that_are_reserved_for_it_and_others_only
 
 
 def test_the_status_tells_the_nodes_of_a_guest_that_has_several_while_it_runs() -> None:
-    view = MachineView("default/m", "uid", "Running", started=replace(SPEC, numa_cells=(NumaCell(2, 500, 0), *CELLS)))
+    view = MachineView(
+        "default/m", "uid", State.RUNNING, started=replace(SPEC, numa_cells=(NumaCell(2, 500, 0), *CELLS))
+    )
     shown = status_of(None, view, [], "", "")["numaNodes"]
     assert shown == [
         {"hostNode": 2, "cpus": "500m", "memory": "0"},
@@ -197,7 +199,7 @@ def test_the_status_tells_the_nodes_of_a_guest_that_has_several_while_it_runs() 
         {"hostNode": 0, "cpus": "1", "memory": "1Gi"},
     ]
     VirtualMachineStatus.model_validate({"numaNodes": shown})
-    for other in (replace(view, phase="Stopped"), replace(view, started=replace(SPEC, numa_cells=()))):
+    for other in (replace(view, state=State.STOPPED), replace(view, started=replace(SPEC, numa_cells=()))):
         assert "numaNodes" not in status_of(None, other, [], "", "")
 
 

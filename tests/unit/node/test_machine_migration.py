@@ -40,6 +40,7 @@ from devalloc_node.machine.records import (
     MachineMigration,
     MachineRecord,
     MachineView,
+    State,
     content_of,
     record_of,
 )
@@ -423,7 +424,7 @@ def test_a_machine_that_was_placed_on_a_numa_node_is_as_it_was_started(tmp_path:
     machine["metadata"]["uid"] = "u1"
     machine["status"] = {"nodeName": "a", "numaNode": 1}
     placed = with_numa_node(VirtualMachine.model_validate(machine), machine)
-    here = MachineView("default/m", "u1", "Running", started=spec_of(placed))
+    here = MachineView("default/m", "u1", State.RUNNING, started=spec_of(placed))
     assert here.started is not None
     assert here.started.numa_node == 1
     machines: Any = SimpleNamespace(get=lambda key: here)
@@ -500,7 +501,7 @@ def received_history(folder: Path, monkeypatch: pytest.MonkeyPatch, status: dict
     """What the target's status says of the time before, of a machine whose object has this status."""
     manifest = virtual_machine("m", pciSlots=4, start={"kernel": "/k"}).to_manifest()
     record = received(folder, monkeypatch, VirtualMachine.model_validate({**manifest, "status": status}), offer())
-    view = MachineView("default/m", "", "Running", began=record.began, restarts=record.restarts)
+    view = MachineView("default/m", "", State.RUNNING, began=record.began, restarts=record.restarts)
     reported = status_of(None, replace(view, last_end=record.last_end), (), "", "")
     return {name: part for name, part in reported.items() if name in HISTORY}
 
@@ -535,7 +536,7 @@ def test_a_restart_that_is_asked_for_while_a_machine_moves_is_done_on_its_target
     """Its source leaves it alone from the offer on, and the target reads the object after that."""
     offered = replace(offer(), restart_digest=migration_offer.restart_digest(requesting(began_with)))
     record = received(tmp_path, monkeypatch, requesting(received_with), offered)
-    view = MachineView("default/m", "", "Running", created_as=record.machine)
+    view = MachineView("default/m", "", State.RUNNING, created_as=record.machine)
     assert is_to_restart(requesting(later), view) is restarts
 
 
@@ -543,7 +544,7 @@ def test_a_source_that_does_not_say_how_it_began_has_no_machine_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = received(tmp_path, monkeypatch, requesting("1"), offer())
-    assert not is_to_restart(requesting("1"), MachineView("default/m", "", "Running", created_as=record.machine))
+    assert not is_to_restart(requesting("1"), MachineView("default/m", "", State.RUNNING, created_as=record.machine))
 
 
 def test_a_machine_that_moved_has_its_history_on_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
 from devalloc_node.machine.process import NetworkTraffic, traffic
-from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.machine.records import MachineAmounts, MachineView, State
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
 from devalloc_node.net import unix_sockets
@@ -87,8 +87,8 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
 
 
 def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
-    machine = MachineView("default/web", "", "Running", observed=MachineAmounts(1500, 2, 1 << 30), pid=os.getpid())
-    stopped = MachineView("default/db", "", "Stopped")
+    machine = MachineView("default/web", "", State.RUNNING, observed=MachineAmounts(1500, 2, 1 << 30), pid=os.getpid())
+    stopped = MachineView("default/db", "", State.STOPPED)
     with closing(open_journal(tmp_path)) as journal:
         (usage,) = gauges.node_state(journal, [machine, stopped]).utilisation
     assert (usage.machine, usage.pid, usage.cpus, usage.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)

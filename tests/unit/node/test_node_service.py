@@ -24,6 +24,7 @@ from devalloc_node.binding.binding import HealthState
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.lock_folder import MOST_WAITING
+from devalloc_node.machine.records import State
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
 from devalloc_node.service.node_service import CONSOLES
@@ -442,7 +443,7 @@ class TestMachines:
         plugin.bench.add("a/slot-0")
         plugin.node.CreateMachine(creation())
         machines = plugin.machines.views
-        machines["default/web"] = type(machines["default/web"])(key="default/web", uid="vm-1", phase="Running")
+        machines["default/web"] = type(machines["default/web"])(key="default/web", uid="vm-1", state=State.RUNNING)
         for reply in (
             plugin.node.CreateMachine(creation()),
             plugin.node.StopMachine(pb.StopMachineRequest(machine=web())),

@@ -14,6 +14,7 @@ from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.guest_report import GuestReport, GuestStatus
+from devalloc_node.machine.records import State
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
 from devalloc_node.vms import LoopExecution, LoopSettings, MachineControls, VirtualMachineLoop
 from devalloc_node.vms.readiness import with_readiness
@@ -255,7 +256,7 @@ def test_what_a_guest_reports_while_it_moves_is_shown_and_nothing_else_is_writte
     obj = world.store.get("VirtualMachine", "default", "web")
     booked = {"migrationName": "move", "migrationUID": "m", "sourceNode": "node-a", "targetNode": "node-b"}
     world.store.replace_status({**obj, "status": {**obj["status"], "migrationState": booked, "pid": 7}})
-    world.machines.views[KEY] = replace(world.machines.views[KEY], is_moving=True, phase="Unknown")
+    world.machines.views[KEY] = replace(world.machines.views[KEY], is_moving=True, state=State.SILENT)
     world.say("not-ready")
     status = world.store.get("VirtualMachine", "default", "web")["status"]
     assert (world.ready(), status["pid"], status["phase"]) == (("False", "GuestUnready"), 7, "Running")

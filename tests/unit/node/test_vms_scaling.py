@@ -28,7 +28,7 @@ from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.linux import Route
-from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.machine.records import MachineAmounts, MachineView, State
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.settings import ScalingSettings
 from devalloc_node.vms import MachineControls
@@ -322,7 +322,7 @@ def test_a_new_report_is_written_at_once_though_nothing_else_changed(world: Worl
 
 def test_a_qemu_that_is_silent_for_a_moment_is_scaled_on(world: World) -> None:
     there = world.machines.views[KEY]
-    world.machines.views[KEY] = replace(there, phase="Unknown", reason="MonitorSilent")
+    world.machines.views[KEY] = replace(there, state=State.SILENT, reason="MonitorSilent")
     world.round()
     assert KEY in world.scalers.by_key
     world.machines.views[KEY] = there
@@ -376,7 +376,7 @@ def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
     world.scalers.settings = ScalingSettings(guests=tuple(ip_network(each) for each in guests))
     vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "tap", "interface": "tap9"}, {"backend": "warm"}]))
     assert vm_of.spec.scaling is not None
-    machine = MachineView("default/web", "uid", "Running", started=spec_of(vm_of))
+    machine = MachineView("default/web", "uid", State.RUNNING, started=spec_of(vm_of))
     if words is None:
         assert scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers).address == "10.0.0.5"
         return
@@ -386,7 +386,7 @@ def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
 
 def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: World) -> None:
     world.scalers.way, world.scalers.settings = Route("devalloc0"), ScalingSettings()
-    machine = MachineView("default/web", "uid", "Running", network_address="10.88.0.2")
+    machine = MachineView("default/web", "uid", State.RUNNING, network_address="10.88.0.2")
 
     def address(scaling: dict[str, object], machine: MachineView) -> str:
         vm_of = machine_of(vm("web", scaling=scaling, nics=[{"backend": "warm"}]))
@@ -413,7 +413,7 @@ def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_hos
     world.scalers.way, world.scalers.settings = Route("tap0", is_tap=True), ScalingSettings()
     vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "warm"}]))
     assert vm_of.spec.scaling is not None
-    machine = MachineView("default/web", "uid", "Running", started=spec_of(vm_of))
+    machine = MachineView("default/web", "uid", State.RUNNING, started=spec_of(vm_of))
     with pytest.raises(Denied, match="of another machine"):
         scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers)
 
