@@ -100,20 +100,7 @@ class Quantity:
 
     def __str__(self) -> str:
         """The canonical text: the largest suffix that leaves no fraction, as in Kubernetes."""
-        if self.nano == 0:
-            return "0"
-        units = self.as_integer()
-        if self.format is Format.BINARY_SI and units is not None and abs(units) >= 1024:
-            for suffix, factor in reversed(_BINARY.items()):
-                if units % factor == 0:
-                    return f"{units // factor}{suffix}"
-            return str(units)
-        mantissa, power = self.nano, -9
-        while mantissa % 1000 == 0 and power < 18:
-            mantissa, power = mantissa // 1000, power + 3
-        if self.format is Format.DECIMAL_EXPONENT:
-            return f"{mantissa}e{power}" if power else str(mantissa)
-        return f"{mantissa}{_DECIMAL_BY_POWER[power]}"
+        return sum_text(self.nano, self.format)
 
     def __repr__(self) -> str:
         return f"Quantity({str(self)!r})"
@@ -156,11 +143,21 @@ def count_text(amount: object) -> str:
 
 
 def sum_text(nano: int, form: Format = Format.DECIMAL_SI) -> str:
-    """Write a sum of amounts, which may be beyond what one quantity can be."""
-    try:
-        return str(Quantity(nano, form))
-    except QuantityError:
-        return f"more than {MAX_BASE_UNITS}"
+    """Write a sum of amounts, which may be beyond what one quantity can be, in the canonical way."""
+    if nano == 0:
+        return "0"
+    units, rest = divmod(nano, NANO)
+    if form is Format.BINARY_SI and not rest and abs(units) >= 1024:
+        for suffix, factor in reversed(_BINARY.items()):
+            if units % factor == 0:
+                return f"{units // factor}{suffix}"
+        return str(units)
+    mantissa, power = nano, -9
+    while mantissa % 1000 == 0 and power < 18:
+        mantissa, power = mantissa // 1000, power + 3
+    if form is Format.DECIMAL_EXPONENT:
+        return f"{mantissa}e{power}" if power else str(mantissa)
+    return f"{mantissa}{_DECIMAL_BY_POWER[power]}"
 
 
 _READABLE_DIGITS = 4

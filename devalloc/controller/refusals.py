@@ -10,12 +10,14 @@ from typing import Any, Literal
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, is_dedicated
 from devalloc.api.findings import ARE_EXCLUDED, Cause, RuleCode
+from devalloc.api.findings.style import WHOLE, Style
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
 
 Answer = Mapping[str, Any]
+_AT_LENGTH = Style(WHOLE)
 LayerKind = Literal["all", "out", "match", "held", "excluded", "free"]
 """Of devices: all, those that a rule leaves out, those that match, and of these the ones in use, without what they need
 of their card, and free."""
@@ -77,7 +79,7 @@ def refusal_of(answer: Answer, *, is_cluster: bool = False) -> Refusal:
 
 def obstacles_of(blockers: Sequence[Answer]) -> tuple[Obstacle, ...]:
     """Blockers of an answer, in words."""
-    return tuple(Obstacle(*_blocker(blocker)) for blocker in blockers)
+    return tuple(Obstacle(kind, _AT_LENGTH.text(which)) for kind, which in map(_blocker, blockers))
 
 
 def _supply_advice(answer: Answer, publish: str) -> str:
@@ -284,7 +286,8 @@ def _funnel(funnel: Answer) -> Funnel:
     layers = [Layer("all", left, "in the fleet")]
     for step in funnel["steps"]:
         left = max(0, left - step["count"])
-        layers.append(Layer("out", step["count"], step["what"], step.get("example") or _names(step), left))
+        what, example = _AT_LENGTH.text(step["what"]), _AT_LENGTH.text(step.get("example") or _names(step))
+        layers.append(Layer("out", step["count"], what, example, left))
     left = funnel["matching"]
     layers.append(Layer("match", left, "match"))
     if funnel["inUse"]:

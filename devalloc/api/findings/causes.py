@@ -22,7 +22,6 @@ from devalloc.api.findings.style import (
     listed,
     plural_of,
 )
-from devalloc.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def words_of(cause: Fact, style: Style) -> Words:
 
 def _text(cause: Fact, style: Style) -> str:
     """A ``text`` of what is read before any search: a field and what is wrong with it, or an error of an expression."""
-    text = printable(str(cause["text"]))
+    text = str(cause["text"])
     path, space, rest = text.partition(" ")
     return f"{style.path(path)}{space}{rest}" if path.startswith("spec.") else text
 
@@ -93,7 +92,7 @@ def _invalid_pool(cause: Fact, style: Style) -> Words:
     """``why`` a pool counts nothing; the ``drivers`` that have no other; ``by`` whom it is made, if by no user."""
     is_named = cause.get("drivers") and style.width == WHOLE
     of = f" of driver {style.listed(cause['drivers'], 'or')}" if is_named else ""
-    why = printable(str(cause["why"]))
+    why = str(cause["why"])
     if style.width < WHOLE and len(why) > _LONGEST_FAULT:
         why = f"{why[:_LONGEST_FAULT]}…"
     remedy = "ask who runs its driver" if cause.get("by") == "driver" else "correct it"
@@ -172,7 +171,7 @@ _QUOTES = (60, 40, 24, 16)
 def _rejects(step: Fact, style: Style, quoted: int | None = None) -> str:
     """``quoted``: in brief words, with so many characters of an expression."""
     if quoted and step["rule"] in _QUOTED:
-        expression = printable(str(step.get("example") or step["args"]["expression"]))
+        expression = str(step.get("example") or step["args"]["expression"])
         if len(expression) > quoted:
             expression = "…" + expression[1 - quoted :].lstrip("&|)'\" ")
         return agree_verb(_QUOTED[step["rule"]].format(expression), step["count"])

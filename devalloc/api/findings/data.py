@@ -11,6 +11,8 @@ from devalloc.api.owner_names import MACHINE, Owner, is_object, owner_of
 
 MAX_MESSAGE = 120
 """Characters of a sentence: what a terminal and a column show of it."""
+MAX_AT_LENGTH = 1000
+"""Characters of a sentence at length: a paragraph, which the tables of `devalloc explain` go on from."""
 Fact = Mapping[str, Any]
 """A cause: ``code`` (a ``Cause``), and what its words need."""
 MAX_LISTED = 8
@@ -136,7 +138,7 @@ class Reader:
     namespace: str | None = None
     """of a tenant, who sees no name of another namespace; None: an admin, or the user of the library"""
     width: int | None = MAX_MESSAGE
-    """of a sentence, in characters; None: as long as it is"""
+    """of a sentence, in characters; None: at length"""
 
 
 ADMIN = Reader()

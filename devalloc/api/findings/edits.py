@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from devalloc.api.cordon import is_cordon_reason, unschedulable_reasons
-from devalloc.api.findings.data import HOLDERS, Finding, holder_of
+from devalloc.api.findings.data import HOLDERS, MAX_LISTED, Finding, holder_of
 from devalloc.api.findings.style import WHOLE, Style, joined
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.printable import one_line, printable
@@ -126,7 +126,9 @@ def remedy_of(finding: Finding, style: Style) -> str:
     if len(finding.edits) > _NAMED and not style.is_whole:
         first = release_of(finding.blockers[:1], style) if is_release_first else edit_words(finding.edits[0], style)
         return and_more(first, len(finding.blockers))
-    words = " and ".join(_by_verb([_step(each, style) for each in finding.edits]))
+    rest = len(finding.edits) - MAX_LISTED
+    words = " and ".join(_by_verb([_step(each, style) for each in finding.edits[:MAX_LISTED]]))
+    words += f" and {rest} more" if rest > 0 else ""
     release = release_of(finding.holders, style)
     text = ", and ".join(filter(None, [release, words] if is_release_first else [words, release]))
     others = [edit_words(each, style) for each in finding.alternatives[:1]]
@@ -199,7 +201,7 @@ def withheld_of(finding: Finding, style: Style) -> str:
     if "device" in edit:
         device = f"device {style.name(edit['pool'])}/{style.name(edit['device'])}"
         return f"{device} {does}is {style.text(edit['why'])}"
-    why = printable("; ".join(reason.why for reason in unschedulable_reasons(edit["why"])))
+    why = "; ".join(reason.why for reason in unschedulable_reasons(edit["why"]))
     return f"node {style.name(edit['node'])} {does}{style.text(_predicate(why))}"
 
 
@@ -225,7 +227,7 @@ def release_of(holders: Sequence[Mapping[str, Any]], style: Style) -> str:
     own = [each for each in holders if _is_own(each)]
     claims, machines = ([each for each in own if each["kind"] == kind] for kind in ("claim", "machine"))
     others = [each for each in holders if not _is_own(each)]
-    most = len(holders) if style.is_whole else _NAMED
+    most = MAX_LISTED if style.is_whole else _NAMED
     parts = (("delete", claims), ("stop", machines), ("wait for", others))
     return " and ".join(f"{verb} {style.owners(refs, most)}" for verb, refs in parts if refs)
 
@@ -237,7 +239,7 @@ def _is_own(holder: Mapping[str, Any]) -> bool:
 
 def edit_words(edit: Mapping[str, Any], style: Style | None = None) -> str:
     """What to change, in the imperative. ``edit``: a blocker that holds nothing."""
-    return " ".join(_step(edit, style or Style(WHOLE)))
+    return printable(" ".join(_step(edit, style or Style(WHOLE))))
 
 
 def _step(edit: Mapping[str, Any], style: Style) -> _Step:
@@ -292,7 +294,7 @@ def _relax(edit: Mapping[str, Any], style: Style) -> _Step:
         return correction
     expressions = [*map(one_line, edit.get("expressions") or ([edit["expression"]] if "expression" in edit else []))]
     if style.says_why and len(expressions) == 1 and len(expressions[0]) <= min(style.width, _LONGEST_EXPRESSION):
-        return "relax", f"{printable(expressions[0])} in {style.path(edit['path'])}"
+        return "relax", f"{expressions[0]} in {style.path(edit['path'])}"
     return "relax", style.path(edit["path"])
 
 
@@ -401,11 +403,7 @@ def _unavailable(edit: Mapping[str, Any], style: Style) -> _Step:
     if "node" not in edit:
         return "free or repair", "the unavailable devices"
     reasons, node = unschedulable_reasons(edit["why"]), style.name(edit["node"])
-    why = (
-        f" ({printable('; '.join(reason.why for reason in reasons))})"
-        if style.says_why and style.width == WHOLE
-        else ""
-    )
+    why = f" ({'; '.join(reason.why for reason in reasons)})" if style.says_why and style.width == WHOLE else ""
     (verb, what), *others = dict.fromkeys((reason.verb, reason.remedy.format(node=node)) for reason in reasons)
     return verb, f"{''.join([what, *(f' and {also} {of}' for also, of in others)])}{why}"
 

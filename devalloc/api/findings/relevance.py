@@ -73,7 +73,7 @@ def _with_shortfall(cause: Fact, changes: Sequence[Mapping[str, Any]]) -> Fact:
     is_counter = short["kind"] == "counter"
     try:
         missing, given = (Quantity.parse(short[name]) for name in ("missing", "needed" if is_counter else "capacity"))
-    except QuantityError:  # such as "more than" the largest
+    except QuantityError:  # such as a sum beyond the largest one
         return cause
     needed = given.nano if is_counter else given.nano + missing.nano
     amounts = {"needed": sum_text(needed, given.format), "there": sum_text(needed - missing.nano, given.format)}

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
-from devalloc.api.findings.style import agree_verb
+from devalloc.api.findings.style import WHOLE, Style, agree_verb
 
 
 class _Row(NamedTuple):
@@ -315,7 +315,8 @@ def rule_words(code: str, args: dict[str, str] | None, count: int, *, is_brief: 
     ``is_brief``: without expressions."""
     row = RuleCode(code).row
     words = (is_brief and row.brief) or row.words
-    return agree_verb(words.format(**(args or {})), count)
+    shown = {name: Style(WHOLE).text(value) for name, value in (args or {}).items()}
+    return agree_verb(words.format(**shown), count)
 
 
 ARE_EXCLUDED = "are excluded, as parts of their card are taken"

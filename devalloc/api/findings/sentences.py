@@ -9,7 +9,18 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api.findings.causes import Words, words_of
-from devalloc.api.findings.data import ADMIN, CAVEATS, HOLDERS, MAX_LISTED, Cause, Fact, Finding, Reader, visible
+from devalloc.api.findings.data import (
+    ADMIN,
+    CAVEATS,
+    HOLDERS,
+    MAX_AT_LENGTH,
+    MAX_LISTED,
+    Cause,
+    Fact,
+    Finding,
+    Reader,
+    visible,
+)
 from devalloc.api.findings.edits import (
     and_more,
     changes_in_explain,
@@ -22,6 +33,7 @@ from devalloc.api.findings.edits import (
 )
 from devalloc.api.findings.relevance import relevant
 from devalloc.api.findings.style import NARROW, WHOLE, Style, joined
+from devalloc.printable import printable
 
 _WIDTHS = (WHOLE, 64, 48, 32, 24, 16, 10)
 """To how many characters each name is shortened until a sentence fits."""
@@ -63,21 +75,25 @@ def _fitted(content: str, subject: str, width: int | None) -> str:
 
 
 def _fitting(finding: Finding, width: int | None) -> str:
+    """The first of the sentences that fits, whatever the names and texts in it are: none acts on a terminal."""
     if width is None:
-        return next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
+        text = next(_sentences(finding, Style(WHOLE, finding.subject, is_whole=True)))
+        return _cut(printable(text), MAX_AT_LENGTH)
     finding = relevant(finding)
     finding = replace(finding, blockers=merged(finding.blockers))
     for sentences, widths in _SENTENCES:
         for names in widths:
-            for text in sentences(finding, Style(names, finding.subject)):
+            for text in map(printable, sentences(finding, Style(names, finding.subject))):
                 if len(text) <= width:
                     return text
     (text,) = _short_sentences(finding, Style(_WIDTHS[1], finding.subject))
-    return _cut(text, width)
+    return _cut(printable(text), width)
 
 
 def _cut(text: str, width: int) -> str:
-    """Its beginning and, where that is short, its last part: what to do."""
+    """It, or its beginning and, where that is short, its last part: what to do."""
+    if len(text) <= width:
+        return text
     cause, _, remedy = text.rpartition("; ")
     end = f"…; {remedy}" if cause and len(remedy) <= width // 3 else "…"
     return f"{text[: width - len(end)].rstrip()}{end}"

@@ -9,8 +9,8 @@ from typing import Any
 
 from devalloc.printable import printable
 
-WHOLE = 1 << 30
-"""The width of names that are not shortened."""
+WHOLE = 320
+"""The width of names that are not shortened: no valid one is longer, nor is the path of a field."""
 NARROW = 32
 """The width of names at which a sentence says rather little than leave something out."""
 _PATH = 25

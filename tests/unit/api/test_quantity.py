@@ -12,6 +12,7 @@ from devalloc.api.json_content import DecimalFloat
 from devalloc.api.quantity import (
     MAX_BASE_UNITS,
     NANO,
+    Format,
     Quantity,
     QuantityError,
     ceil_blocks,
@@ -264,4 +265,5 @@ def test_cpus_are_counted_without_suffixes(text: str, shown: str) -> None:
 
 def test_a_sum_beyond_what_a_quantity_can_be_is_written_all_the_same() -> None:
     assert sum_text(2 * NANO) == "2"
-    assert sum_text(2**63 * NANO) == "more than 9223372036854775807"
+    assert sum_text(2**63 * NANO) == "9223372036854775808"
+    assert sum_text(2**64 * NANO, Format.BINARY_SI) == "16Ei"
