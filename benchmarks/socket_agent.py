@@ -32,7 +32,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineAmounts, MachineView, State
 from devalloc_node.machine.spec import whole_cpus
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.settings import ScalingSettings
 from tests.support.scaler_fakes import BOUNDS
 from tests.support.scaling_world import CONFIG, UNIT
@@ -84,7 +84,7 @@ async def agent(count: int, runs: int, seconds: float, url: str) -> ProcessFigur
     """As ``devalloc node`` has it, with reports and counters."""
     before, stop, registry = _memory(), threading.Event(), CollectorRegistry()
     settings = ScalingSettings(permits=url, unit=UNIT)
-    scalers = AgentThread(cast(NodeOperations, InMemoryMachines(count)), settings, registry=registry)
+    scalers = AgentThread(cast(MachineOperations, InMemoryMachines(count)), settings, registry=registry)
     served = asyncio.create_task(scalers.serve(stop))
     for number in range(count):
         scalers.keep(ScaledMachine(_key(number), "", "run-1", BOUNDS, CONFIG, address(number), MONITOR, METRICS))

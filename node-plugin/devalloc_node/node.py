@@ -35,6 +35,7 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.resources import HostUses
+from devalloc_node.machine_service.operations import MachineOperations, runs
 from devalloc_node.machines import MachineHomes
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
@@ -42,7 +43,6 @@ from devalloc_node.model.grant import ClaimRef, Grants
 from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
 from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
 from devalloc_node.vms.qemu_events import QemuEvents
@@ -115,13 +115,13 @@ class ClaimSource:
     """Says on claims how their devices are; called again and again, from one thread."""
     permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
     """What machines of the node are permitted, by key. Raises Failed."""
-    settle: Callable[[NodeOperations], None] = lambda operations: None
+    settle: Callable[[MachineOperations], None] = lambda operations: None
     """Ends what was taken away from this node while it was fenced. Called before anything is published or prepared, and
     again until it does not raise NodeError."""
-    has_machine: Callable[[NodeOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
+    has_machine: Callable[[MachineOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
     """Whether the machine with this key, which was made for the object with this UID, belongs to the node with this
     name, which this node had before. Raises Failed."""
-    settle_previous_name: Callable[[NodeOperations, str], None] = lambda operations, previous: None
+    settle_previous_name: Callable[[MachineOperations, str], None] = lambda operations, previous: None
     """Ends what was taken away from this node when it had another name. Raises NodeError."""
     rename_advice: str = RENAME_ADVICE
     """What a user can do about machines and claims of ``{node}``, the previous name of this node."""
@@ -181,11 +181,17 @@ class Node:
         )
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
         self.metrics = NodeMetrics(self._state)
-        held = ClaimRegistry(
-            self.claims, attachments, uid_of=source.uid_of, exclusive=self.claims.locks.named, plan=self._plan
+        self.held = ClaimRegistry(
+            self.claims,
+            uid_of=source.uid_of,
+            exclusive=self.claims.locks.named,
+            plan=self._plan,
+            kind=source.kind,
+            changed=self.claims_changed,
+            lives=lambda key: runs(self.machines, key),
         )
-        self.operations = NodeOperations(
-            held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
+        self.operations = MachineOperations(
+            self.held, self.machines, attachments, node_name=settings.node_name, changed=self.claims_changed
         )
         self.guest_reports = GuestReports(
             ReportPorts(journal, self.machines.config),

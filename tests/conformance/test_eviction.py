@@ -18,8 +18,8 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Conflict, Object
 from devalloc.store.kubernetes import object_writer
 from devalloc_node.claims.store_grants import StoreGrants
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import LoopExecution, LoopSettings, VirtualMachineLoop
 from devalloc_solver import solve_manifests, testing
 from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Killed
@@ -49,7 +49,7 @@ class Plugin:
     def start(self, store: Any) -> None:
         self.bench.grants = StoreGrants(store, self.node)  # type: ignore[assignment]
         self.bench.restart()
-        self.operations: NodeOperations = platform_of(self.bench, self.machines)
+        self.operations: MachineOperations = platform_of(self.bench, self.machines)
         self.operations.node_name = self.node
         self.loop = VirtualMachineLoop(
             store,

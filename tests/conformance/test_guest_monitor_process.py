@@ -74,9 +74,10 @@ def test_it_imports_little() -> None:
     assert heavy == []
     others = [name for name in ours if not name.startswith("devalloc_node.guest")]
     assert others == [
-        "devalloc", "devalloc.printable", "devalloc.scaling", "devalloc.scaling.messages",
+        "devalloc", "devalloc.net", "devalloc.net.rate", "devalloc.printable", "devalloc.scaling",
+        "devalloc.scaling.messages",
         "devalloc.scaling.messages.monitor",
-        "devalloc.scaling.metrics", "devalloc.scaling.rate", "devalloc.scaling.resources",
+        "devalloc.scaling.metrics", "devalloc.scaling.resources",
         "devalloc.scaling.versions", "devalloc.settings", "devalloc_node", "devalloc_node.net",
         "devalloc_node.net.websocket",
     ]  # fmt: skip

@@ -48,9 +48,9 @@ from devalloc_node.machine.process import open_nodes, process
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_node.machine.records import MACHINES, PLUGS
 from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine_service.operations import MachineOperations, runs
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.operations.claim_registry import ClaimRegistry
-from devalloc_node.operations.node_operations import NodeOperations
 from tests.support import played_nodes
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost
@@ -108,7 +108,7 @@ class MachineScenario(Scenario):
 class MachinePlugin(PluginLife):
     """One life of a plugin that has machines."""
 
-    operations: NodeOperations
+    operations: MachineOperations
     machines: MachineLifecycle
     machine: VirtualMachine
     refs: tuple[ClaimRef, ...]
@@ -122,7 +122,7 @@ class MachinePlugin(PluginLife):
 
     def prepare(self, uid: str) -> Any:
         self.scenario.there(self)  # type: ignore[attr-defined]
-        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.operations.claims.plugs(KEY))
+        return sorted((plug.ref.uid, plug.device, plug.host, plug.name) for plug in self.operations.claims.plugs(KEY))
 
     def unprepare(self, uid: str) -> None:
         self.scenario.back(self)  # type: ignore[attr-defined]
@@ -393,12 +393,13 @@ class MachineFaults(FaultPoints):
             )
             held = ClaimRegistry(
                 claims,
-                attachments,
                 uid_of=lambda namespace, name: name.removeprefix("claim-"),
                 exclusive=claims.locks.named,
                 plan=lambda ref, due: (),
+                kind=KIND,
+                lives=lambda key: runs(machines, key),
             )
-            operations = NodeOperations(held, machines, node_name=NODE, kind=KIND)
+            operations = MachineOperations(held, machines, attachments, node_name=NODE)
             reconciler = Reconciler(claims, boot_id=lambda: BOOT)
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])

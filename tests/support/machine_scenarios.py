@@ -30,13 +30,13 @@ def _attach(plugin: MachinePlugin) -> None:
 def _detach(plugin: MachinePlugin) -> None:
     for ref in plugin.refs:
         plugin.operations.detach(ref, KEY, soon())
-        plugin.operations.unprepare(ref, soon())
+        plugin.operations.claims.unprepare(ref, soon())
 
 
 def _unprepare(plugin: MachinePlugin) -> None:
     """What is in a machine comes out of it first."""
     for ref in plugin.refs:
-        plugin.operations.unprepare(ref, soon())
+        plugin.operations.claims.unprepare(ref, soon())
 
 
 def _delete(plugin: MachinePlugin) -> None:

@@ -16,10 +16,11 @@ from devalloc_node.binding.binding import HealthState
 from devalloc_node.claims.steps import planned_steps
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
+from devalloc_node.machine_service.attached_claims import AttachmentControl
+from devalloc_node.machine_service.operations import MachineControl, MachineOperations, runs
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.operations.claim_registry import AttachmentControl, ClaimRegistry, MachineControl
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.node_service import NodeService, ServiceInfo
@@ -36,7 +37,7 @@ class Served:
 
     bench: EngineBench
     machines: ToyMachines
-    operations: NodeOperations
+    operations: MachineOperations
     metrics: NodeMetrics
     notifier: ChangeNotifier
     pools: list[DevicePool]
@@ -55,26 +56,24 @@ def platform_of(
     notifier: ChangeNotifier | None = None,
     *,
     attachments: AttachmentControl | None = None,
-) -> NodeOperations:
+) -> MachineOperations:
     """The platform of a bench that was made with the machines' attachments; toy machines are those themselves."""
 
     def uid_of(namespace: str, name: str) -> str | None:
         grants = bench.grants.grants.values()
         return next((g.ref.uid for g in grants if (g.ref.namespace, g.ref.name) == (namespace, name)), None)
 
+    changed = notifier.beat if notifier is not None else lambda *changed: None
     held = ClaimRegistry(
         bench.claims,
-        cast(AttachmentControl, machines) if attachments is None else attachments,
         uid_of=uid_of,
         exclusive=bench.claims.locks.named,
         plan=lambda ref, due: planned_steps(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
+        changed=changed,
+        lives=lambda key: runs(machines, key),
     )
-    return NodeOperations(
-        held,
-        machines,
-        node_name="node-a",
-        changed=notifier.beat if notifier is not None else lambda *changed: None,
-    )
+    attached = cast(AttachmentControl, machines) if attachments is None else attachments
+    return MachineOperations(held, machines, attached, node_name="node-a", changed=changed)
 
 
 def toy_bench(folder: Path, machines: ToyMachines) -> EngineBench:

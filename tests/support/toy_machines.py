@@ -13,12 +13,11 @@ from typing import Any
 from devalloc.api.virtual_machine import VirtualMachine, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.journal import StepRecord
 from devalloc_node.machine.console import FILES, LogName
-from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, PluggedDevice, State
+from devalloc_node.machine.pci import function_id
+from devalloc_node.machine.records import PAUSED_ON_REQUEST, MachineAmounts, MachineView, State
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
-from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
+from devalloc_node.model.step import ATTACHMENT, PluggedDevice, Prepared, Step, Value
 
 
 @dataclass
@@ -110,7 +109,7 @@ class ToyMachines:
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         ids = [target.partition(f"{key}/")[2] for target in self.devices if target.startswith(f"{key}/")]
-        return {name: f"0000:{bus:02x}:00.0" for bus, name in enumerate(ids, 1)}
+        return {function_id(name, 0): f"0000:{bus:02x}:00.0" for bus, name in enumerate(ids, 1)}
 
     def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         key = self._check("start", "/".join(machine.key))
@@ -216,15 +215,11 @@ class ToyMachines:
         for device in new:
             name = f"{device.pool}/{device.device}"
             target = f"{key}/{prepared.ref.uid}-{device.pool}-{device.device}"
-            steps.append((name, Step(ATTACHMENT, target, None, {"host": device.functions[0], "device": name})))
+            steps.append((name, Step(ATTACHMENT, target, None, {"functions": [device.functions[0]], "device": name})))
         free = self.slots - len(set(used) - {step.target for _, step in steps})
         if len(steps) > free:
             raise Denied("NoFreePciSlot", f"machine {key} has {free} free PCI slots for {len(steps)} devices")
         return steps
-
-    def plug(self, record: StepRecord, ref: ClaimRef) -> PluggedDevice:
-        key, _, name = record.step.target.rpartition("/")
-        return PluggedDevice(key, ref, record.device, name, record.step.after["host"], record.step)
 
     def is_in(self, plug: PluggedDevice) -> bool:
         return plug.step.target in self.devices

@@ -26,7 +26,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.machine_service.operations import MachineOperations
 
 _Result = TypeVar("_Result")
 
@@ -95,7 +95,9 @@ _PERMANENT = ("CpusEmulated", "CpuSlotsExhausted", "OutOfBounds")
 class MachineActuator:
     """One run of a machine of the platform. What is asked of the platform waits in other threads."""
 
-    def __init__(self, operations: NodeOperations, key: str, owner: str, run: str, executors: MachineExecutors) -> None:
+    def __init__(
+        self, operations: MachineOperations, key: str, owner: str, run: str, executors: MachineExecutors
+    ) -> None:
         """``owner``: the UID of the machine's object; empty for one that was made through the service."""
         self._operations = operations
         self._key, self._owner, self._run = key, owner, run

@@ -32,7 +32,7 @@ from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied
 from devalloc_node.host import linux
 from devalloc_node.host.linux import Route
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.settings import ScalingSettings, scaler_timeouts
 
 
@@ -41,7 +41,7 @@ class ChannelFactory:
     """The same for all machines. Guests that keep connections open must not keep those to the server of permits from
     being made, so each have a session of their own."""
 
-    operations: NodeOperations
+    operations: MachineOperations
     settings: ScalingSettings
     permits: ClientSession
     guests: ClientSession
@@ -101,7 +101,7 @@ class AgentThread:
 
     def __init__(
         self,
-        operations: NodeOperations,
+        operations: MachineOperations,
         settings: ScalingSettings,
         *,
         changed: Callable[[str], None] = lambda key: None,

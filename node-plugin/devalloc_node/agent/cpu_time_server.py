@@ -18,8 +18,8 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.records import MachineView
 from devalloc_node.machine.spec import CPU
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import Network
 
 _log = logging.getLogger("devalloc.agent.cpu_time_server")
@@ -97,7 +97,7 @@ class RunnerAddress:
 class MachineCpuShare:
     """The CPU time of one run of a machine of the platform."""
 
-    def __init__(self, operations: NodeOperations, at: RunnerAddress) -> None:
+    def __init__(self, operations: MachineOperations, at: RunnerAddress) -> None:
         self._operations, self._at = operations, at
 
     def set(self, milli: int) -> None:
@@ -129,7 +129,7 @@ class RunnerServers:
 
     def __init__(
         self,
-        operations: NodeOperations,
+        operations: MachineOperations,
         networks: tuple[Network, ...],
         *,
         changed: Callable[[str], None] = lambda key: None,

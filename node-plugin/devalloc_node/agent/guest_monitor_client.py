@@ -21,8 +21,8 @@ from websockets.frames import CloseCode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
+from devalloc.net.rate import SlidingWindowCount
 from devalloc.scaling.messages import monitor as wire
-from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion
 from devalloc_node.errors import Failed, NodeError, Unknown

@@ -19,10 +19,10 @@ from functools import partial
 from typing import NoReturn
 from uuid import UUID, uuid4
 
+from devalloc.net.rate import SlidingWindowCount
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
-from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.guest_monitor_client import MonitorListener, MonitorStatus

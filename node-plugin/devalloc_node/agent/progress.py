@@ -6,10 +6,10 @@ import logging
 from dataclasses import replace
 from typing import Literal, Protocol
 
+from devalloc.net.rate import SlidingWindowCount
 from devalloc.scaling.health import ChannelHealth, DecisionRevisions, HealthLimits, StuckReason, stuck_reasons
 from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
-from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.guest_monitor_client import MonitorStatus
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -19,23 +19,22 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import adoption, guest_numa, hotplug, launch, machine_files, pci, registry
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
-from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
+from devalloc_node.machine.records import PLUGS, MachineRecord
 from devalloc_node.machine.registry import LOOK_SECONDS
-from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import ATTACHMENT, NUMA_NODE, ROOT_PORT, Prepared, PreparedDevice, Step, Value
+from devalloc_node.model.step import (
+    ATTACHMENT,
+    NUMA_NODE,
+    ROOT_PORT,
+    PluggedDevice,
+    Prepared,
+    PreparedDevice,
+    Step,
+    Value,
+    host_device_of,
+)
 
 LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
-
-
-class JournalledStep(Protocol):
-    """The part of a step's record in the journal that is used here."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def step(self) -> Step: ...
 
 
 class DeviceNodeOwner(Protocol):
@@ -86,12 +85,6 @@ class AttachmentKind:
                 f"claim {prepared.ref} has {new} devices for machine {key}, which has {free} free PCI slots",
             )
         return steps
-
-    def plug(self, record: JournalledStep, ref: ClaimRef) -> PluggedDevice:
-        """What an attachment step says."""
-        key, name = split(record.step.target)
-        host = host_device_of(record.step.after or {})
-        return PluggedDevice(key, ref, record.device, pci.function_id(name, 0), host, record.step)
 
     def is_in(self, plug: PluggedDevice) -> bool:
         """Whether it is there, as QEMU shows it. Raises NodeError."""

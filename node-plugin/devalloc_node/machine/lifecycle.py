@@ -49,7 +49,6 @@ from devalloc_node.machine.records import (
     MachineRecord,
     MachineRecords,
     MachineView,
-    host_device_of,
 )
 from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
 from devalloc_node.machine.resources import CapacityCheck, HostUses, without_object
@@ -64,6 +63,7 @@ from devalloc_node.machine.spec import (
     machine_id,
     spec_of,
 )
+from devalloc_node.model.step import host_device_of
 
 LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0

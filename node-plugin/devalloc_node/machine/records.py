@@ -15,8 +15,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, NumaCell, RateLimits, spec_of
-from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import Step, Value
+from devalloc_node.model.step import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +155,6 @@ class MachineView:
     def runs(self) -> bool:
         """Whether its QEMU may hold devices."""
         return self.state in LIVING
-
-
-@dataclass(frozen=True, slots=True)
-class PluggedDevice:
-    """A device of a claim in a machine."""
-
-    machine: str
-    ref: ClaimRef
-    device: str
-    """``pool/device``"""
-    id: str
-    """QEMU's."""
-    host: str
-    """What of the host it is: its first PCI address, or its path below /sys."""
-    step: Step
 
 
 MACHINES = "machine"
@@ -366,11 +350,6 @@ def _seconds(time: str) -> float | None:
         return parse_time(time).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def host_device_of(value: Mapping[str, Any]) -> str:
-    """What of the host an attachment plugs in: its first PCI address, or its path below /sys."""
-    return str(next(iter(value.get("functions", ())), value.get("sysfsdev", "")))
 
 
 def content_of(record: MachineRecord) -> dict[str, Any]:

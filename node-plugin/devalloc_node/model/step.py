@@ -104,6 +104,33 @@ class Step:
     step."""
 
 
+@dataclass(frozen=True, slots=True)
+class PluggedDevice:
+    """A device of a claim in a machine, as a step of kind ATTACHMENT says."""
+
+    machine: str
+    """``namespace/name``"""
+    ref: ClaimRef
+    device: str
+    """``pool/device``"""
+    name: str
+    """Its name in the machine."""
+    host: str
+    """What of the host it is: its first PCI address, or its path below /sys."""
+    step: Step
+
+
+def plugged_device(step: Step, device: str, ref: ClaimRef) -> PluggedDevice:
+    """What an attachment step of a claim's device says."""
+    key, _, name = step.target.rpartition("/")
+    return PluggedDevice(key, ref, device, name, host_device_of(step.after or {}), step)
+
+
+def host_device_of(value: Mapping[str, Any]) -> str:
+    """What of the host an attachment plugs in: its first PCI address, or its path below /sys."""
+    return str(next(iter(value.get("functions", ())), value.get("sysfsdev", "")))
+
+
 class StepKind(Protocol):
     """How one kind of property is read and set. Stateless; safe for threads."""
 

@@ -20,7 +20,7 @@ import h11
 
 from devalloc.net.connection_shares import ConnectionShares, share_of, source_of
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
-from devalloc.scaling.rate import TokenBucket
+from devalloc.net.rate import TokenBucket
 from devalloc_node.errors import Failed, Unknown
 
 

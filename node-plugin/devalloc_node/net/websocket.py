@@ -18,7 +18,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import OPEN
 from websockets.protocol import Protocol as Parser
 
-from devalloc.scaling.rate import TokenBucket
+from devalloc.net.rate import TokenBucket
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """``devalloc.node.v1``: the node plugin's own service, for platforms that run virtual machines.
 
-The reference of the service is its .proto file. This module reads requests, ``NodeOperations`` does the work, and the
-result goes to the caller, the audit log and the metrics.
+The reference of the service is its .proto file. This module reads requests, ``MachineOperations`` does the work, and
+the result goes to the caller, the audit log and the metrics.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine import console
-from devalloc_node.machine.records import MachineView, PluggedDevice
+from devalloc_node.machine.records import MachineView
 from devalloc_node.machine.spec import locking_seconds
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.metrics.registry import NodeMetrics
+from devalloc_node.model.step import PluggedDevice
 from devalloc_node.operations.change_feed import ChangeKind, ChangeNotifier, WatcherSlots, watch_changes
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb import node_pb2_grpc
 from devalloc_node.service import calls, replies, request_fields
@@ -65,7 +66,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     """Safe for threads."""
 
     def __init__(
-        self, operations: NodeOperations, about: ServiceInfo, metrics: NodeMetrics, notifier: ChangeNotifier
+        self, operations: MachineOperations, about: ServiceInfo, metrics: NodeMetrics, notifier: ChangeNotifier
     ) -> None:
         """``notifier`` beats when something changed that watchers want to know."""
         self._operations = operations
@@ -89,7 +90,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 steps = [replies.step(step) for step in self._operations.claims.plan(ref, due)]
                 return pb.PrepareClaimReply(claim=pb.Claim(claim=replies.ref(ref), steps=steps))
             return pb.PrepareClaimReply(
-                claim=replies.claim(self._operations.prepare(ref, due, caller=caller), steps=True)
+                claim=replies.claim(self._operations.claims.prepare(ref, due, caller=caller), steps=True)
             )
 
         return self._change(context, "PrepareClaim", _named(request.claim), pb.PrepareClaimReply, work)
@@ -113,7 +114,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 ]
                 return pb.UnprepareClaimReply(steps=reversed(steps), found=bool(self._operations.claims.held(ref.uid)))
             was_prepared = bool(self._operations.claims.held(ref.uid))
-            ended = self._operations.unprepare(ref, due, force=request.force, caller=caller)
+            ended = self._operations.claims.unprepare(ref, due, force=request.force, caller=caller)
             return pb.UnprepareClaimReply(ended_machines=ended, found=was_prepared)
 
         about = _named(request.claim) | _forced(request.force)

@@ -14,10 +14,10 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.pci import function_id
-from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import PreparedDevice, Step
+from devalloc_node.model.step import PluggedDevice, PreparedDevice, Step
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.spec_messages import fill
@@ -108,7 +108,7 @@ def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> p
 
 def plugged_device(one: PluggedDevice) -> pb.MachineDevice:
     pool, _, device = one.device.rpartition("/")
-    return pb.MachineDevice(id=one.id, claim=ref(one.ref), pool=pool, device=device, host=one.host)
+    return pb.MachineDevice(id=function_id(one.name, 0), claim=ref(one.ref), pool=pool, device=device, host=one.host)
 
 
 def emulated_device(one: EmulatedDevice) -> pb.MachineDevice:

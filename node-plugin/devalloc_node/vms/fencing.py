@@ -21,8 +21,8 @@ from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError, raise_first
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import objects
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class _NoAnswer(Failed):
     """The store does not answer, so it is not asked for the next object either: each time takes half a minute."""
 
 
-def settle(store: Store, operations: NodeOperations, statement: Callable[[], str | None]) -> None:
+def settle(store: Store, operations: MachineOperations, statement: Callable[[], str | None]) -> None:
     """End all that was taken away from this node. ``statement``: who states that this node is off, as
     ``fence_statement`` of the store.
 
@@ -64,7 +64,7 @@ def settle(store: Store, operations: NodeOperations, statement: Callable[[], str
 
 def _end_all(
     store: Store,
-    operations: NodeOperations,
+    operations: MachineOperations,
     end: Callable[[str, str, Object | None], None],
     unprepare: Callable[[ClaimRef, Object], None],
 ) -> None:
@@ -105,7 +105,7 @@ def _end_all(
     raise_first(failures)
 
 
-def settle_previous_name(store: Store, operations: NodeOperations, previous: str) -> None:
+def settle_previous_name(store: Store, operations: MachineOperations, previous: str) -> None:
     """End all that was taken away from this node when it had another name. Nothing confirms that: a node of a cluster
     may not write for another node. Raises NodeError as ``settle``."""
 
@@ -120,7 +120,7 @@ def settle_previous_name(store: Store, operations: NodeOperations, previous: str
     _end_all(store, operations, end, unprepare)
 
 
-def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, node_name: str) -> bool:
+def has_machine(store: Store, operations: MachineOperations, key: str, uid: str, node_name: str) -> bool:
     """Whether a machine of the journal still belongs to the node with this name, by its object. One that was taken away
     does not. Raises Failed."""
     with _reading():
@@ -143,13 +143,13 @@ def _reading() -> Iterator[None]:
         raise failed("StoreUnavailable", f"cannot read what was taken away from this node: {error}") from error
 
 
-def settle_machine(store: Store, operations: NodeOperations, obj: Object) -> None:
+def settle_machine(store: Store, operations: MachineOperations, obj: Object) -> None:
     """End what this node still has of a machine that was taken away, then confirm that. Raises NodeError."""
     end_at_once(operations, objects.key_of(obj), obj["metadata"]["uid"])
     _confirm(store, operations, obj)
 
 
-def settle_claim(store: Store, operations: NodeOperations, claim: Object) -> None:
+def settle_claim(store: Store, operations: MachineOperations, claim: Object) -> None:
     """Unprepare a claim that was taken away, then confirm that. Raises NodeError."""
     if not objects.was_taken_away(claim, operations.node_name):
         return
@@ -157,12 +157,12 @@ def settle_claim(store: Store, operations: NodeOperations, claim: Object) -> Non
     _confirm(store, operations, claim)
 
 
-def _unprepare(operations: NodeOperations, ref: ClaimRef) -> None:
-    operations.unprepare(ref, Deadline.after(WORK_SECONDS), force=True, caller=CALLER)
+def _unprepare(operations: MachineOperations, ref: ClaimRef) -> None:
+    operations.claims.unprepare(ref, Deadline.after(WORK_SECONDS), force=True, caller=CALLER)
     log.warning("unprepared claim %s: it was taken away from this node, which was fenced", ref)
 
 
-def end_at_once(operations: NodeOperations, key: str, uid: str) -> None:
+def end_at_once(operations: MachineOperations, key: str, uid: str) -> None:
     """End the QEMU of a machine without asking its guest, and unprepare its claims. Raises NodeError."""
     machine = operations.machines.get(key)
     if machine is None or machine.uid != uid or machine.adopted:  # an adopted one does not go to other nodes
@@ -178,7 +178,7 @@ def end_at_once(operations: NodeOperations, key: str, uid: str) -> None:
     operations.give_back(key, due, owner=uid, caller=CALLER)
 
 
-def _confirm(store: Store, operations: NodeOperations, obj: Object) -> None:
+def _confirm(store: Store, operations: MachineOperations, obj: Object) -> None:
     """Remove this node from the note. Raises NotConfirmed if the store refuses it, and Failed if it does not answer."""
 
     def write(now: Object) -> Object:

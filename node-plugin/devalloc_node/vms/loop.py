@@ -33,9 +33,9 @@ from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineView
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import HeldClaim
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import Claims
@@ -135,7 +135,7 @@ class VirtualMachineLoop:
     def __init__(
         self,
         store: Store,
-        operations: NodeOperations,
+        operations: MachineOperations,
         notifier: ChangeNotifier,
         *,
         settings: LoopSettings | None = None,
@@ -438,7 +438,7 @@ class VirtualMachineLoop:
             self._queue.setdefault(name)
 
     def _why_not_here(self, key: str) -> str:
-        """As ``NodeOperations.why_not_here``; for any thread."""
+        """As ``MachineOperations.why_not_here``; for any thread."""
         obj = self._machines.get(self._uids.get(key, ""))
         return "" if obj is None else objects.why_not_begun(obj, self._operations.node_name)
 
@@ -766,7 +766,7 @@ class VirtualMachineLoop:
 class _KeysWithObject:
     """The keys of machines that were made for objects."""
 
-    def __init__(self, operations: NodeOperations) -> None:
+    def __init__(self, operations: MachineOperations) -> None:
         self._machines = operations.machines
 
     def __contains__(self, key: object) -> bool:

@@ -15,9 +15,9 @@ from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.claim_registry import HeldClaim
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import fencing, objects
 from devalloc_node.vms.objects import Outcome
 
@@ -161,7 +161,7 @@ def _due_unprepare(claim: Object, held: HeldClaim | None, node_name: str, is_lef
     return None
 
 
-def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bool:
+def unprepare(store: Store, operations: MachineOperations, one: DueUnprepare) -> bool:
     """Unprepare a claim if that is still due for the claim as the store has it now: since the node heard of it, a
     machine may have arrived with it, or got it again. False if it must be tried again. Raises StoreError."""
     claim = objects.read_again(store, CLAIM, str(one.ref), one.ref.uid)
@@ -175,7 +175,7 @@ def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bo
         if one.taken_away is not None:
             fencing.settle_claim(store, operations, one.taken_away)
             return True
-        ended = operations.unprepare(one.ref, Deadline.after(WORK_SECONDS), force=one.force, caller=CALLER)
+        ended = operations.claims.unprepare(one.ref, Deadline.after(WORK_SECONDS), force=one.force, caller=CALLER)
     except NodeError as error:
         log.warning("cannot unprepare claim %s (%s): %s", one.ref, one.why, error)
         return False
@@ -185,13 +185,13 @@ def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bo
     return True
 
 
-def unprepare_unplugged(operations: NodeOperations, machine: Object) -> None:
+def unprepare_unplugged(operations: MachineOperations, machine: Object) -> None:
     """Unprepare those claims of a VirtualMachine that are in no machine. Raises NodeError."""
     names = {(objects.namespace_of(machine), name) for name in views.MachineView(machine).claim_names}
     for held in operations.claims.held():
         ref = held.record.ref
         if (ref.namespace, ref.name) in names and not held.plugs:
-            operations.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+            operations.claims.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
 
 
 def write_users(store: Store, claims: Iterable[Object], held: Iterable[HeldClaim], node_name: str) -> None:

@@ -32,8 +32,8 @@ from devalloc_node.machine import migrated_firmware, migration
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.spec import MachineSpec, locking_seconds, spec_of
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import ChangeNotifier, machine_change
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import MigrationSettings
 from devalloc_node.vms import migration_objects as moves
 from devalloc_node.vms import moving_claims, objects
@@ -88,7 +88,7 @@ class MigrationLoop:
     def __init__(
         self,
         store: Store,
-        operations: NodeOperations,
+        operations: MachineOperations,
         machines: MachineLifecycle,
         notifier: ChangeNotifier,
         settings: MigrationSettings,

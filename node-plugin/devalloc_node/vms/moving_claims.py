@@ -18,15 +18,15 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine import pci
 from devalloc_node.machine.migration_offer import MovedDevice
 from devalloc_node.machine.moved_devices import check_same, identify
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ROOT_PORT, Prepared
 from devalloc_node.operations.claim_registry import HeldClaim
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import CALLER, WORK_SECONDS
 
 
-def leaving(operations: NodeOperations, key: str, sys: Path) -> dict[str, MovedDevice]:
+def leaving(operations: MachineOperations, key: str, sys: Path) -> dict[str, MovedDevice]:
     """The devices of claims in a machine, by their ids in QEMU, without their ports."""
     devices = {}
     for held in _claims_in(operations, key):
@@ -44,14 +44,14 @@ def booked_refs(machine: Object) -> list[ClaimRef]:
 
 
 def _prepared(
-    operations: NodeOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline
+    operations: MachineOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline
 ) -> list[Prepared]:
     """Make ready what is booked here, and see that it is what the guest has."""
     key = objects.key_of(machine)
     there = {(one.claim, one.index): one for one in offered}
     ready = []
     for ref in booked_refs(machine):
-        prepared = operations.prepare(ref, due, caller=CALLER).prepared
+        prepared = operations.claims.prepare(ref, due, caller=CALLER).prepared
         for index, device in enumerate(() if prepared is None else prepared.devices):
             if (one := there.pop((ref.uid, index), None)) is None:
                 raise Denied("OfferInvalid", f"machine {key}: its node offers no device {index} of claim {ref}")
@@ -64,7 +64,9 @@ def _prepared(
     return ready
 
 
-def plug(operations: NodeOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline) -> None:
+def plug(
+    operations: MachineOperations, machine: Object, offered: Sequence[MovedDevice], sys: Path, due: Deadline
+) -> None:
     """Put what is booked here into the QEMU that waits, on the ports that it has on the source. Raises Denied
     (``DeviceDiffers``, ``OfferInvalid``), NodeError."""
     ports = {(one.claim, one.index): one.port for one in offered}
@@ -73,10 +75,10 @@ def plug(operations: NodeOperations, machine: Object, offered: Sequence[MovedDev
             replace(device, attributes={**device.attributes, ROOT_PORT: ports[one.ref.uid, index]})
             for index, device in enumerate(one.devices)
         )
-        operations.claims.plug(replace(one, devices=devices), objects.key_of(machine), due, CALLER)
+        operations.attached.plug(replace(one, devices=devices), objects.key_of(machine), due, CALLER)
 
 
-def give_back(operations: NodeOperations, key: str, names: Iterable[str]) -> None:
+def give_back(operations: MachineOperations, key: str, names: Iterable[str]) -> None:
     """Unprepare the claims of these names that are in this machine, which has ended here, or in none. Raises
     NodeError."""
     namespace, _, _ = key.partition("/")
@@ -84,8 +86,8 @@ def give_back(operations: NodeOperations, key: str, names: Iterable[str]) -> Non
     for held in operations.claims.held():
         ref, inside = held.record.ref, {plug.machine for plug in held.plugs}
         if key in inside or (not inside and (ref.namespace, ref.name) in wanted):
-            operations.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+            operations.claims.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
 
 
-def _claims_in(operations: NodeOperations, key: str) -> list[HeldClaim]:
+def _claims_in(operations: MachineOperations, key: str) -> list[HeldClaim]:
     return [held for held in operations.claims.held() if any(plug.machine == key for plug in held.plugs)]

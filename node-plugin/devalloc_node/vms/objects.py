@@ -23,7 +23,9 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.pci import function_id
+from devalloc_node.machine.records import MachineAmounts, MachineView
+from devalloc_node.model.step import PluggedDevice
 from devalloc_node.vms.readiness import replaced_condition, with_readiness
 
 BUSY_SECONDS = 5.0
@@ -266,7 +268,11 @@ def status_of(
         status |= {"machineID": machine.id} if machine.id else {}
         status |= _history(machine)
         status |= {"networkAddress": machine.network_address} if machine.network_address else {}
-    devices = [_device(plug, addresses.get(plug.id)) for plug in plugs] if machine is not None and machine.runs else []
+    devices = (
+        [_device(plug, addresses.get(function_id(plug.name, 0))) for plug in plugs]
+        if machine is not None and machine.runs
+        else []
+    )
     status |= {"devices": devices} if devices else {}
     status |= {"reason": reason[:253]} if reason else {}
     status |= {"message": message[:4096]} if message else {}
@@ -382,7 +388,7 @@ def _reserved_part(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[s
 
 def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
     pool, _, device = plug.device.rpartition("/")
-    entry = {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
+    entry = {"claim": plug.ref.name, "pool": pool, "device": device, "id": function_id(plug.name, 0)}
     return entry if address is None else entry | {"address": address}
 
 

@@ -26,8 +26,8 @@ from devalloc_node.machine.rates import is_limited, of_running
 from devalloc_node.machine.records import PAUSED_ON_REQUEST, STANDING, MachineAmounts, MachineView, State
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine_service.operations import FIRMWARE_SECONDS, MachineOperations
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, NodeOperations
 from devalloc_node.vms import fencing, objects
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms.machine_claims import Claims
@@ -81,7 +81,7 @@ class MachineReconciler:
     def __init__(
         self,
         store: Store,
-        operations: NodeOperations,
+        operations: MachineOperations,
         *,
         clock: Callable[[], float] = time.monotonic,
         controls: MachineControls | None = None,
@@ -510,7 +510,7 @@ class MachineReconciler:
         problems = self._take_out(gone, key, uid)
         for ref in refs:
             try:
-                if not self._operations.claims.is_in(ref, key):
+                if not self._operations.attached.is_in(ref, key):
                     problems += self._attach(vm, ref)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
@@ -524,7 +524,7 @@ class MachineReconciler:
                 due = Deadline.after(WORK_SECONDS)
                 if self._operations.machines.get(key) is not None:
                     self._operations.detach(ref, key, due, owner=uid, caller=CALLER)
-                self._operations.unprepare(ref, due, caller=CALLER)
+                self._operations.claims.unprepare(ref, due, caller=CALLER)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
         return problems
@@ -543,7 +543,7 @@ class MachineReconciler:
             claim = views.ClaimView(claims.get((ref.namespace, ref.name), {}))
             if claim.node == self._operations.node_name and not claim.is_held:
                 try:
-                    self._operations.prepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+                    self._operations.claims.prepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
                 except NodeError as error:
                     problems.append(Outcome(error.code, error.message))
         return problems

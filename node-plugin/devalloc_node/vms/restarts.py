@@ -19,9 +19,9 @@ from devalloc.backoff import backoff_delay
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.spec import locking_seconds, spec_of
+from devalloc_node.machine_service.operations import FIRMWARE_SECONDS, MachineOperations
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, NodeOperations
 
 QUICK_SECONDS = 60.0
 """A run that ends sooner than that after its start did not last."""
@@ -105,7 +105,7 @@ class MachineRestarts:
 
     def __init__(
         self,
-        operations: NodeOperations,
+        operations: MachineOperations,
         notifier: ChangeNotifier,
         to_restart: Callable[[], Sequence[VirtualMachine]],
         *,

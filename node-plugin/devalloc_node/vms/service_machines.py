@@ -15,8 +15,8 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.rates import is_limited
 from devalloc_node.machine.records import MachineView
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms.objects import Outcome
 from devalloc_node.vms.scaling import (
     RunnerControl,
@@ -44,7 +44,7 @@ class ServiceMachines:
 
     def __init__(
         self,
-        operations: NodeOperations,
+        operations: MachineOperations,
         notifier: ChangeNotifier,
         *,
         scaling: ScalingControl | None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from devalloc.scaling.rate import SlidingWindowCount
+from devalloc.net.rate import SlidingWindowCount
 from devalloc_node.guest import system
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.fake_tree import memory_folder

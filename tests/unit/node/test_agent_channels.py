@@ -22,7 +22,7 @@ from devalloc_node.agent.informant_client import InformantConnection, local_addr
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Failed
 from devalloc_node.guest.informant import Informant
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.settings import ScalingSettings
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
@@ -51,7 +51,7 @@ async def wired(what: ScaledMachine) -> Channels:
 
 def made_for(what: ScaledMachine, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
     wiring = ChannelFactory(
-        cast(NodeOperations, None), settings or ScalingSettings(), session, session, MachineExecutors(1)
+        cast(MachineOperations, None), settings or ScalingSettings(), session, session, MachineExecutors(1)
     )
     made: list[Channels] = []
 

@@ -16,7 +16,7 @@ from devalloc_node.agent.agent_thread import AgentThread, ChannelFactory
 from devalloc_node.agent.channels import Channels, ScaledMachine
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.settings import ScalingSettings
 from tests.support.node_errors import raises
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
@@ -31,7 +31,7 @@ def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "
 
 def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
     news: list[str] = []
-    scalers = AgentThread(cast(NodeOperations, None), ScalingSettings(unit=UNIT), changed=news.append)
+    scalers = AgentThread(cast(MachineOperations, None), ScalingSettings(unit=UNIT), changed=news.append)
     young = scaled("a/young", at="10.0.0.5", since="2026-02")
     old = scaled("b/old", at="10.0.0.5", since="2026-01")
     scalers.keep(young)
@@ -54,7 +54,7 @@ class Served:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, ScalerFakes]) -> None:
         self.arounds, self.news = arounds, list[str]()
         settings = ScalingSettings(unit=UNIT)
-        self.scalers = AgentThread(cast(NodeOperations, None), settings, changed=self.hear)
+        self.scalers = AgentThread(cast(MachineOperations, None), settings, changed=self.hear)
 
         def channels(wiring: ChannelFactory, scaled: ScaledMachine, scaler: Scaler) -> Channels:
             return self.arounds[f"{scaled.key} {scaled.run}"].channels(scaler)

@@ -26,19 +26,19 @@ from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecyc
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
+from devalloc_node.machine.pci import function_id
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineMigration, MachineRecord, content_of
 from devalloc_node.machine.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
+from devalloc_node.machine_service import operations as node_operations
+from devalloc_node.machine_service.operations import MachineOperations
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.operations import node_operations
-from devalloc_node.operations.node_operations import NodeOperations
 from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import virtual_machine
 from tests.support.node_errors import raises
 from tests.support.node_service import platform_of
 from tests.support.repository import REPO
 from tests.support.toy_host import EngineBench
-from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -73,8 +73,7 @@ class World:
 
     def bench_again(self) -> None:
         """After another plugin has opened the journal."""
-        self.operations: NodeOperations = platform_of(self.bench, ToyMachines())
-        self.operations.machines, self.operations.claims._attachments = self.machines, self.kind
+        self.operations: MachineOperations = platform_of(self.bench, self.machines, attachments=self.kind)
 
     def adopted(self) -> None:
         machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(self.qemu.path)})
@@ -150,14 +149,14 @@ def test_a_device_that_the_guest_let_go_unasked_is_missing_and_comes_back(world:
     ref = world.bench.add("a/slot-0")
     world.operations.attach(ref, KEY, due())
     (name,) = world.qemu.devices
-    assert world.operations.claims.is_in(ref, KEY)
+    assert world.operations.attached.is_in(ref, KEY)
     world.qemu.let_go(name)
-    assert not world.operations.claims.is_in(ref, KEY)
-    assert [plug.id for plug in world.operations.attach(ref, KEY, due())] == [name]
+    assert not world.operations.attached.is_in(ref, KEY)
+    assert [function_id(plug.name, 0) for plug in world.operations.attach(ref, KEY, due())] == [name]
     assert set(world.qemu.devices) == {name}
-    assert world.operations.claims.is_in(ref, KEY)
+    assert world.operations.attached.is_in(ref, KEY)
     world.qemu.let_go(name)
-    world.operations.unprepare(ref, due())
+    world.operations.claims.unprepare(ref, due())
     assert world.bench.is_initial()
 
 
@@ -177,12 +176,12 @@ def test_a_device_is_in_when_the_guest_has_given_each_bar_an_address_and_not_bef
     thread = threading.Thread(target=attach)
     thread.start()
     until(lambda: world.qemu.devices, "QEMU has it")
-    assert not world.operations.claims.is_in(ref, KEY)
+    assert not world.operations.attached.is_in(ref, KEY)
     assert not done.is_set()
     world.qemu.gives_addresses = True
     thread.join(30)
     assert done.is_set()
-    assert world.operations.claims.is_in(ref, KEY)
+    assert world.operations.attached.is_in(ref, KEY)
     assert [device["bus"] for device in world.qemu.devices.values()] == ["port2"], "the slot with a window for it"
 
 
@@ -214,7 +213,7 @@ def test_of_a_claim_with_a_device_that_finds_no_window_none_goes_in(world: World
     world.adopted()
     world.qemu.bar_sizes["b/1"] = 16 * GIB
     ref = world.bench.add("a/slot-0", "b/slot-1")
-    world.operations.prepare(ref, due())
+    world.operations.claims.prepare(ref, due())
     with pytest.raises(Denied, match="BAR 1"):
         world.operations.attach(ref, KEY, due())
     assert world.qemu.devices == {}
@@ -260,12 +259,12 @@ def test_what_was_plugged_in_as_the_plugin_was_killed_is_judged_anew_by_the_next
         with pytest.raises(KeyboardInterrupt):
             world.bench.claims.add(ref, step, due(), device=device)
     assert set(world.qemu.devices) == {next(iter(world.qemu.devices))}
-    assert not world.operations.claims.is_in(ref, KEY), "its addresses were never seen"
+    assert not world.operations.attached.is_in(ref, KEY), "its addresses were never seen"
     world.bench.restart()
     world.bench_again()
     if fits:
         assert len(world.operations.attach(ref, KEY, due())) == 1
-        assert world.operations.claims.is_in(ref, KEY)
+        assert world.operations.attached.is_in(ref, KEY)
     else:
         with raises(Denied, "NoPciWindow"):
             world.operations.attach(ref, KEY, due())
@@ -693,7 +692,7 @@ def test_a_guest_whose_start_was_cut_off_has_time_to_give_its_devices_addresses(
             there = created.result(60)
         assert (there.phase, there.id, there.pid) == ("Running", qemu.uuid, lives.pid)
         assert "quit" not in [command for command, _ in qemu.commands]
-        assert world.operations.claims.is_in(ref, KEY)
+        assert world.operations.attached.is_in(ref, KEY)
 
 
 def test_a_guest_that_ignores_a_stop_before_its_devices_have_addresses_is_not_taken_to_run(world: World) -> None:
@@ -747,7 +746,7 @@ def test_a_guest_whose_start_was_cut_off_is_asked_for_the_device_of_a_claim(
     with cut_off(world, "running") as (lives, qemu):
         ref = plugged_in(world, qemu)
         qemu.status = status
-        world.operations.unprepare(ref, due())
+        world.operations.claims.unprepare(ref, due())
         if status == "running":
             assert (lives.poll(), qemu.devices, world.machines.record_for(KEY).state) == (None, {}, "starting")
         else:
@@ -803,14 +802,14 @@ def test_a_machine_whose_qemu_does_not_answer_may_have_a_guest_and_is_ended_only
         assert not world.machines.record_for(KEY).will_restart, "it may have been asked"
         world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
         for change in (
-            lambda: world.operations.unprepare(ref, due()),
+            lambda: world.operations.claims.unprepare(ref, due()),
             lambda: world.operations.create(virtual_machine("m"), [ref], due()),
         ):
             with pytest.raises(NodeError):
                 change()
             assert (lives.poll(), world.machines.record_for(KEY).state) == (None, "starting")
         assert "quit" not in [command for command, _ in qemu.commands]
-        assert world.operations.unprepare(ref, Deadline.after(20), force=True) == [KEY]
+        assert world.operations.claims.unprepare(ref, Deadline.after(20), force=True) == [KEY]
         assert lives.wait(60)
         assert world.bench.is_initial()
 

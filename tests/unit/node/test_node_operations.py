@@ -44,7 +44,7 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
                     case 2:
                         operations.detach(ref, key, due)
                     case _:
-                        operations.unprepare(ref, due)
+                        operations.claims.unprepare(ref, due)
             except NodeError as error:
                 if error.code in ("SharedBusy", "ClaimBusy") or (isinstance(error, Failed) and not error.retryable):
                     bugs.append(error)
@@ -64,7 +64,7 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
     for machine in MACHINES:
         operations.delete(f"default/{machine}", None, Deadline.after(30))
     for ref in refs:
-        operations.unprepare(ref, Deadline.after(30))
+        operations.claims.unprepare(ref, Deadline.after(30))
     assert bench.is_initial()
     assert (machines.views, machines.devices) == ({}, {})
 

@@ -954,7 +954,7 @@ class TestClaims:
 
     def test_a_deleted_claim_in_no_machine_is_unprepared_at_once(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._operations.prepare(
+        world.loop._operations.claims.prepare(
             world.loop._operations.claims.named(_ref(claim), prepared=False), _due(), caller="test"
         )
         assert not world.is_free("gpu")
@@ -967,7 +967,7 @@ class TestClaims:
     ) -> None:
         """A node that watches what has its label does not list it then."""
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+        world.loop._operations.claims.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         world.store.delete("DeviceClaim", "default", "gpu")
         world.restart()
         listed = world.loop._store.list
@@ -1007,7 +1007,7 @@ class TestClaims:
     @pytest.mark.parametrize("marked", [True, False])
     def test_a_claim_whose_devices_were_given_away_is_unprepared(self, world: World, marked: bool) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+        world.loop._operations.claims.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         if marked:
             world.store.replace_status({**world.store.get("DeviceClaim", "default", "gpu"), "status": {}})
         else:
@@ -1040,7 +1040,7 @@ class TestClaims:
 
     def test_a_claim_that_a_user_prepared_by_hand_stays_prepared(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+        world.loop._operations.claims.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.rate import SlidingWindowCount, TokenBucket
+from devalloc.net.rate import SlidingWindowCount, TokenBucket
 
 
 def test_a_window_of_four_seconds() -> None:

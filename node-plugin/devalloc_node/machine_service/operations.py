@@ -1,4 +1,4 @@
-"""Operations on claims and machines together, for the gRPC service and the VirtualMachine loop.
+"""Operations on machines and the claims in them, for the gRPC service and the VirtualMachine loop.
 
 Every call here may be repeated and goes on where an earlier one ended.
 """
@@ -6,10 +6,13 @@ Every call here may be repeated and goes on where an earlier one ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
@@ -18,16 +21,113 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine.console import LogName
 from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.preflight import check_numa, check_slots, refuse_other_spec
-from devalloc_node.machine.records import STANDING, MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice, RateLimits, spec_of
+from devalloc_node.machine.records import STANDING, MachineAmounts, MachineView
+from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
+from devalloc_node.machine_service.attached_claims import AttachedClaims, AttachmentControl, undo_problem
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import Prepared
-from devalloc_node.operations.change_feed import claim_change, machine_change
-from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry, HeldClaim, MachineControl, undo_problem
+from devalloc_node.model.step import PluggedDevice, Prepared
+from devalloc_node.operations.change_feed import machine_change
+from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry
 
 log = logging.getLogger(__name__)
+
+
+class MachineControl(Protocol):
+    """QEMU. Safe for threads; all calls are idempotent and raise NodeError."""
+
+    def list(self) -> Sequence[MachineView]: ...
+
+    def get(self, key: str) -> MachineView | None: ...
+
+    def owner(self, key: str) -> str | None:
+        """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
+
+    def owners(self) -> Mapping[str, str]:
+        """As ``owner``, of all machines by their keys. Reads only the journal."""
+
+    def is_as_seen(self, key: str) -> bool:
+        """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
+        also if that cannot be said."""
+
+    def open_console(self, key: str) -> AbstractContextManager[socket.socket]:
+        """A connection to the console of one that runs, for one caller at a time."""
+
+    def log_file(self, key: str, log: LogName) -> Path:
+        """The path of one of its logs, which may not exist."""
+
+    def host_files(self, spec: MachineSpec) -> Hashable:
+        """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""
+
+    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
+        """With its CPUs stopped. One that runs already as it is wanted stays as it is. ``as_it_was``: with the amounts
+        that were last asked of it."""
+
+    def lost(self, key: str) -> object | None:
+        """What lives as the machine though nothing is known of it; None if nothing does."""
+
+    def all_lost(self) -> Sequence[MachineView]:
+        """Those that are lost, as far as it is known what they are called: with the reason ``MachineLost``."""
+
+    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
+        """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) if it is another."""
+
+    def resume(self, key: str, deadline: Deadline) -> None: ...
+
+    def pause(self, key: str, deadline: Deadline) -> None:
+        """Stop the CPUs of one that runs until ``resume``."""
+
+    def finish_start(self, key: str, deadline: Deadline) -> bool:
+        """Whether one whose start was cut off has a guest: it counts as running then. False: its CPUs never ran. Raises
+        NodeError if its devices get no addresses by the deadline, or if that is unknown."""
+
+    def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...
+
+    def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
+        """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
+
+    def finish(self, key: str, run: str, message: str, deadline: Deadline) -> bool:
+        """End this run of it, whose guest reported that it has finished; False if it does not run."""
+
+    def undo_start(self, key: str, deadline: Deadline) -> None:
+        """End one whose start failed or was cut off, without asking its guest; it has failed then, and a restart policy
+        holds for it."""
+
+    def end_moving(self, key: str, deadline: Deadline) -> None:
+        """End one that changes its node, on either side, and keep nothing of it; nothing to do for any other."""
+
+    def forget(self, key: str, deadline: Deadline) -> None:
+        """No longer in care: a stopped one is gone, an adopted one goes on."""
+
+    def remove_remains(self, key: str, deadline: Deadline) -> None:
+        """Remove what a deleted machine left of which nothing is known; nothing to do if one is known, or lives."""
+
+    def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
+        """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
+
+    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
+        """Hold one that runs to these rates; what is not enforced, in sentences. Free if nothing changed."""
+
+    def why_not_movable(self, key: str) -> str | None:
+        """What keeps a machine on this node while it runs; empty: nothing. None: that is not known."""
+
+    def guest_addresses(self, key: str) -> Mapping[str, str]:
+        """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""
+
+    def plug_in(self, key: str, device: EmulatedDevice, deadline: Deadline) -> EmulatedDevice:
+        """A disk or network card without hardware behind it, into a machine that runs; as it is there then."""
+
+    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
+        """Whether there was such a device. Raises Denied (``GuestRefused``)."""
+
+
+def runs(machines: MachineControl, key: str) -> bool:
+    """Whether there is such a machine, and it runs. Raises NodeError."""
+    machine = machines.get(key)
+    return machine is not None and machine.runs
+
 
 FIRMWARE_SECONDS = 60.0
 """What firmware and guest have to give the devices of a machine that starts their addresses."""
@@ -35,24 +135,24 @@ REST_SECONDS = 5.0
 """What is left for giving a machine's devices back, however long its guest takes to power down."""
 
 
-class NodeOperations:
+class MachineOperations:
     """Safe for threads."""
 
     def __init__(
         self,
         claims: ClaimRegistry,
         machines: MachineControl,
+        attachments: AttachmentControl,
         *,
         node_name: str,
-        kind: str | None = None,
         changed: Callable[..., None] = lambda *changed: None,
     ) -> None:
-        """``kind``: of claims. ``changed`` is called with what changed, after every change: ``ChangeNotifier.beat``."""
+        """``changed`` is called with what changed, after every change: ``ChangeNotifier.beat``."""
         self.node_name = node_name
         self.machines = machines
         self.claims = claims
+        self.attached = AttachedClaims(claims, attachments)
         self._engine = claims.engine
-        self._kind = kind
         self._wanted: dict[str, MachineAmounts] = {}
         """What the objects of machines that run want of them, by key."""
         self._changed = changed
@@ -70,35 +170,18 @@ class NodeOperations:
         self.without_object: frozenset[str] = frozenset()
         """UIDs of objects that are not in the store though there are machines of them: who asks may change those."""
 
-    # Claims.
-
-    def prepare(self, ref: ClaimRef, due: Deadline, *, caller: str = "") -> HeldClaim:
-        """Make a claim's devices ready. Raises NodeError."""
-        with self._notifying(_claim_change_of(ref)):
-            self._prepared(ref, due, caller)
-        (held,) = self.claims.held(ref.uid)
-        return held
-
-    def unprepare(self, ref: ClaimRef, due: Deadline, *, force: bool = False, caller: str = "") -> list[str]:
-        """Undo it, out of machines first; returns the machines that were ended for it (``force`` only)."""
-        inside = {plug.machine for plug in self.claims.plugs_of(ref)}
-        running = {key for key in inside if self._runs(key)}
-        with self._notifying(_claim_change_of(ref)):
-            self._engine.unprepare(ref, due, force=force, caller=caller)
-        return sorted(key for key in running if force and not self._runs(key))
-
     # Claims in machines.
 
     def attach(
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = ""
     ) -> list[PluggedDevice]:
         """Put all devices of a claim into a machine that runs, or none; prepares it if need be. Raises NodeError."""
-        with self._changing(key, due, f"attach claim {ref}", caller), self._notifying(_claim_change_of(ref)):
+        with self._changing(key, due, f"attach claim {ref}", caller), self.claims.notifying(ref):
             self._started(key, owner)
-            self.claims.only_in(ref, key)
+            self.attached.only_in(ref, key)
             was_held = self.claims.journal.claim(ref.uid) is not None
             try:
-                self.claims.plug(self._prepared(ref, due, caller), key, due, caller)
+                self.attached.plug(self._prepared(ref, due, caller), key, due, caller)
             except NodeError as error:
                 if was_held or (problem := undo_problem(lambda: self._unprepare_unused(ref, caller))) is None:
                     raise
@@ -109,12 +192,12 @@ class NodeOperations:
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
     ) -> bool | None:
         """Take a claim's devices out of a machine; whether the machine was ended for it. None: it had none of them."""
-        with self._changing(key, due, f"detach claim {ref}", caller), self._notifying(_claim_change_of(ref)):
+        with self._changing(key, due, f"detach claim {ref}", caller), self.claims.notifying(ref):
             self._owned(key, owner)
-            ran = self._runs(key)
+            ran = runs(self.machines, key)
             plugs = [plug for plug in self.claims.plugs_of(ref) if plug.machine == key]
-            self.claims.detach(plugs, due, force, caller)
-            return force and ran and not self._runs(key) if plugs else None
+            self.attached.detach(plugs, due, force, caller)
+            return force and ran and not runs(self.machines, key) if plugs else None
 
     # Machines.
 
@@ -199,10 +282,10 @@ class NodeOperations:
                 self._limit(key, spec_of(machine).rates, due)
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
-            if not begins and all(self.claims.is_in(ref, key) for ref in refs):
+            if not begins and all(self.attached.is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:
-                self.claims.only_in(ref, key)
+                self.attached.only_in(ref, key)
             before = {record.ref.uid for record in self.claims.journal.claims()}
             try:
                 if begins:
@@ -220,7 +303,7 @@ class NodeOperations:
                         else:
                             self.machines.start(machine, due, as_it_was=as_it_was)
                     for one in prepared:
-                        self.claims.plug(one, key, due, caller)
+                        self.attached.plug(one, key, due, caller)
                     if begins and not is_adopted:
                         self.machines.resume(key, due)
                 _audit_machine("adopted" if is_adopted else "started", key, caller, claims=[str(ref) for ref in refs])
@@ -376,10 +459,6 @@ class NodeOperations:
         for problem in self.machines.limit_rates(key, wanted, due):
             log.warning("machine %s: %s", key, problem)
 
-    def _runs(self, key: str) -> bool:
-        machine = self.machines.get(key)
-        return machine is not None and machine.runs
-
     def _owned(self, key: str, owner: str) -> MachineView:
         """The machine, if the caller may change it: through the service what it made, the loop its objects'."""
         machine = self.machine(key)
@@ -412,11 +491,11 @@ class NodeOperations:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""
         if there is not None and there.is_paused:
             self.machines.undo_start(key, due)
-        self.claims.detach(self.claims.plugs(key), due, False, caller)
+        self.attached.detach(self.claims.plugs(key), due, False, caller)
 
     def _give_back(self, key: str, due: Deadline, force: bool, caller: str) -> None:
         plugs = self.claims.plugs(key)
-        self.claims.detach(plugs, due, force, caller)
+        self.attached.detach(plugs, due, force, caller)
         for ref in dict.fromkeys(plug.ref for plug in plugs):
             self._engine.unprepare(ref, due, force=force, caller=caller)
 
@@ -452,13 +531,13 @@ class NodeOperations:
         for ref in refs:
             tried(partial(self._engine.unprepare, ref, due, caller=caller))
         if began and not problems and self.machines.get(key) is not None:
-            tried(lambda: self.claims.detach(self.claims.plugs(key), due, False, caller))
+            tried(lambda: self.attached.detach(self.claims.plugs(key), due, False, caller))
             if not keep:
                 tried(lambda: self.machines.forget(key, due))
         return problems
 
     def _prepared(self, ref: ClaimRef, due: Deadline, caller: str) -> Prepared:
-        return self._engine.prepare(ref, due, kind=self._kind, caller=caller)
+        return self._engine.prepare(ref, due, kind=self.claims.kind, caller=caller)
 
     @contextmanager
     def _changing(
@@ -471,19 +550,10 @@ class NodeOperations:
                 raise Failed(
                     "DeadlineExceeded", f"no time was left to change machine {key} after waiting for earlier calls"
                 )
-            with self._notifying(machine_change(key)):
+            try:
                 yield
-
-    @contextmanager
-    def _notifying(self, changed: str) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._changed(changed)
-
-
-def _claim_change_of(ref: ClaimRef) -> str:
-    return claim_change(f"{ref.namespace}/{ref.name}")
+            finally:
+                self._changed(machine_change(key))
 
 
 def _audit_machine(what: str, key: str, caller: str, **more: object) -> None:

@@ -1,0 +1,4 @@
+"""Machines for callers: what may be done with one, and its claims with it.
+
+- ``operations``: for the gRPC service and the loops of objects; ``attached_claims``: claims in machines
+"""
