@@ -29,6 +29,8 @@ ALLOCATED: Final = "Allocated"
 """Condition of a claim: whether it has devices; and its reason if nothing is wrong with them."""
 VALID: Final = "Valid"
 """Condition of a class: whether claims can name it. Where it is False, why."""
+DEVICE_LOST: Final = "DeviceLost"
+"""Condition of an allocated device that no longer exists (S18), and the state of its claim."""
 WAITING: Final = "Waiting"
 """Reason of the conditions that the API server fills in."""
 _WAITING: Final = {

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
-from devalloc.api.conditions import ALLOCATED, WAITING, find_condition
+from devalloc.api.conditions import ALLOCATED, DEVICE_LOST, WAITING, find_condition
 from devalloc.api.host_pool_names import CPU
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.node_rules import restrictions_of
@@ -321,10 +321,6 @@ def attribute_text(device_or_spec: Object, name: str) -> str:
         if entry["name"] == name:
             return next(str(value) for key, value in entry.items() if key != "name")
     return ""
-
-
-DEVICE_LOST = "DeviceLost"
-"""Condition of an allocated device that no longer exists (S18), and the state of its claim."""
 
 
 def lost_devices(claim: Object) -> list[str]:

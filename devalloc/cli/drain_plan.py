@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from devalloc.api.cordon import pool_node
-from devalloc.api.moved_claims import moved_devices
-from devalloc.api.views import ClaimView, MachineView
+from devalloc.api.views import ClaimView
 from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget
-from devalloc.store.errors import Forbidden
-
-if TYPE_CHECKING:
-    from devalloc.controller.drain import DrainedMachine, Outlook
-    from devalloc.store import Store
-    from devalloc.store.errors import Key
+from devalloc.controller import drain as drains
+from devalloc.controller.drain import (
+    DrainedMachine,
+    Fate,
+    Outlook,
+    arrivals,
+    moved_claims,
+    name_of,
+    node_has_pools,
+    other_claims,
+)
+from devalloc.store import Forbidden, Key, Store
 
 Object = dict[str, Any]
 
@@ -34,9 +38,7 @@ def predict(
 ) -> dict[Key, Outlook]:
     """As ``devalloc.controller.drain.predict``, of the objects of a store; empty if the user may not read what it
     needs. Raises StoreError."""
-    from devalloc.controller import drain as drains
-
-    if not claims and not any(one.fate in (drains.Fate.MOVE, drains.Fate.MIGRATE) for one in machines):
+    if not claims and not any(one.fate in (Fate.MOVE, Fate.MIGRATE) for one in machines):
         return {}
     try:
         objects, admin_namespaces, _ = objects_for_solver(store, is_cluster=place.is_cluster)
@@ -83,8 +85,6 @@ def plan_text(
 def fate_text(one: DrainedMachine, node: str, *, force: bool, is_forcible: bool, outlook: Outlook | None) -> str:
     """What happens to a machine, in one line. ``is_forcible``: with --force it leaves. ``outlook``: None if the solver
     does not say."""
-    from devalloc.controller.drain import Fate
-
     name = name_of(one.key)
     where = outlook.place if outlook else "another node that has room,"
     waits = outlook.why if outlook else ""
@@ -118,65 +118,3 @@ def claim_text(claim: ClaimView, *, force: bool, outlook: Outlook | None) -> str
     if outlook is None:
         return first
     return f"{first} and wait: {outlook.why}" if outlook.why else f"{first} and get devices of {outlook.place}"
-
-
-def claims_on(objects: Sequence[Object], node: str) -> list[Object]:
-    """The claims that have devices of the node, or that the node has prepared, and that take something of it: one that
-    has admin access and is not prepared does not, and would get the same devices again."""
-    return [
-        claim
-        for claim in objects
-        if claim["kind"] == "DeviceClaim"
-        and (view := ClaimView(claim)).is_on(node)
-        and (view.is_held or not view.has_admin_access)
-    ]
-
-
-def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
-    """The claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
-    machines = (one for one in objects if one["kind"] == "VirtualMachine")
-    moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
-    return [
-        claim
-        for claim in claims_on(objects, node)
-        if any(one.claim == ClaimView(claim).key and one.is_of(claim) for one in moved)
-    ]
-
-
-def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
-    """The claims on the node that neither move with a machine nor stay for one that does not run."""
-    from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
-
-    moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}
-    moving |= {ClaimView(claim).key for claim in moved_claims(objects, node)}
-    resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
-    return [
-        claim
-        for claim in claims_on(objects, node)
-        if ClaimView(claim).key not in moving and (ClaimView(claim).is_held or ClaimView(claim).key not in resting)
-    ]
-
-
-def node_has_pools(objects: Iterable[Object], node: str) -> bool:
-    return any(one["kind"] == "DevicePool" and pool_node(one) == node for one in objects)
-
-
-def arrivals(objects: Sequence[Object], node: str) -> list[Object]:
-    """The machines that move to a node and are not its own yet."""
-    return [obj for obj in objects if obj["kind"] == "VirtualMachine" and MachineView(obj).arrives_on(node)]
-
-
-def name_of(key: Key) -> str:
-    """As output names a machine, or an object of another kind."""
-    return f"virtualmachine {key.namespace}/{key.name}" if key.kind == "VirtualMachine" else str(key)
-
-
-def name_of_object(machine: Object) -> str:
-    return f"virtualmachine {'/'.join(MachineView(machine).key)}"
-
-
-def is_held(obj: Object, node: str) -> bool:
-    """Whether the node has something of a machine or claim."""
-    if obj["kind"] == "VirtualMachine":
-        return MachineView(obj).holder == node
-    return obj["kind"] == "DeviceClaim" and ClaimView(obj).holder == node

@@ -1,46 +1,102 @@
-"""One run of ``devalloc drain`` after its node was cordoned: ask machines and claims to leave, and wait until they
-have."""
+"""One run of ``devalloc drain``: cordon the node, do what ``drain_steps`` says, print it, and wait."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 
-from devalloc.api.moved_claims import moved_devices
+from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView, MigrationView
-from devalloc.cli.drain_plan import (
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm
+from devalloc.cli.drain_plan import claim_text, fate_text, plan_text, predict
+from devalloc.cli.follow import LOOK_SECONDS, follow
+from devalloc.cli.object_names import find_cordon_target
+from devalloc.cli.render.output import show_spinner
+from devalloc.cli.target import StoreTarget, current_user, open_target, unserved_note
+from devalloc.cli.terminal import print_line, print_note
+from devalloc.controller.cordon import NoPools, is_node_cordoned, set_cordon
+from devalloc.controller.drain import (
+    PURPOSE,
+    DrainedMachine,
+    Fate,
     arrivals,
     claims_on,
+    evict,
+    is_held,
     moved_claims,
     name_of,
-    name_of_object,
     node_has_pools,
     other_claims,
+    plan_drain,
+    withdraw_requests,
 )
-from devalloc.cli.follow import LOOK_SECONDS, follow
-from devalloc.cli.render.output import show_spinner
-from devalloc.cli.terminal import print_line, print_note
-from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
+from devalloc.controller.drain_steps import (
+    Action,
+    Entry,
+    Look,
+    State,
+    Write,
+    became,
+    migration_to_node,
+    next_actions,
+    take_look,
+    too_late,
+)
+from devalloc.controller.migrations import begin_migration, withdraw_migration
+from devalloc.controller.reconcile.release import InUse, release_claim
+from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Store, StoreError
 
-if TYPE_CHECKING:
-    from devalloc.controller.drain import DrainedMachine
-    from devalloc.store import Store
-    from devalloc.store.errors import Key
-
-Object = dict[str, Any]
-
-_MIGRATION = "VirtualMachineMigration"
-_WATCHED = ("VirtualMachine", _MIGRATION, "DeviceClaim")
+_MACHINE = "VirtualMachine"
+_WATCHED = (_MACHINE, "VirtualMachineMigration", "DeviceClaim")
 KINDS = (*_WATCHED, "DevicePool")
 """What a drain looks at."""
-_SETTLE_SECONDS = 2.0
-"""How long to wait after a migration failed: if the guest has powered off, its node writes that last."""
+_LATER = "it will do so later, if the node's plugin and the controller run and are of this version"
+
+
+def drain_node(name: str, reason: str, place: StoreTarget, *, dry_run: bool, force: bool, timeout: float) -> int:
+    """Print what will become of all that is on a node; then cordon it and drain it. The exit code."""
+    with open_target(place) as store:
+        target = find_cordon_target(store, name if "/" in name else f"node/{name}", "drain")
+        if (node := target.node) is None:
+            raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
+        objects = store.list(KINDS).objects
+        cordoned = is_node_cordoned(store, node, objects)
+        silence = unserved_note(store, node) if any(is_held(obj, node) for obj in objects) else ""
+        machines = plan_drain(objects, node, force=force, live=not silence)
+        print_line(plan_text(node, objects, machines, force=force, cordoned=cordoned))
+        forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
+        others = [ClaimView(claim) for claim in other_claims(objects, node, machines)]
+        released = [claim.key for claim in others if force or not claim.is_held]
+        outlook = predict(store, place, node, machines, released, meta.CORDONED_NODE) if dry_run else {}
+        for one in machines:
+            is_forcible = one.key in forcible
+            print_line(fate_text(one, node, force=force, is_forcible=is_forcible, outlook=outlook.get(one.key)))
+        for claim in others if dry_run else ():
+            print_line(claim_text(claim, force=force, outlook=outlook.get(Key("DeviceClaim", *claim.key))))
+        for machine in arrivals(objects, node):
+            print_line(f"{name_of(Key.of(machine))}: its migration to the node will be withdrawn")
+        off = f"if its host is off: devalloc fence node/{node}"
+        if silence and (dry_run or not force):
+            raise CommandFailed(f"nothing can leave node {node}, which must release it: {silence}; {off}")
+        if silence:
+            print_note(f"warning: what it holds may still run, and stays until its plugin is back: {silence}; {off}")
+        if dry_run:
+            return 0
+        why = f"by {current_user(store)}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
+        with suppress(NoPools):  # it gets nothing new, and what is there can leave
+            if set_cordon(store, target, why, keep=not reason):
+                print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
+        with ending_on_sigterm():
+            patience = 0.0 if silence else timeout
+            return DrainRun(store, node, force, patience, live=not silence, planned=machines).run()
 
 
 class DrainRun:
-    """One run of the command, after the node was cordoned. Each look compares all objects with what is to become of
-    them now: others may change any of them meanwhile, and uncordon the node."""
+    """One run of the command. Each look compares all objects with what is to become of them now: others may change any
+    of them meanwhile, and uncordon the node."""
 
     def __init__(
         self,
@@ -60,47 +116,19 @@ class DrainRun:
         self._force = force
         self._timeout = timeout
         self._until = time.monotonic() + timeout
-        self._is_cordoned = True
-        """Whether the node gets nothing new, as at the last look: it is cordoned, or has no pools."""
+        self._printed_whys = {one.key: one.why for one in planned if not one.leaves}
+        self._seen = Look(node, (), is_cordoned=True)
+        """The last look."""
         self._had_pools = True
-        """Whether it had pools when it last got nothing new."""
+        """Whether the node had pools when it last got nothing new."""
+        self._entries: dict[Key, Entry] = {}
+        self._problems: dict[Key, str] = {}
+        """Writes that failed, by the object that is to leave: which, and why, as the end of a sentence."""
+        self._printed: set[str] = set()
+        """Problems that were printed."""
         self._must_look_again = False
         """Whether the next look may show something else although no other change comes: the last one released a claim,
         noted a failure, or was out of date."""
-        self._printed_whys = {one.key: one.why for one in planned if not one.leaves}
-        self._machines: list[DrainedMachine] = []
-        """Those that were on the node at the last look."""
-        self._arriving: list[Object] = []
-        """Machines that moved to it then."""
-        self._requested: dict[Key, DrainedMachine] = {}
-        """Machines that are to leave, or have no node yet, as they were when they were asked."""
-        self._left: set[Key] = set()
-        """Those of them that have left."""
-        self._migrations: dict[Key, Key] = {}
-        """The migration of each machine that a drain created."""
-        self._failures: dict[Key, tuple[float, str]] = {}
-        """When this command first saw that such a migration had failed, and why; by migration."""
-        self._followed: dict[Key, Key] = {}
-        """The pending or running migration of each machine, also if a user created it."""
-        self._failed: dict[Key, str] = {}
-        """Why machines did not move while they ran."""
-        self._reported: dict[Key, str] = {}
-        """The last words about each migration."""
-        self._withdrawn: set[Key] = set()
-        """Migrations to the node that were withdrawn."""
-        self._in_use: set[Key] = set()
-        """Claims that may not be taken away, at the last look."""
-        self._releasing: set[Key] = set()
-        """Claims that the node is to release."""
-        self._unreleased: set[Key] = set()
-        """Claims that the store did not let this command release, at the last look."""
-        self._still_on_node: set[Key] = set()
-        """Claims whose machine has moved, and which the node is to give up."""
-        self._held: list[Object] = []
-        """Claims that the node had prepared at the last look."""
-        self._problems: dict[Key, tuple[str, StoreError]] = {}
-        """Writes that failed, and why: by machine or claim, or by the migration to the node. What the store refused is
-        not tried again."""
         self._is_slow = False
         """Whether a write had no clear answer at this look: it is tried again, and others may take as long."""
 
@@ -109,7 +137,10 @@ class DrainRun:
             with show_spinner(f"waiting for machines and claims to leave node {self._node}"):
                 self._wait()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and self._requested.keys() - self._migrations.keys():
+            is_asked = any(
+                key.kind == _MACHINE and one.waits and not one.drains_migration for key, one in self._entries.items()
+            )
+            if isinstance(error, KeyboardInterrupt) and is_asked:
                 print_note(
                     f"interrupted: machines that were asked to leave node {self._node} still do so; "
                     f"`devalloc drain node/{self._node} --dry-run` shows what is left"
@@ -125,199 +156,128 @@ class DrainRun:
         return self._report(self._withdraw_migrations())
 
     def _wait(self) -> None:
-        while not follow(self._store, _WATCHED, self._look_again, self._until - time.monotonic()):
-            if not self._power_down_late():
+        while not follow(self._store, _WATCHED, self._look, self._until - time.monotonic()):
+            late = too_late(self._seen, self._entries)
+            if not (self._force and self._seen.is_cordoned and late):
                 return
+            self._withdraw_migrations()
+            self._entries |= late
+            self._until = time.monotonic() + self._timeout
 
-    def _look_again(self) -> float | None:
-        if not self._look():
-            return None
-        return 0.0 if self._must_look_again and not self._is_slow else LOOK_SECONDS
-
-    def _look(self) -> bool:
-        """Ask what is to leave and was not asked before, and print what has left. Whether to wait and look again."""
-        from devalloc.controller.cordon import is_node_cordoned
-        from devalloc.controller.drain import Fate, plan_drain, withdraw_requests
-        from devalloc.controller.migrations import pending_migrations
-        from devalloc.store.errors import Key
-
+    def _look(self) -> float | None:
+        """Ask what is to leave and was not asked before, and print what has left."""
         objects = self._store.list(KINDS).objects
-        stored = {Key.of(obj): obj for obj in objects}
-        was_cordoned = self._is_cordoned
         has_pools = node_has_pools(objects, self._node)
-        self._is_cordoned = not has_pools or is_node_cordoned(self._store, self._node, objects)
-        self._had_pools = has_pools if self._is_cordoned else self._had_pools
+        is_cordoned = not has_pools or is_node_cordoned(self._store, self._node, objects)
+        self._had_pools = has_pools if is_cordoned else self._had_pools
         self._must_look_again = self._is_slow = False
-        if was_cordoned and not self._is_cordoned:
-            self._must_look_again = True  # what was asked for after that is not taken back yet
+        if self._seen.is_cordoned and not is_cordoned:
+            self._seen = replace(self._seen, is_cordoned=False)
             for key in withdraw_requests(self._store, self._node, self._note_withdrawal_problem):
                 print_line(f"{name_of(key)} is no longer asked to leave")
-            return True
-        self._machines = plan_drain(objects, self._node, force=self._force, live=self._live, failed=self._failed)
-        pending = pending_migrations(objects)
-        self._turn_back_arrivals(objects)
-        for one in self._machines:
-            if self._is_slow and time.monotonic() >= self._until:  # the next ones may take as long
-                break
-            if one.fate is Fate.LEAVING or self._is_cordoned:
-                self._ask_machine(one, pending[MachineView(one.machine).key], stored)
-        for key, requested in list(self._requested.items()):
-            if self._is_done(requested, stored.get(key)):
-                del self._requested[key]
-        self._release_claims(objects)
-        arriving = [one for one in self._arriving if not self._is_refused(_migration_of(one))]
-        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._still_on_node)
+            return LOOK_SECONDS if self._is_slow else 0.0  # what was asked for after that is not taken back yet
+        self._seen = take_look(
+            objects, self._node, self._entries, force=self._force, live=self._live, is_cordoned=is_cordoned
+        )
+        failed = set[Key]()
+        for action in next_actions(self._seen, self._entries, time.monotonic()):
+            if action.key not in failed and not self._do(action):
+                failed.add(action.key)
+        for action in became(self._seen, self._entries):
+            self._do(action)
+        if self._must_look_again and not self._is_slow:
+            return 0.0
+        waits = any(one.waits for one in self._entries.values()) or moved_claims(objects, self._node)
+        return LOOK_SECONDS if waits or self._is_slow else None
+
+    def _do(self, action: Action) -> bool:
+        """Write what an action says, and print what came of it. Whether that worked."""
+        key, before = action.key, self._entries.get(action.key, Entry())
+        if action.write is not None and self._is_slow and time.monotonic() >= self._until:
+            if action.write is Write.RELEASE:
+                self._entries[key] = Entry(State.FAILED)
+            return False  # this one may take as long
+        try:
+            entry = self._write(action)
+        except InUse as error:
+            self._entries[key] = Entry(State.FAILED, why=str(error))
+            if before.why != str(error):
+                print_note(f"error: {error}")
+            return False
+        except (NotFound, Conflict):  # it changed meanwhile
+            self._must_look_again = True
+            return False
+        except OBJECT_FAILURES as error:
+            self._note_problem(key, action.what, error)
+            if isinstance(error, REFUSALS) and not self._seen.leaves_anyway(key):
+                self._entries[key] = replace(before, state=State.REFUSED, why="")
+            elif action.write is Write.RELEASE:
+                self._entries[key] = Entry(State.FAILED)
+            return False
+        if entry is None:
+            self._entries.pop(key, None)
+        else:
+            self._entries[key] = entry
+            self._must_look_again |= entry.state is State.FAILED
+        if before.state is not State.REFUSED:
+            self._problems.pop(key, None)
+        for line in action.lines:
+            print_line(line)
+        for note in action.notes:
+            print_note(note)
+        return True
+
+    def _write(self, action: Action) -> Entry | None:
+        """Write it; what is known of the object then. Raises StoreError."""
+        key, entry = action.key, action.entry
+        match action.write:
+            case Write.RELEASE:
+                return self._release(key, entry)
+            case Write.WITHDRAW if action.migration is not None:
+                withdraw_migration(self._store, action.migration)
+            case Write.EVICT if entry is not None and entry.machine is not None:
+                evict(self._store, entry.machine.machine, self._node)
+            case Write.MIGRATE if entry is not None:
+                created = begin_migration(self._store, (key.namespace or "", key.name), purpose=PURPOSE)
+                return replace(entry, migration=Key.of(created))
+        return entry
+
+    def _release(self, key: Key, requested: Entry | None) -> Entry | None:
+        try:
+            outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
+        except NotFound:
+            outcome = "held nothing"
+        if outcome == "asked":
+            return requested
+        if outcome == "released" or self._entries.get(key, Entry()).state is State.REQUESTED:
+            self._must_look_again = True  # it may have got others of the node
+            print_line(f"{key} released")
+        return None
 
     def _note_problem(self, key: Key, what: str, error: StoreError) -> None:
         """Note, and print once, that a write of one object failed: the others are not concerned."""
-        _, before = self._problems.get(key, ("", None))
-        self._problems[key] = what, error
-        if str(before) != str(error):
-            print_note(f"error: {name_of(key)} {what}: {error}")
+        self._problems[key] = f"{what}: {error}"
+        if (text := f"error: {name_of(key)} {what}: {error}") not in self._printed:
+            self._printed.add(text)
+            print_note(text)
         if not isinstance(error, REFUSALS):  # it may have been done
-            self._must_look_again = self._is_slow = True
+            self._is_slow = True
 
     def _note_withdrawal_problem(self, machine: Key, error: StoreError) -> None:
-        self._note_problem(machine, _STILL_ASKED, error)
-
-    def _is_refused(self, key: Key | None) -> bool:
-        return key in self._problems and isinstance(self._problems[key][1], REFUSALS)
-
-    def _turn_back_arrivals(self, objects: Sequence[Object]) -> None:
-        """Withdraw the migrations of machines that move to the node. One that arrives nevertheless leaves with the
-        others."""
-        from devalloc.controller.migrations import withdraw_migration
-
-        self._arriving = arrivals(objects, self._node) if self._is_cordoned else []
-        for obj in self._arriving:
-            key = _migration_of(obj)
-            if key is None or key in self._withdrawn or self._is_refused(key):
-                continue
-            try:
-                withdraw_migration(self._store, key)
-            except OBJECT_FAILURES as error:
-                self._note_problem(key, f"of machine {'/'.join(MachineView(obj).key)} cannot be withdrawn", error)
-                continue
-            self._withdrawn.add(key)
-            print_line(f"{name_of_object(obj)}: its migration to the node is withdrawn")
-
-    def _ask_machine(self, one: DrainedMachine, pending: Sequence[MigrationView], stored: Mapping[Key, Object]) -> None:
-        """Ask a machine to leave if it must and does not leave yet. ``pending``: its migrations that are not over."""
-        from devalloc.controller.drain import Fate, evict, sort_migrations
-
-        if self._is_refused(one.key) and one.fate is not Fate.LEAVING:
-            return
-        chosen, others = sort_migrations(one, pending)
-        try:
-            self._withdraw(one.key, [] if self._is_refused(one.key) else others)
-            if chosen is not None:
-                self._follow_migration(one, chosen)
-            elif one.fate is Fate.MIGRATE:
-                if why := self._migration_problem(one.key, stored):
-                    self._note_failure(one, why)
-                else:
-                    self._migrate(one)
-            elif one.fate in (Fate.MOVE, Fate.STOP):
-                evict(self._store, one.machine, self._node)
-                if not self._was_asked(one.key):
-                    print_line(f"{name_of(one.key)} asked to leave")
-        except (NotFound, Conflict):  # it changed meanwhile
-            self._must_look_again = True
-            return
-        except OBJECT_FAILURES as error:
-            self._note_problem(one.key, "cannot be asked to leave", error)
-            if one.fate is not Fate.LEAVING:
-                if self._is_refused(one.key):  # nothing changes that
-                    self._requested.pop(one.key, None)
-                return
-        else:
-            if not self._is_refused(one.key):
-                self._problems.pop(one.key, None)
-        if one.leaves and (one.fate is not Fate.LEAVING or one.key not in self._requested):
-            self._requested[one.key] = one
-            self._left.discard(one.key)
-
-    def _was_asked(self, machine: Key) -> bool:
-        """Whether this command has asked a machine to power down and leave."""
-        from devalloc.controller.drain import Fate
-
-        return machine in self._requested and self._requested[machine].fate in (Fate.MOVE, Fate.STOP)
-
-    def _note_failure(self, one: DrainedMachine, why: str) -> None:
-        """Note why a migration failed. If its machine can still move after a while, it is the migration's failure, and
-        not that the machine has stopped or left."""
-        since, _ = self._failures.setdefault(self._migrations[one.key], (time.monotonic(), why))
-        if time.monotonic() - since >= _SETTLE_SECONDS:
-            print_note(f"error: {name_of(one.key)} did not move while it ran: {why}")
-            self._failed[one.key] = why
-            self._must_look_again = True
-
-    def _failure_of(self, machine: Key) -> str:
-        """Why the migration of a machine is over without a move; empty if it is not."""
-        migration = self._migrations.get(machine)
-        return self._failures[migration][1] if migration in self._failures else ""
-
-    def _migrate(self, one: DrainedMachine) -> None:
-        from devalloc.controller.drain import PURPOSE
-        from devalloc.controller.migrations import begin_migration
-        from devalloc.store.errors import Key
-
-        migration = begin_migration(self._store, MachineView(one.machine).key, purpose=PURPOSE)
-        self._migrations[one.key] = Key.of(migration)
-        print_line(f"{name_of(one.key)} asked to move to another node while it runs")
-
-    def _follow_migration(self, one: DrainedMachine, view: MigrationView) -> None:
-        """Print how far the migration is by which a machine leaves."""
-        from devalloc.controller.drain import PURPOSE
-        from devalloc.controller.migrations import has_purpose
-        from devalloc.store.errors import Key
-
-        self._followed[one.key] = Key(_MIGRATION, *view.key)
-        self._failures.pop(self._followed[one.key], None)  # an older list may lack it
-        if has_purpose(view, PURPOSE):
-            self._migrations[one.key] = self._followed[one.key]
-        else:
-            self._migrations.pop(one.key, None)
-        if view.phase == "Pending" and one.key not in self._requested:
-            print_line(f"{name_of(one.key)} will move by its pending migration {'/'.join(view.key)}")
-        words = _reason_of(view)
-        text = "" if view.phase == "Pending" and not words else _progress_text(view, words)
-        if text and self._reported.get(one.key) != text:
-            self._reported[one.key] = text
-            print_line(f"{name_of(one.key)} {text}")
-
-    def _migration_problem(self, machine: Key, stored: Mapping[Key, Object]) -> str:
-        """Why a machine did not move by the migration that a drain created for it; empty if there was none."""
-        if (key := self._migrations.get(machine)) is None:
-            return ""
-        view = MigrationView(stored[key]) if key in stored else None
-        if view is None or (view.is_deleting and not view.is_over):
-            return "its migration was deleted"
-        return _reason_of(view) if view.phase == "Failed" else ""
-
-    def _withdraw(self, machine: Key, migrations: Iterable[MigrationView]) -> None:
-        from devalloc.controller.migrations import withdraw_migration
-        from devalloc.store.errors import Key
-
-        for view in migrations:
-            key = Key(_MIGRATION, *view.key)
-            withdraw_migration(self._store, key)
-            if self._migrations.get(machine) == key:
-                del self._migrations[machine]
-            print_note(f"{name_of(machine)}: its migration {'/'.join(view.key)} is withdrawn")
+        self._note_problem(machine, "is still asked to leave", error)
 
     def _withdraw_migrations(self) -> set[Key]:
         """Withdraw the migrations of drains that are not over, unless their machines have been handed over. Returns the
         machines, which stay where they are."""
         withdrawn = set()
-        for one in self._machines:
-            key = self._migrations.get(one.key)
+        for one in self._seen.machines:
+            key = self._entries.get(one.key, Entry()).drains_migration
             if key is None or MachineView(one.machine).node != self._node:
                 continue
             try:
-                view = MigrationView(self._store.get(*key))
-                if not view.is_over:
-                    self._withdraw(one.key, [view])
+                if not MigrationView(self._store.get(*key)).is_over:
+                    withdraw_migration(self._store, key)
+                    print_note(f"{name_of(one.key)}: its migration {key.namespace}/{key.name} is withdrawn")
                     withdrawn.add(one.key)
             except NotFound:
                 continue
@@ -325,187 +285,73 @@ class DrainRun:
                 self._note_problem(one.key, f"may still move by migration {key.namespace}/{key.name}", error)
         return withdrawn
 
-    def _power_down_late(self) -> bool:
-        """With --force: power down the machines that did not move in time, so that they leave; whether there are
-        any."""
-        from devalloc.controller.drain import Fate
-
-        late = [
-            one.key
-            for one in self._machines
-            if (one.fate is Fate.MIGRATE and not self._is_refused(one.key))
-            or (one.key in self._migrations and MachineView(one.machine).migration_target is not None)
-        ]
-        failed = {key: self._failure_of(key) or "it took too long" for key in late if key not in self._failed}
-        if not (self._force and self._is_cordoned and failed):
-            return False
-        self._withdraw_migrations()
-        self._failed |= failed
-        self._until = time.monotonic() + self._timeout
-        return True
-
-    def _is_done(self, requested: DrainedMachine, machine: Object | None) -> bool:
-        """Whether there is nothing more to wait for: a machine has left, and has a node or a reason why not if it is to
-        run; or it stays."""
-        from devalloc.controller.drain import Fate
-
-        name, node = name_of(requested.key), self._node
-        if machine is None:
-            print_line(f"{name} is gone")
-            return True
-        view = MachineView(machine)
-        one = next((one for one in self._machines if one.key == requested.key), None)
-        if one is not None and (view.holder is not None or view.status.get("nodeName") == node):
-            return not self._is_to_leave(one)
-        if any(devices.node != node for devices in moved_devices(machine)):
-            return False  # the devices that its claims had are not given up yet
-        if requested.key not in self._left:
-            self._left.add(requested.key)
-            print_line(f"{name} left node {node}")
-            if requested.fate is Fate.STOP:
-                print_line(f"{name} starts again on node {node} after `devalloc uncordon node/{node}`")
-        if requested.fate in (Fate.LEAVING, Fate.STOPPING, Fate.STOP) or not requested.runs:
-            return True
-        if (chosen := view.node) is not None:
-            print_line(f"{name} placed on node {chosen}")
-            return True
-        if view.status.get("reason"):
-            print_note(f"{name} waits for a node: {view.status.get('message') or view.status['reason']}")
-            return True
-        return False
-
-    def _is_to_leave(self, one: DrainedMachine) -> bool:
-        from devalloc.controller.drain import Fate
-
-        return one.fate is Fate.LEAVING or (one.leaves and self._is_cordoned)
-
-    def _release_claims(self, objects: Sequence[Object]) -> None:
-        """Release claims that do not move with a machine, or ask their node to."""
-        from devalloc.controller.reconcile.release import InUse, release_claim
-        from devalloc.store.errors import Key
-
-        self._held = [claim for claim in claims_on(objects, self._node) if ClaimView(claim).is_held]
-        moved = moved_claims(objects, self._node)
-        others = [Key.of(claim) for claim in other_claims(objects, self._node, self._machines)]
-        in_use, requested, failed = set[Key](), set[Key](), set[Key]()
-        for key in (key for key in others if self._is_cordoned or key in self._releasing):
-            if self._is_refused(key) or (self._is_slow and time.monotonic() >= self._until):
-                failed.add(key)
-                continue
-            try:
-                outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
-            except InUse as error:
-                in_use.add(key)
-                if key not in self._in_use:
-                    print_note(f"error: {error}")
-            except NotFound:
-                continue
-            except OBJECT_FAILURES as error:
-                self._note_problem(key, "cannot be released", error)
-                failed.add(key)
-            else:
-                self._problems.pop(key, None)
-                if outcome == "asked":
-                    requested.add(key)
-                elif outcome == "released":
-                    self._must_look_again = True  # it may have got others of the node
-                    self._releasing.discard(key)
-                    print_line(f"{key} released")
-        for key in sorted(self._releasing - requested - in_use - failed):
-            print_line(f"{key} released")
-        self._in_use, self._releasing, self._unreleased = in_use, requested, failed
-        self._still_on_node = {Key.of(claim) for claim in moved}
-
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
-        has_failed = bool(self._arriving or self._in_use or self._releasing or self._still_on_node or self._held)
-        has_failed |= bool(self._unreleased)
-        within = f"within {self._timeout:g} s"
-        for obj in self._arriving:
-            if (problem := self._problem_of(_migration_of(obj))) is not None:
-                print_note(f"error: {name_of_object(obj)} still moves to the node: its migration {problem}")
+        seen, within = self._seen, f"within {self._timeout:g} s"
+        for obj in seen.arriving:
+            name = name_of(Key.of(obj))
+            if (problem := self._problems.get(migration_to_node(obj))) is not None:
+                print_note(f"error: {name} still moves to the node: its migration {problem}")
                 continue
             print_note(
-                f"error: {name_of_object(obj)} still moves to the node after {self._timeout:g} s; do the controller "
-                f"and the plugin of node {MachineView(obj).holder} run?"
+                f"error: {name} still moves to the node after {self._timeout:g} s; do the controller and the plugin of "
+                f"node {MachineView(obj).holder} run?"
             )
-        for one in self._machines:
+        for one in seen.machines:
             if one.leaves:
                 print_note(f"error: {name_of(one.key)} {self._why_not_left(one, withdrawn)}")
             else:
                 is_printed = self._printed_whys.get(one.key) == one.why
                 print_note(f"{name_of(one.key)} stays on the node{'' if is_printed else f': {one.why}'}")
-            has_failed |= one.leaves or one.runs
-        there = {one.key for one in self._machines}
-        for key in self._requested.keys() - there:
-            if key in self._left:
+        has_failed = bool(seen.arriving) or any(one.leaves or one.runs for one in seen.machines)
+        there = {one.key for one in seen.machines}
+        for key, entry in self._entries.items():
+            if key.kind != _MACHINE or key in there or not entry.waits:
+                continue
+            if entry.state is State.LEFT:
                 print_note(f"{name_of(key)} has no other node yet; is the controller running?")
             else:
                 print_note(f"error: {name_of(key)} has not left {within}; {_LATER}")
                 has_failed = True
-        for key in sorted(self._releasing):
+        claims = {
+            key: self._entries[key]
+            for key in sorted(seen.claims)
+            if key in self._entries and (seen.is_cordoned or self._entries[key].state is State.REQUESTED)
+        }
+        for key in (key for key, one in claims.items() if one.state is State.REQUESTED):
             print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
-        for key in sorted(self._unreleased):
-            print_note(f"error: {key} still has devices of node {self._node}: it {self._problem_of(key) or _NO_TIME}")
-        for key in sorted(self._still_on_node):
+        for key in (key for key, one in claims.items() if one.state is not State.REQUESTED and not one.why):
+            problem = self._problems.get(key, "was not released in time; repeat the command")
+            print_note(f"error: {key} still has devices of node {self._node}: it {problem}")
+        moved = sorted(map(Key.of, moved_claims(seen.objects, self._node)))
+        for key in moved:
             print_note(
                 f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
                 f"{self._timeout:g} s; do the controller and the plugins of both nodes run?"
             )
-        return int(has_failed)
-
-    def _problem_of(self, key: Key | None) -> str | None:
-        """Which write of an object failed, and why, as the end of a sentence; None without one."""
-        if key not in self._problems:
-            return None
-        what, error = self._problems[key]
-        return f"{what}: {error}"
+        is_held = any(ClaimView(claim).is_held for claim in claims_on(seen.objects, self._node))
+        return int(bool(has_failed or claims or moved or is_held))
 
     def _why_not_left(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
         """Why a machine is still on the node that the drain waited for, as the end of a sentence."""
-        from devalloc.controller.drain import Fate
-
-        within = f"within {self._timeout:g} s"
-        if not self._is_to_leave(one):
+        within, entry = f"within {self._timeout:g} s", self._entries.get(one.key, Entry())
+        if not self._seen.is_to_leave(one):
             change = "was uncordoned" if self._had_pools else "got pools that are not cordoned"
             return f"stays on node {self._node}, which {change} during the drain; to drain it, repeat the command"
-        if (problem := self._problem_of(one.key)) is not None:
+        if (problem := self._problems.get(one.key)) is not None:
             return f"is still on node {self._node}: it {problem}"
         if one.key in withdrawn:
             return f"has not moved {within}, and stays on the node"
-        if one.fate is Fate.MIGRATE and (why := self._failure_of(one.key)):
-            return f"did not move while it ran: {why}"
-        if one.fate is Fate.MIGRATE and (migration := self._followed.get(one.key)) is not None:
+        if one.fate is Fate.MIGRATE and entry.why:
+            return f"did not move while it ran: {entry.why}"
+        if one.fate is Fate.MIGRATE and (migration := entry.migration) is not None:
             option = "" if migration.namespace == "default" else f" -n {migration.namespace}"
             advice = f"see `devalloc explain migration/{migration.name}{option}`"
             return f"has not moved {within}; its migration is still pending; {advice}"
         if one.fate is Fate.STOPPING:
             return f"has not stopped {within}; repeat the command when it has, or with --force"
-        if one.fate in (Fate.MOVE, Fate.STOP) and not self._was_asked(one.key):
+        if one.fate in (Fate.MOVE, Fate.STOP) and not entry.was_evicted:
             return "changed while the drain asked it to leave; repeat the command"
         if one.fate is Fate.LEAVING and not MachineView(one.machine).must_leave(self._node):
             return f"has not left {within}: {one.why}"
         return f"has not left {within}; {_LATER}"
-
-
-_STILL_ASKED = "is still asked to leave"
-_NO_TIME = "was not released in time; repeat the command"
-_LATER = "it will do so later, if the node's plugin and the controller run and are of this version"
-
-
-def _migration_of(machine: Object) -> Key | None:
-    """The migration that has a target for a machine; None without one."""
-    from devalloc.store.errors import Key
-
-    name = MachineView(machine).migration_state.get("migrationName")
-    return Key(_MIGRATION, MachineView(machine).key[0], name) if isinstance(name, str) else None
-
-
-def _reason_of(view: MigrationView) -> str:
-    return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
-
-
-def _progress_text(view: MigrationView, words: str) -> str:
-    return (
-        f"waits: {words}" if view.phase == "Pending" else f"moves to node {view.status.get('targetNode')}: {view.phase}"
-    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from devalloc.api.device_class import ConfigObject
 from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
-from devalloc.cli.command import BadInput
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.render.output import one_line
+from devalloc.controller import cordon
 from devalloc.store.errors import Forbidden, Key, NotFound, Object
 
 if TYPE_CHECKING:
@@ -180,3 +182,23 @@ def objects_named(store: Store, name: str) -> list[str]:
         keys = [Key.of(obj) for obj in store.list().objects if obj["metadata"]["name"] == name]
         return list(dict.fromkeys(map(format_key, keys)))[:3]
     return []
+
+
+def find_cordon_target(store: Store, word: str, verb_name: str) -> cordon.CordonTarget:
+    """What a word names. Raises BadInput for half a name, CommandFailed for an object of a kind that cannot be
+    cordoned, TargetNotFound."""
+    if not word.rpartition("/")[2]:
+        forms = "node/NAME" if verb_name == "drain" else "node/NAME, pool/NAME or POOL/DEVICE"
+        raise BadInput(f"the name is missing; write {forms}")
+    try:
+        return cordon.find_target(store, word)
+    except cordon.TargetNotFound:
+        with suppress(BadInput):  # it names no kind
+            if (kind := kind_of(word.partition("/")[0]).kind) != "DevicePool" and "/" in word:
+                hint = {
+                    "VirtualMachine": f"; to move a machine: devalloc migrate {word}",
+                    "DeviceClaim": f"; to take back its devices: devalloc release {word}",
+                }.get(kind, "")
+                which = "nodes" if verb_name == "drain" else "nodes, pools and devices"
+                raise CommandFailed(f"cannot {verb_name} {word}, a {kind}, only {which}{hint}") from None
+        raise

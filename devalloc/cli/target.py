@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -349,6 +350,24 @@ def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
     if view.is_deleting or view.spec.get("running") is False or has_ended_for_good(machine):
         return "", ""
     return str(view.status.get("reason") or ""), str(view.status.get("message") or "")
+
+
+def current_user(store: Store) -> str:
+    """The user as the cluster knows them; on an embedded store that of this host, in containers often a number
+    without a name."""
+    from devalloc.store.kubernetes import ApiError, KubernetesStore
+
+    if isinstance(store, KubernetesStore):
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
+        try:
+            answer = store.client.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+            return str(answer["status"]["userInfo"]["username"])
+        except (ApiError, KeyError, TypeError):
+            pass  # the name only informs others
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def unanswered_claims_note(store: Store) -> str:

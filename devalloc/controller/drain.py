@@ -26,7 +26,7 @@ from devalloc.api.machine_location import (
     migration_obstacle,
     network_pool_names,
 )
-from devalloc.api.moved_claims import claim_users
+from devalloc.api.moved_claims import claim_users, moved_devices
 from devalloc.api.reasons import Reason
 from devalloc.api.serving import is_of_unserved
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
@@ -106,6 +106,62 @@ def plan_drain(
     fleet = _Fleet(MigrationTargets.of(pools), claims, users, network_pool_names(listed), live, failed or {})
     planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
     return _with_shared_claims(planned, claims, node)
+
+
+def claims_on(objects: Sequence[Object], node: str) -> list[Object]:
+    """The claims that have devices of the node, or that the node has prepared, and that take something of it: one that
+    has admin access and is not prepared does not, and would get the same devices again."""
+    return [
+        claim
+        for claim in objects
+        if claim["kind"] == "DeviceClaim"
+        and (view := ClaimView(claim)).is_on(node)
+        and (view.is_held or not view.has_admin_access)
+    ]
+
+
+def moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
+    """The claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
+    machines = (one for one in objects if one["kind"] == KIND)
+    moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
+    return [
+        claim
+        for claim in claims_on(objects, node)
+        if any(one.claim == ClaimView(claim).key and one.is_of(claim) for one in moved)
+    ]
+
+
+def other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
+    """The claims on the node that neither move with a machine nor stay for one that does not run."""
+    moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}
+    moving |= {ClaimView(claim).key for claim in moved_claims(objects, node)}
+    resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
+    return [
+        claim
+        for claim in claims_on(objects, node)
+        if ClaimView(claim).key not in moving and (ClaimView(claim).is_held or ClaimView(claim).key not in resting)
+    ]
+
+
+def node_has_pools(objects: Iterable[Object], node: str) -> bool:
+    return any(one["kind"] == "DevicePool" and pool_node(one) == node for one in objects)
+
+
+def arrivals(objects: Sequence[Object], node: str) -> list[Object]:
+    """The machines that move to a node and are not its own yet."""
+    return [obj for obj in objects if obj["kind"] == KIND and MachineView(obj).arrives_on(node)]
+
+
+def name_of(key: Key) -> str:
+    """As output names a machine, or an object of another kind."""
+    return f"virtualmachine {key.namespace}/{key.name}" if key.kind == KIND else str(key)
+
+
+def is_held(obj: Object, node: str) -> bool:
+    """Whether the node has something of a machine or claim."""
+    if obj["kind"] == KIND:
+        return MachineView(obj).holder == node
+    return obj["kind"] == "DeviceClaim" and ClaimView(obj).holder == node
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +272,7 @@ def sort_migrations(
 
 
 def _is_of_drain(view: MigrationView) -> bool:
-    return has_purpose(view, PURPOSE)
+    return has_purpose(view.key[1], PURPOSE)
 
 
 def withdraw_requests(

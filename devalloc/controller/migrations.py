@@ -45,9 +45,9 @@ def withdraw_migration(store: Store, key: Key) -> None:
         store.delete(*key)
 
 
-def has_purpose(view: MigrationView, purpose: str) -> bool:
-    """Whether ``begin_migration`` created a migration, for this purpose: its name shows it."""
-    return re.search(rf"-{re.escape(purpose)}-[0-9a-f]{{{2 * _TOKEN_BYTES}}}$", view.key[1]) is not None
+def has_purpose(name: str, purpose: str) -> bool:
+    """Whether ``begin_migration`` created the migration of this name, for this purpose."""
+    return re.search(rf"-{re.escape(purpose)}-[0-9a-f]{{{2 * _TOKEN_BYTES}}}$", name) is not None
 
 
 def pending_migrations(objects: Iterable[Object]) -> dict[MachineKey, list[MigrationView]]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
 import math
-import os
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.api.views import ClaimView
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.follow import follow
-from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.object_names import fetch_object, find_cordon_target, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_table, show_spinner
 from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.target import StoreTarget, current_user, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
-    from devalloc.controller.cordon import CordonTarget
     from devalloc.store import Store
     from devalloc.store.errors import Key, StoreError
 
@@ -148,7 +144,7 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
         print_note(f"error: virtualmachine {key.namespace}/{key.name} is still asked to leave: {error}")
 
     with open_target(place) as objects:
-        targets = [find_target(objects, name, "uncordon") for name in names]
+        targets = [find_cordon_target(objects, name, "uncordon") for name in names]
         for target in targets:
             try:
                 changed = cordons.set_cordon(objects, target, None)
@@ -187,7 +183,7 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
                 print_line("nothing is cordoned")
             return 0
         why = f"by {current_user(objects)}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
-        targets = [find_target(objects, name, "cordon") for name in names]
+        targets = [find_cordon_target(objects, name, "cordon") for name in names]
         for target in targets:
             was_changed = cordons.set_cordon(objects, target, why, keep=not reason)
             print_line(f"{target} cordoned" if was_changed else f"{target} is already cordoned")
@@ -197,44 +193,3 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
                     "or a DeviceTaintRule to keep them off its devices"
                 )
     return 0
-
-
-def find_target(store: Store, word: str, verb_name: str) -> CordonTarget:
-    """What a word names. Raises BadInput for half a name, CommandFailed for an object of a kind that cannot be
-    cordoned, TargetNotFound."""
-    from devalloc.cli.object_names import kind_of
-    from devalloc.controller import cordon as cordons
-
-    if not word.rpartition("/")[2]:
-        forms = "node/NAME" if verb_name == "drain" else "node/NAME, pool/NAME or POOL/DEVICE"
-        raise BadInput(f"the name is missing; write {forms}")
-    try:
-        return cordons.find_target(store, word)
-    except cordons.TargetNotFound:
-        with suppress(BadInput):  # it names no kind
-            if (kind := kind_of(word.partition("/")[0]).kind) != "DevicePool" and "/" in word:
-                hint = {
-                    "VirtualMachine": f"; to move a machine: devalloc migrate {word}",
-                    "DeviceClaim": f"; to take back its devices: devalloc release {word}",
-                }.get(kind, "")
-                which = "nodes" if verb_name == "drain" else "nodes, pools and devices"
-                raise CommandFailed(f"cannot {verb_name} {word}, a {kind}, only {which}{hint}") from None
-        raise
-
-
-def current_user(store: Store) -> str:
-    """The user as the cluster knows them; on an embedded store that of this host, in containers often a number
-    without a name."""
-    from devalloc.store.kubernetes import ApiError, KubernetesStore
-
-    if isinstance(store, KubernetesStore):
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
-        try:
-            answer = store.client.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-            return str(answer["status"]["userInfo"]["username"])
-        except (ApiError, KeyError, TypeError):
-            pass  # the name only informs others
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"

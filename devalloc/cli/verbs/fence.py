@@ -12,12 +12,11 @@ import click
 from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, NoSuchObject, verb
-from devalloc.cli.drain_plan import claim_text, predict
 from devalloc.cli.follow import follow
 from devalloc.cli.render.output import show_spinner
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.target import StoreTarget, current_user, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
-from devalloc.cli.verbs.cordon import current_user, timeout_option
+from devalloc.cli.verbs.cordon import timeout_option
 from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
     devalloc fence node/node-a --dry-run
     devalloc fence node/node-a --reason 'mainboard is broken'
     """
+    from devalloc.cli.drain_plan import claim_text, predict
     from devalloc.cli.served_store import ServedStore
     from devalloc.controller import fencing
     from devalloc.controller.drain import drained_machines

@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api import meta, views
 from devalloc.api.adopted_pools import is_probe
+from devalloc.api.conditions import DEVICE_LOST
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, is_for_devalloc
 from devalloc.api.quantity import count_text
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
@@ -231,7 +232,7 @@ def summarize_resource_claim(
     return ClaimSummary(
         namespace=metadata.get("namespace") or "default",
         name=metadata["name"],
-        state=views.DEVICE_LOST if lost and not ObjectView(doc).is_deleting else _state(doc),
+        state=DEVICE_LOST if lost and not ObjectView(doc).is_deleting else _state(doc),
         wants=safe_text(_wanted, doc),
         node=safe_text(_node, doc),
         devices=safe_text(_devices, doc),

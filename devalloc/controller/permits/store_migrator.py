@@ -139,7 +139,7 @@ def _is_unfinished(view: MigrationView) -> bool:
 
 
 def _is_own(view: MigrationView) -> bool:
-    return view.machine is not None and has_purpose(view, PURPOSE)
+    return view.machine is not None and has_purpose(view.key[1], PURPOSE)
 
 
 def _last_time(view: MigrationView) -> datetime:

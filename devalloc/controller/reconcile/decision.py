@@ -14,10 +14,17 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
-from devalloc.api.conditions import ALLOCATED, DEFAULT_STATUS, READY, find_condition, with_condition, with_stall
+from devalloc.api.conditions import (
+    ALLOCATED,
+    DEFAULT_STATUS,
+    DEVICE_LOST,
+    READY,
+    find_condition,
+    with_condition,
+    with_stall,
+)
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
-    DEVICE_LOST,
     ClaimKey,
     ClaimView,
     admin_class_names,

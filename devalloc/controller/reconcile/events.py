@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from devalloc.api.conditions import ALLOCATED, PLACED, find_condition
+from devalloc.api.conditions import ALLOCATED, DEVICE_LOST, PLACED, find_condition
 from devalloc.api.fencing import fenced_from
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import Reason
-from devalloc.api.views import DEVICE_LOST, ClaimView, MachineView, MigrationView, as_mappings
+from devalloc.api.views import ClaimView, MachineView, MigrationView, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object

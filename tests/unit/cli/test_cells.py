@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.api.views import DEVICE_LOST
+from devalloc.api.conditions import DEVICE_LOST
 from devalloc.cli.render.cells import ago, amounts_cell, progress_text, state_cell
 from devalloc.cli.render.columns import header_and_rows
 from devalloc.cli.render.fleet import overview_tables

@@ -12,10 +12,12 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView
+from devalloc.cli import drain_run
 from devalloc.cli.drain_run import DrainRun
 from devalloc.cli.follow import PAUSE_SECONDS
 from devalloc.controller import drain
 from devalloc.controller.cordon import CordonTarget, set_cordon
+from devalloc.controller.drain_steps import Action, Entry, Look
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
@@ -399,7 +401,7 @@ def test_ctrl_c_leaves_what_was_asked_to_go_on(fleet: Shell, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(DrainRun, "_is_done", interrupt)
+        patched.setattr(drain_run, "became", interrupt)
         result = fleet("drain", "node/node-a", "--force")
     assert result.code != 0
     assert "machines that were asked to leave node node-a still do so" in result.err
@@ -421,7 +423,7 @@ def test_the_time_limit_holds_if_each_look_finds_a_machine_that_has_changed(
         store.replace(with_annotations(listed, {"others": str(requests)}))
         raise Conflict({Key.of(listed): "it changed"})
 
-    monkeypatch.setattr(drain, "evict", others_are_faster)
+    monkeypatch.setattr(drain_run, "evict", others_are_faster)
     began = time.monotonic()
     result = fleet("drain", "node/node-a", "--timeout", "1s")
     assert (result.code, requests <= 1 / PAUSE_SECONDS + 1, time.monotonic() - began < 30) == (1, True, True)
@@ -723,14 +725,14 @@ def test_a_node_that_gets_pools_while_it_is_drained_is_not_cordoned(
     with closing(SQLiteStore(without_pools.store)) as store:
         for name in ("app", "web"):
             drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
-    original = DrainRun._release_claims
+    original = drain_run.became
 
-    def publish(self: DrainRun, objects: Any) -> None:
-        original(self, objects)
-        with suppress(StoreError):
-            self._store.create(host("node-a"))
+    def publish(look: Look, entries: dict[Key, Entry]) -> list[Action]:
+        with closing(SQLiteStore(without_pools.store)) as store, suppress(StoreError):
+            store.create(host("node-a"))
+        return original(look, entries)
 
-    monkeypatch.setattr(DrainRun, "_release_claims", publish)
+    monkeypatch.setattr(drain_run, "became", publish)
     result = without_pools("drain", "node/node-a", "--timeout", "20s")
     assert result.code == 1
     assert "virtualmachine default/web is no longer asked to leave" in result.out
