@@ -12,8 +12,8 @@ from typing import Any
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import BadInput
 from devalloc.cli.terminal import print_note
+from devalloc_node.machine_service.spec_messages import fill
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.service.spec_messages import fill
 
 _READ = ("service", "image", "labels", "envVars")
 _MAX_NAME = 50

@@ -28,6 +28,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, raise_first
 from devalloc_node.journal import audit_log
 from devalloc_node.journal.sqlite import NODE_NAME
 from devalloc_node.machine import lifecycle
+from devalloc_node.machine_service.service import MachineService
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node, NodeCommand
@@ -54,8 +55,9 @@ def serving(node: Node, say: Announce) -> Iterator[None]:
             for what, take in part.endpoints().items():
                 stack.enter_context(hold_endpoint(what, take, wait=True, say=say))
         if (path := node.settings.socket) is not None:
-            own = NodeService(node.operations, _service_info(node), node.metrics, node.notifier).service()
-            services = [own, *(service for part in node.parts for service in part.services())]
+            own = NodeService(node.held, _service_info(node), node.metrics, node.streams).service()
+            machines = MachineService(node.operations, node.metrics, node.streams).service()
+            services = [own, machines, *(service for part in node.parts for service in part.services())]
             what = f"{own.name} on {path}"
             wait = node.settings.rolling
             stack.enter_context(hold_endpoint(what, partial(_own_socket, what, path, services), wait=wait, say=say))
@@ -74,6 +76,7 @@ def serving(node: Node, say: Announce) -> Iterator[None]:
 def _service_info(node: Node) -> ServiceInfo:
     return ServiceInfo(
         version=VERSION,
+        node_name=node.settings.node_name,
         boot_id=node.boot_id(),
         started_ms=int(time.time() * 1000),
         journal=lambda: gauges.journal_info(node.journal),

@@ -43,6 +43,7 @@ from devalloc_node.model.grant import ClaimRef, Grants
 from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
+from devalloc_node.service.calls import ChangeStreams
 from devalloc_node.settings import NodeSettings
 from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
 from devalloc_node.vms.qemu_events import QemuEvents
@@ -136,6 +137,7 @@ class Node:
         self.journal = journal
         self.source = source
         self.notifier = ChangeNotifier()
+        self.streams = ChangeStreams(self.notifier)
         self.bindings = Bindings(host, settings.bindings)
         self.devices: Callable[[], BarSizes] = lambda: pci.largest_bar_sizes(host.tree())
         self.parts = [make(self) for make in settings.parts]

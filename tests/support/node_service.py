@@ -18,13 +18,16 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
 from devalloc_node.machine_service.attached_claims import AttachmentControl
 from devalloc_node.machine_service.operations import MachineControl, MachineOperations, runs
+from devalloc_node.machine_service.service import MachineService
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.service.calls import ChangeStreams
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import PeerCredentialProxy, open_proxy
+from devalloc_node.service.server import Service
 from devalloc_node.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from tests.support.machines import NoDeviceOwner
 from tests.support.toy_host import EngineBench
@@ -117,8 +120,7 @@ def served(folder: Path) -> Iterator[Served]:
     operations = platform_of(bench, machines, notifier)
     pools: list[DevicePool] = []
     health: dict[tuple[str, str], HealthState] = {}
-    service = NodeService(operations, _about(bench, pools, health), metrics, notifier)
-    door = open_proxy(folder / "node.sock", [service.service()])
+    door = open_proxy(folder / "node.sock", _services(operations, _about(bench, pools, health), metrics, notifier))
     channel = grpc.insecure_channel(f"unix:{door.path}")
     try:
         node = NodeStub(channel)
@@ -138,17 +140,25 @@ def serving(folder: Path, machines: RealMachines, *claims: tuple[str, str]) -> I
     for name, device in claims:
         bench.grants.add(f"uid-{name}", device, name=name)
     operations = platform_of(bench, machines, notifier, attachments=attachments)
-    service = NodeService(operations, _about(bench, [], {}), NodeMetrics(), notifier)
-    door = open_proxy(folder / "node.sock", [service.service()])
+    door = open_proxy(folder / "node.sock", _services(operations, _about(bench, [], {}), NodeMetrics(), notifier))
     try:
         yield door.path
     finally:
         door.stop(0.5)
 
 
+def _services(
+    operations: MachineOperations, about: ServiceInfo, metrics: NodeMetrics, notifier: ChangeNotifier
+) -> list[Service]:
+    streams = ChangeStreams(notifier)
+    claims = NodeService(operations.claims, about, metrics, streams)
+    return [claims.service(), MachineService(operations, metrics, streams).service()]
+
+
 def _about(bench: EngineBench, pools: list[DevicePool], health: dict[tuple[str, str], HealthState]) -> ServiceInfo:
     return ServiceInfo(
         version="1.2.3",
+        node_name="node-a",
         boot_id="boot-1",
         started_ms=1_700_000_000_000,
         journal=lambda: pb.Journal(path=str(bench.folder), prepared_claims=len(bench.claims.prepared())),

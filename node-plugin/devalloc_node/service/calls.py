@@ -16,7 +16,13 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.metrics.registry import NodeMetrics, TimedRequest
-from devalloc_node.operations.change_feed import TooManyWatchers
+from devalloc_node.operations.change_feed import (
+    ChangeKind,
+    ChangeNotifier,
+    TooManyWatchers,
+    WatcherSlots,
+    watch_changes,
+)
 from devalloc_node.operations.claim_registry import UNDO_SECONDS
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
@@ -42,7 +48,15 @@ _RESULTS = {
     pb.Result.UNKNOWN: "unknown",
 }
 
+CHANGES = {ChangeKind.IS: pb.CHANGE_IS, ChangeKind.GONE: pb.CHANGE_GONE, ChangeKind.SYNCED: pb.CHANGE_SYNCED}
+WATCHERS = 8
+"""Streams at a time; each takes one of the server's threads."""
+WATCH_SECONDS = 1.0
+"""How often a watcher looks, when nothing tells that something changed."""
+
 Reply = TypeVar("Reply")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class CallHandler:
@@ -117,6 +131,23 @@ class CallHandler:
                     raise
                 log.exception("%s failed", method)
                 _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; see the log")
+
+
+class ChangeStreams:
+    """What watches changes, of all services together. Safe for threads."""
+
+    def __init__(self, notifier: ChangeNotifier) -> None:
+        """``notifier`` beats when something changed that watchers want to know."""
+        self.notifier = notifier
+        self._places = WatcherSlots(WATCHERS)
+
+    def watch(
+        self, context: grpc.ServicerContext, read: Callable[[], Mapping[Key, Value]]
+    ) -> Iterator[tuple[ChangeKind, Key | None, Value | None]]:
+        """As ``watch_changes``, until the caller has gone. Raises TooManyWatchers."""
+        with self._places.one():
+            context.add_callback(self.notifier.beat)  # so that one who leaves is not waited with
+            yield from watch_changes(read, self.notifier, context.is_active, interval=WATCH_SECONDS)
 
 
 def call_deadline(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool = False) -> Deadline:

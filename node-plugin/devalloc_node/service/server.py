@@ -115,6 +115,31 @@ class Service:
     add: Callable[[grpc.Server], None]
 
 
+def part_of_service(name: str, add: Callable[[Any, Any], None], servicer: object) -> Service:
+    """The methods of a service that the servicer's class defines; another servicer of the same name may have the rest.
+
+    ``add``: the generated function that adds a servicer to a server."""
+    taken = _Handlers()
+    add(servicer, taken)
+    own = {method: handler for method, handler in taken.handlers.items() if method in vars(type(servicer))}
+    return Service(
+        name, lambda server: server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, own),))
+    )
+
+
+class _Handlers:
+    """A server that only takes what is added to it."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """They are the same ones."""
+
+    def add_registered_method_handlers(self, name: str, handlers: dict[str, Any]) -> None:
+        self.handlers |= handlers
+
+
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """What clients of one socket may take up."""
@@ -230,7 +255,7 @@ def serve(path: Path, services: Sequence[Service], limits: ClientLimits | None =
     # The way of its own that takes no threads holds a lock while it sends, and never ends when a watcher leaves then.
     status = health.HealthServicer(experimental_non_blocking=False, experimental_thread_pool=_ASIDE)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    names = [service.name for service in services]
+    names = [*dict.fromkeys(service.name for service in services)]
     reflected = _Reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
     with ExitStack() as stack:

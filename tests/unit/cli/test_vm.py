@@ -26,8 +26,8 @@ from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.deadline import Deadline
 from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts
+from devalloc_node.machine_service import request_fields
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.service import request_fields
 from tests.support.cli_shell import Result, Shell, text
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import machine_of, vm

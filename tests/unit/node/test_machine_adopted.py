@@ -49,9 +49,9 @@ from devalloc_node.machine.records import (
     record_of,
 )
 from devalloc_node.machine.spec import Disk, EmulatedDevice, spec_of
+from devalloc_node.machine_service import replies
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ForcibleKind, Prepared, PreparedDevice
-from devalloc_node.service import replies
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import (

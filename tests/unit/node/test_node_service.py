@@ -25,9 +25,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.lock_folder import MOST_WAITING
 from devalloc_node.machine.records import State
+from devalloc_node.machine_service.service import CONSOLES
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
-from devalloc_node.service.node_service import CONSOLES
 from tests.support.node_service import Served, served
 from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import LONG, until
