@@ -21,6 +21,7 @@ from tests.support.images import Image
 from tests.support.machines import config, ended, open_folder, short_folder, virtual_machine
 from tests.support.migration_kills import MovingNode, TwoPlugins
 from tests.support.qemu import MICRO_APPEND
+from tests.support.vm_rounds import full_round
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -113,7 +114,7 @@ def _is_left(plugins: TwoPlugins, node: str) -> bool:
 
 
 def _is_up(plugins: TwoPlugins, node: MovingNode) -> bool:
-    node.objects.round()
+    full_round(node.objects)
     return bool(plugins.machine()["status"].get("phase") == "Running")
 
 

@@ -80,9 +80,10 @@ class Retry:
         """In a row, up to now."""
         return self._backoff.failures
 
-    def failed(self, error: BaseException, most: float = math.inf) -> float:
-        """Count and log a failure; seconds until the next try, not more than ``most``."""
-        delay = min(self._backoff.next_delay(), most)
+    def failed(self, error: BaseException, most: float = math.inf, *, after: float | None = None) -> float:
+        """Count and log a failure; seconds until the next try: ``after``, else not more than ``most``."""
+        delay = self._backoff.next_delay()
+        delay = min(delay, most) if after is None else after
         is_expected = isinstance(error, self._expected)
         level = logging.DEBUG if is_expected and str(error) == self._logged else logging.ERROR
         if isinstance(error, self._quiet):
@@ -92,9 +93,9 @@ class Retry:
         self._logged = str(error) if is_expected else ""
         return delay
 
-    def count(self) -> None:
-        """Count a failure of which the log says enough."""
-        self._backoff.next_delay()
+    def count(self) -> float:
+        """Count a failure of which the log says enough; seconds until the next try."""
+        return self._backoff.next_delay()
 
     def succeeded(self) -> None:
         """Count a success: the next failure is the first one, and is logged."""

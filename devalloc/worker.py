@@ -37,7 +37,7 @@ class Why(Enum):
     """Why a key is worked on."""
 
     ADDED = "added"
-    """Someone added it without a pause."""
+    """Someone added it, and its time has not come."""
     DUE = "due"
     """Its time came."""
 
@@ -46,10 +46,15 @@ class Why(Enum):
 class Again:
     """A key is due again, though no one adds it."""
 
-    after: float
-    """Seconds."""
-    failed: bool = False
-    """It counts as a failure."""
+    after: float | None = None
+    """Seconds; None: as long as ``Pace`` says after a failure."""
+    failed: bool | Exception = False
+    """It counts as a failure, which is logged if it is an error."""
+
+
+FAILED = Again(failed=True)
+UNTRIED = Again()
+"""Nothing was tried: the key is due when it was before it was added, and its failures stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,8 @@ class Pace:
     """Errors that end the loop."""
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread that does not keep the process."""
+def in_thread(work: Callable[[], None]) -> None:
+    """Do it in a thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
     threading.Thread(target=work, name="worker", daemon=True).start()
 
 
@@ -86,7 +91,8 @@ def when_set(stop: threading.Event, do: Callable[[], None]) -> None:
 
 
 class Worker(Generic[K, M]):
-    """A work queue and its loop. ``run`` it in a thread of its own; ``round`` is one turn of it, for tests."""
+    """A work queue and its loop. ``run`` it in a thread of its own; ``round`` is one turn of it, for tests. None is the
+    only key of one that looks at all each time."""
 
     def __init__(
         self,
@@ -97,7 +103,7 @@ class Worker(Generic[K, M]):
         pace: Pace | None = None,
         overflow: M | None = None,
         clock: Callable[[], float] = time.monotonic,
-        spawn: Callable[[Callable[[], None]], None] = _in_thread,
+        spawn: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
         """``what`` cannot be done if a key fails, for the log. ``work`` brings a key nearer to what it is to be; it may
         raise. ``take`` is called in the loop's thread with the messages, and adds the keys that they concern; if it
@@ -110,18 +116,23 @@ class Worker(Generic[K, M]):
         self._count = 0
         """Of what may have given the loop something to do."""
         self._messages: list[M] = []
-        self._due: dict[K, tuple[float, Why]] = {}
-        """The keys that wait: when each is due, by the clock."""
+        self._added: dict[K, float] = {}
+        """The keys that were added, since when, by the clock,"""
+        self._due: dict[K, float] = {}
+        """and those whose time will come."""
         self._order: list[tuple[float, int, K]] = []
-        """The same as a heap, with entries that no longer hold."""
+        """Both as a heap, with entries that no longer hold."""
         self._number = itertools.count()
-        self._busy: set[K] = set()
+        self._busy: dict[K, float | None] = {}
+        """The keys that are worked on, and when they were due before they were added."""
         self._forgotten: set[K] = set()
         """Of the busy ones."""
         self._retries: dict[K, Retry] = {}
         """Of keys that failed."""
         self._aside = 0
         self._fatal: BaseException | None = None
+        self.began: float | None = None
+        """When the round of ``run`` that goes on began, by ``time.monotonic``; None between rounds."""
 
     # From any thread.
 
@@ -131,15 +142,22 @@ class Worker(Generic[K, M]):
             self._add_messages(messages)
             self._beat()
 
-    def add(self, key: K, after: float = 0.0) -> None:
-        """Work on a key in ``after`` seconds, or sooner if it is due sooner."""
+    def add(self, key: K, after: float | None = None) -> None:
+        """Work on a key, as something changed. ``after``: because its time comes in so many seconds, or sooner if it
+        is due sooner."""
         with self._changed:
             self._add(key, after)
             self._beat()
 
+    def reset(self, key: K) -> None:
+        """Forget its failures: what it failed for has changed."""
+        with self._changed:
+            self._retries.pop(key, None)
+
     def forget(self, key: K) -> None:
         """Work on a key no more, unless it is added again. Work on it that has begun goes on, for the last time."""
         with self._changed:
+            self._added.pop(key, None)
             self._due.pop(key, None)
             self._retries.pop(key, None)
             if key in self._busy:
@@ -172,18 +190,22 @@ class Worker(Generic[K, M]):
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Raises what is ``fatal``; all else is logged, and tried again."""
         when_set(stop, self._wake)
-        retry = self._new_retry()
+        retry = self._new_retry(self._what)
         while not stop.is_set():
             with self._changed:
                 seen = self._count
+            self.began = time.monotonic()
             try:
                 pause = self.round()
                 retry.succeeded()
             except self._pace.fatal:
                 raise
             except Exception as error:
+                self.began = None
                 stop.wait(retry.failed(error))
                 continue
+            finally:
+                self.began = None
             with self._changed:
                 self._changed.wait_for(partial(self._is_due, seen, stop), pause)
             if self._pace.batch:
@@ -230,13 +252,17 @@ class Worker(Generic[K, M]):
         if self._overflow is not None and len(self._messages) > MAX_MESSAGES:
             self._messages = [self._overflow]
 
-    def _add(self, key: K, after: float) -> None:
-        at = self._clock() + after
+    def _add(self, key: K, after: float | None) -> None:
         self._forgotten.discard(key)
-        if key in self._due and self._due[key][0] <= at:
-            return
-        self._due[key] = at, Why.DUE if after else Why.ADDED
-        heapq.heappush(self._order, (at, next(self._number), key))
+        if after is None:
+            self._put(self._added, key, self._clock())
+        else:
+            self._put(self._due, key, self._clock() + after)
+
+    def _put(self, times: dict[K, float], key: K, at: float) -> None:
+        if key not in times or at < times[key]:
+            times[key] = at
+            heapq.heappush(self._order, (at, next(self._number), key))
 
     def _is_full(self) -> bool:
         return len(self._busy) - min(self._aside, MAX_ASIDE) >= max(1, self._pace.threads)
@@ -246,7 +272,7 @@ class Worker(Generic[K, M]):
         hold again when that ends."""
         while self._order:
             at, _, key = self._order[0]
-            if key not in self._busy and key in self._due and self._due[key][0] == at:
+            if key not in self._busy and at in (self._added.get(key), self._due.get(key)):
                 return
             heapq.heappop(self._order)
 
@@ -260,9 +286,11 @@ class Worker(Generic[K, M]):
             if not self._order or self._order[0] > (now, last) or self._is_full():
                 return None
             _, _, key = heapq.heappop(self._order)
-            _, why = self._due.pop(key)
-            self._busy.add(key)
-            return key, why
+            self._added.pop(key, None)
+            due = self._due.pop(key, None)
+            is_due = due is not None and due <= now
+            self._busy[key] = None if is_due else due
+            return key, Why.DUE if is_due else Why.ADDED
 
     def _begin(self, key: K, why: Why) -> None:
         work = partial(self._do, key, why)
@@ -272,46 +300,54 @@ class Worker(Generic[K, M]):
         try:
             self._spawn(work)
         except BaseException:
-            self._end(key, Again(0.0))
+            self._end(key, UNTRIED)
+            self.add(key, 0.0 if why is Why.DUE else None)
             raise
 
     def _do(self, key: K, why: Why) -> None:
         again: Again | None = None
         try:
             again = self._work(key, why)
-            if again is None or not again.failed:
-                self._succeeded(key)
-            else:
-                self._retry_of(key).count()
         except self._pace.fatal as error:
             self._fatal = error
         except Exception as error:
-            again = Again(self._retry_of(key).failed(error), failed=True)
+            again = Again(failed=error)
         finally:
             self._end(key, again)
 
     def _end(self, key: K, again: Again | None) -> None:
+        again = self._counted(key, again)
         with self._changed:
-            self._busy.discard(key)
-            if key in self._due:  # it was added while it was worked on
-                heapq.heappush(self._order, (self._due[key][0], next(self._number), key))
+            due = self._busy.pop(key, None)
+            for times in (self._added, self._due):
+                if key in times:  # it was added while it was worked on
+                    heapq.heappush(self._order, (times[key], next(self._number), key))
             if key in self._forgotten:
                 self._forgotten.discard(key)
                 self._retries.pop(key, None)
-            elif again is not None:
+            elif again is not None and again.after is not None:
                 self._add(key, again.after)
+            elif again is not None and due is not None:
+                self._put(self._due, key, due)
             self._beat()
 
-    def _succeeded(self, key: K) -> None:
+    def _counted(self, key: K, again: Again | None) -> Again | None:
+        """Count a failure or a success, and log what failed; when the key is due again."""
+        if again is UNTRIED:
+            return again
+        if again is None or not again.failed:
+            self.reset(key)
+            return again
+        what = self._what if key is None else f"{self._what}: {key}"
         with self._changed:
-            self._retries.pop(key, None)
+            retry = self._retries.setdefault(key, self._new_retry(what))
+        if isinstance(again.failed, Exception):
+            return Again(retry.failed(again.failed, after=again.after))
+        pause = retry.count()
+        return Again(pause if again.after is None else again.after)
 
-    def _retry_of(self, key: K) -> Retry:
-        with self._changed:
-            return self._retries.setdefault(key, self._new_retry(f"{self._what} {key}"))
-
-    def _new_retry(self, what: str = "") -> Retry:
-        return Retry(log, what or self._what, self._pace.first, self._pace.most, expected=self._pace.expected)
+    def _new_retry(self, what: str) -> Retry:
+        return Retry(log, what, self._pace.first, self._pace.most, expected=self._pace.expected)
 
     def _wake(self) -> None:
         with self._changed:

@@ -303,7 +303,7 @@ def store_machines(
         controls=MachineControls(scalers, runners, node.guest_reports),
         settle=lambda: node.source.settle(node.operations),
     )
-    node.rounds.append(lambda: machines.began)
+    node.rounds.append(lambda: machines.worker.began)
     migrations = MigrationLoop(
         store,
         node.operations,

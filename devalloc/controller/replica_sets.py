@@ -249,7 +249,7 @@ class ReplicaSets:
         """By the UID of the set."""
         self._rates = _CreationRates()
         self.worker: Worker[_Work, Listed | Event] = Worker(
-            "cannot keep the machines of replica sets:",
+            "cannot keep the machines of replica sets",
             self._do,
             self._take,
             pace=Pace(RETRY_SECONDS, RESYNC_SECONDS, batch=BATCH_SECONDS, expected=(StoreError,), fatal=(Unusable,)),

@@ -28,6 +28,7 @@ from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
+from tests.support.vm_rounds import full_round
 from tests.support.waiting import until
 
 """Whether `make fuzz` runs this."""
@@ -62,7 +63,7 @@ class Plugin:
     def round(self) -> None:
         self.now += 400.0
         self.bench.reconciler.reconcile()
-        self.loop.round()
+        full_round(self.loop)
 
 
 class Cluster:

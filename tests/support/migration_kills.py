@@ -49,6 +49,7 @@ from devalloc_node.vms import LoopExecution, LoopSettings, MigrationLoop, Virtua
 from tests.support import qemu, tiny_guest
 from tests.support.fake_host import FakeHost, LocalHost, RemoteHost
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.vm_rounds import full_round
 from tests.support.waiting import until
 
 HERE = "127.0.0.1"
@@ -194,7 +195,7 @@ class MovingNode:
                 with suppress(NodeError, StoreError):
                     self.migrations.step(key)
         with suppress(NodeError, StoreError):
-            self.objects.round()
+            full_round(self.objects)
         return not keys
 
 

@@ -32,6 +32,7 @@ from devalloc_node.vms import LoopExecution, MachineControls, VirtualMachineLoop
 from tests.support.machines import NoDeviceOwner
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachineAttachment, ToyMachines
+from tests.support.vm_rounds import full_round
 
 
 @dataclass
@@ -106,7 +107,7 @@ class ToyLoop:
 
     def round(self) -> None:
         self.now += 400.0
-        self.loop.round()
+        full_round(self.loop)
 
     def status(self) -> Any:
         return self.store.get("VirtualMachine", "default", "web")["status"]

@@ -6,12 +6,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.worker import MAX_MESSAGES, Again, Pace, Why, Worker, repeat
+from devalloc.worker import FAILED, MAX_MESSAGES, UNTRIED, Again, Pace, Why, Worker, repeat
 from tests.support.waiting import until
 
 
@@ -113,6 +114,28 @@ class TestKeys:
         bench.at(9.0)
         assert len(bench.done) == 1
 
+    def test_one_that_was_added_for_nothing_is_due_when_it_was_before(self) -> None:
+        bench = Bench()
+        bench.results["a"] = Again(5.0, failed=True)
+        bench.worker.add("a")
+        bench.worker.round()
+        bench.results["a"] = UNTRIED
+        for _ in range(2):
+            bench.worker.add("a")
+            assert bench.at(2.0) == 3.0
+        assert bench.worker.failures("a") == 1
+        assert (bench.at(5.0), bench.done[-1]) == (None, ("a", Why.DUE))
+
+    def test_one_whose_time_comes_earlier_is_due_and_not_only_added(self) -> None:
+        bench = Bench()
+        bench.results["a"] = Again(5.0)
+        bench.worker.add("a")
+        bench.worker.round()
+        bench.worker.add("a", 0.0)
+        bench.worker.add("a")
+        bench.at(1.0)
+        assert bench.done == [("a", Why.ADDED), ("a", Why.DUE)]
+
     def test_one_added_while_it_is_worked_on_is_worked_on_once_more_and_not_twice_at_once(self) -> None:
         bench = Bench(threads=4)
         bench.worker.add("a")
@@ -188,6 +211,17 @@ class TestFailures:
         assert bench.at(4.0) == 60.0
         assert bench.worker.failures("a") == 0
 
+    def test_work_may_leave_the_pause_to_the_worker(self) -> None:
+        bench = Bench()
+        bench.results["a"] = FAILED
+        bench.worker.add("a")
+        assert [bench.worker.round(), bench.at(1.0), bench.at(3.0)] == [1.0, 2.0, 4.0]
+        bench.results["a"] = Again(0.5, failed=Failure("busy"))
+        assert bench.at(7.0) == 0.5
+        bench.results["a"] = FAILED
+        bench.worker.reset("a")
+        assert bench.at(7.5) == 1.0, "what it failed for has changed"
+
     def test_an_error_that_stays_the_same_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         bench = Bench()
         for error in (Failure("disk full"), Failure("disk full"), Failure("gone"), ValueError("a bug")):
@@ -196,9 +230,9 @@ class TestFailures:
             bench.worker.round()
         texts = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
         assert texts == [
-            ("cannot work on a; next try in 1 s: disk full", False),
-            ("cannot work on a; next try in 4 s: gone", False),
-            ("cannot work on a; next try in 8 s: a bug", True),
+            ("cannot work on: a; next try in 1 s: disk full", False),
+            ("cannot work on: a; next try in 4 s: gone", False),
+            ("cannot work on: a; next try in 8 s: a bug", True),
         ]
 
     def test_one_key_that_fails_keeps_no_other(self) -> None:
@@ -268,79 +302,92 @@ class TestThreads:
         assert len(bench.spawned.waiting) == 2
 
 
+OUTCOMES: dict[str, Again | Exception | None] = {
+    "done": None,
+    "again": Again(2.0),
+    "error": Failure("no"),
+    "failed": FAILED,
+    "untried": UNTRIED,
+    "bug": ValueError("a bug"),
+}
 ACTIONS = st.one_of(
     st.tuples(st.just("tell"), st.sampled_from("abc")),
-    st.tuples(st.just("add"), st.sampled_from("abc"), st.sampled_from([0.0, 1.0, 3.0])),
-    st.tuples(st.just("finish"), st.integers(0, 2), st.sampled_from(["ok", "again", "fail", "bug"])),
+    st.tuples(st.just("add"), st.sampled_from("abc"), st.sampled_from([None, 0.0, 1.0, 3.0])),
+    st.tuples(st.just("finish"), st.integers(0, 2), st.sampled_from(sorted(OUTCOMES))),
     st.tuples(st.just("pass"), st.sampled_from([0.5, 1.0, 10.0])),
     st.tuples(st.just("round")),
 )
 
 
-@given(st.lists(ACTIONS, max_size=40), st.integers(1, 3))
-def test_no_key_is_lost_none_runs_twice_at_once_and_none_starves(actions: list[tuple[str, ...]], threads: int) -> None:
-    """Whatever comes in whatever order: at the end each key was worked on after it was last added."""
-    clock, spawned = Clock(), Spawned()
-    running: Counter[str] = Counter()
-    begun: dict[str, int] = {}
-    added: dict[str, int] = {}
-    step, outcome = 0, "ok"
+class Checked:
+    """A worker of which it is known when each key was last added, and when it last began."""
 
-    def work(key: str, why: Why) -> Again | None:
-        match outcome:
-            case "again":
-                return Again(2.0)
-            case "fail":
-                raise Failure("no")
-            case "bug":
-                raise ValueError("a bug")
-        return None
+    def __init__(self, threads: int) -> None:
+        self.threads, self.step, self.outcome = threads, 0, "done"
+        self.clock, self.spawned = Clock(), Spawned()
+        self.running: Counter[str] = Counter()
+        self.begun: dict[str, int] = {}
+        self.added: dict[str, int] = {}
+        self.worker: Worker[str, str] = Worker(
+            "cannot work on",
+            self._work,
+            lambda messages: [self.worker.add(each) for each in messages] and None,
+            pace=Pace(threads=threads, expected=(Failure,)),
+            clock=self.clock,
+            spawn=self._spawn,
+        )
 
-    def spawn(run: Callable[[], None]) -> None:
+    def _work(self, key: str, why: Why) -> Again | None:
+        result = OUTCOMES[self.outcome]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _spawn(self, run: Callable[[], None]) -> None:
         key = run.args[0]  # type: ignore[attr-defined]
-        running[key] += 1
-        begun[key] = step
-        assert running[key] == 1
-        assert running.total() <= threads
+        self.running[key] += 1
+        self.begun[key] = self.step
+        assert self.running[key] == 1
+        assert self.running.total() <= self.threads
 
         def end() -> None:
-            running[key] -= 1
+            self.running[key] -= 1
             run()
 
-        spawned(end)
+        self.spawned(end)
 
-    worker: Worker[str, str] = Worker(
-        "cannot work on",
-        work,
-        lambda messages: [worker.add(each) for each in messages] and None,
-        pace=Pace(threads=threads, expected=(Failure,)),
-        clock=clock,
-        spawn=spawn,
-    )
-    for step, action in enumerate(actions):
+    def act(self, action: tuple[Any, ...]) -> None:
+        self.step += 1
         match action:
             case ("tell", key):
-                worker.tell(key)
-                added[key] = step
+                self.worker.tell(key)
+                self.added[key] = self.step
             case ("add", key, after):
-                worker.add(key, float(after))
-                added[key] = step
+                self.worker.add(key, after)
+                self.added[key] = self.step
             case ("pass", seconds):
-                clock.now += float(seconds)
-            case ("finish", number, outcome):
-                if spawned.waiting:
-                    spawned.finish(int(number))
+                self.clock.now += seconds
+            case ("finish", number, self.outcome):
+                if self.spawned.waiting:
+                    self.spawned.finish(number)
             case _:
-                worker.round()
-    step, outcome = len(actions), "ok"
+                self.worker.round()
+
+
+@given(st.lists(ACTIONS, max_size=40), st.integers(1, 3))
+def test_no_key_is_lost_none_runs_twice_at_once_and_none_starves(actions: list[tuple[Any, ...]], threads: int) -> None:
+    """Whatever comes in whatever order: at the end each key was worked on after it was last added."""
+    checked = Checked(threads)
+    for action in actions:
+        checked.act(action)
     for _ in range(2 * len(actions) + 3):
-        clock.now += 100.0
-        worker.round()
-        while spawned.waiting:
-            spawned.finish()
-    assert worker.round() is None
-    assert all(begun[key] >= since for key, since in added.items())
-    assert worker.drain(0.0)
+        checked.act(("pass", 100.0))
+        checked.act(("round",))
+        while checked.spawned.waiting:
+            checked.act(("finish", 0, "done"))
+    assert checked.worker.round() is None
+    assert all(checked.begun[key] >= since for key, since in checked.added.items())
+    assert checked.worker.drain(0.0)
 
 
 class TestRun:

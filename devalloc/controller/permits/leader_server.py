@@ -43,8 +43,6 @@ KIND = "ConfigMap"
 CHECK_SECONDS = 60.0
 """How often it is looked whether the ConfigMap still says where this server is."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
-_ENDPOINT = "the permit endpoint"
-"""What is published: the only key of that loop."""
 _LIFETIME = timedelta(days=3650)
 """Of a certificate that goes with its process."""
 
@@ -112,7 +110,7 @@ class LeaderPermitServer:
         self._plain: str | None = None
         self._is_announced = False
         pace = Pace(RETRY_SECONDS, MAX_RETRY_SECONDS, expected=(StoreError,))
-        self._teller: Worker[str, object] = Worker("cannot publish", self._publish, pace=pace)
+        self._teller: Worker[None, object] = Worker("cannot publish the permit endpoint", self._publish, pace=pace)
         self._unheard: float | None = None
         self._untold: float | None = None
         settings = Settings(
@@ -183,9 +181,9 @@ class LeaderPermitServer:
         self._place = PublishedEndpoint(
             f"https://{in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
         )
-        self._teller.add(_ENDPOINT)
+        self._teller.add(None)
 
-    def _publish(self, key: str, why: Why) -> Again:
+    def _publish(self, key: None, why: Why) -> Again:
         """Have the ConfigMap say where the server is, from when it serves. Raises StoreError."""
         if (place := self._place) is not None:
             try:

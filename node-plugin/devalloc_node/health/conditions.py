@@ -11,11 +11,11 @@ from typing import Any
 
 from devalloc.api.views import ClaimView
 from devalloc.store import Object, Store, StoreError
+from devalloc.worker import Again, Pace, Why, Worker
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.vfio_handover import MAC
 from devalloc_node.claims.finalizers import set_device_statuses
 from devalloc_node.claims.store_grants import claim_ref
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.health.device_info import device_info
 from devalloc_node.health.watch import HealthSnapshot, HealthWatch
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 5.0
 """How often it is looked whether claims are to be told something about their devices."""
-_TICK_SECONDS = 0.5
 
 
 def with_machine_addresses(
@@ -58,25 +57,23 @@ class ConditionReporter:
         self._tell = tell
         self._prepared = prepared
         self._health = health
-        self._soon = threading.Event()
+        pace = Pace(STATUS_SECONDS, STATUS_SECONDS)
+        self._worker: Worker[None, object] = Worker(
+            "cannot write the health of devices to claims", self._work, pace=pace
+        )
 
     def soon(self) -> None:
         """Other claims are prepared than before, or their devices are otherwise."""
-        self._soon.set()
+        self._worker.add(None)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
-        while not stop.is_set():
-            self._soon.clear()
-            checkup = self._health.snapshot()
-            try:
-                self._tell(self._prepared(), checkup)
-            except Exception:
-                log.exception("cannot write the health of devices to claims; trying again")
-            until = Deadline.after(STATUS_SECONDS)
-            while not (stop.is_set() or until.passed or self._health.wait(checkup.version, 0.0)):
-                if self._soon.wait(_TICK_SECONDS):
-                    break
+        self._worker.add(None)
+        self._worker.run(stop)
+
+    def _work(self, key: None, why: Why) -> Again:
+        self._tell(self._prepared(), self._health.snapshot())
+        return Again(STATUS_SECONDS)
 
 
 READY = "Ready"

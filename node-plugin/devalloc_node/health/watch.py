@@ -64,8 +64,6 @@ MIN_PAUSE = 0.2
 """Seconds from one look to the next, however many events come."""
 ERROR_SECONDS = 300.0
 """How long a device counts as unwell after a fatal error."""
-_ALL = "the devices"
-"""The only key of the loop."""
 UNHEALTHY = "unhealthy: "
 
 _FATAL = re.compile(r"^TOTAL_ERR_FATAL ([0-9]{1,18})$", re.MULTILINE)
@@ -110,7 +108,7 @@ class HealthWatch:
         self._clock = clock
         self._changed = threading.Condition()
         pace = Pace(self._interval, self._interval, batch=MIN_PAUSE)
-        self._worker: Worker[str, object] = Worker("cannot observe", self._work, pace=pace)
+        self._worker: Worker[None, object] = Worker("cannot observe the devices", self._work, pace=pace)
         self._version = 0
         self._observed: dict[tuple[str, str], HealthObservation] = {}
 
@@ -146,14 +144,14 @@ class HealthWatch:
 
     def poke(self) -> None:
         """Have the loop look soon: something may have happened. From any thread."""
-        self._worker.add(_ALL)
+        self._worker.add(None)
 
     def run(self, stop: threading.Event) -> None:
         """Look now, and go on until ``stop`` is set."""
-        self._worker.add(_ALL)
+        self._worker.add(None)
         self._worker.run(stop)
 
-    def _work(self, key: str, why: Why) -> Again:
+    def _work(self, key: None, why: Why) -> Again:
         self.look()
         return Again(self._interval)
 

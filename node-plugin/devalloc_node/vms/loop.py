@@ -1,10 +1,10 @@
 """The loop from the VirtualMachine objects of a store to the machines of this node.
 
-It is a work queue. What changed (an object, a claim, a machine) queues the machines that it concerns, and workers bring
-these nearer to their objects. So a guest that powers down slowly delays no other machine, and a round costs what
-changed, not what exists. The loop keeps no state that matters: one that starts after a crash does the same as one that
-never ended. The loop retries what cannot be done yet: with growing delays, and at once when something on which it
-depends changes.
+What changed (an object, a claim, a machine) is a message to a ``Worker``, whose keys are the machines and claims that
+it concerns: each is brought nearer to its object. So a guest that powers down slowly delays no other machine, and a
+round costs what changed, not what exists. The loop keeps no state that matters: one that starts after a crash does the
+same as one that never ended. What cannot be done yet is tried again with growing pauses, and at once when something on
+which it depends changes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,17 +22,17 @@ from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, FENCED_FROM, RELEASE
 from devalloc.api.views import ClaimView
-from devalloc.backoff import backoff_delay
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, NotFound, Object, Store, StoreError, Unusable
-from devalloc.store.watcher import Listed, Watcher
+from devalloc.store.watcher import Listed, Watcher, run_with_watchers
+from devalloc.worker import FAILED, UNTRIED, Again, Pace, Why, Worker, in_thread
 from devalloc_node.claims import finalizers
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineView
 from devalloc_node.machine_service.operations import MachineOperations
-from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
+from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
@@ -59,13 +57,12 @@ _HOST_SECONDS = 2.0
 waits, and none for any other."""
 _ROOM_SECONDS = 1.0
 """The pause after a failure before it is tried again because this node has given something back."""
-_HEARD_AT_MOST = 20_000
-"""Changes that wait for a round; if there are more, all objects are listed and all machines looked at instead."""
-MAX_ASIDE = 256
-"""Machines of which a guest may be waited for beside the work on others. As long as its author likes, up to an hour, a
-guest may take to power down: those of one tenant must not keep all workers."""
 _MISSED = "missed"
-"""In place of changes on this node of which there were too many."""
+"""In place of changes of which there were too many."""
+_ROOM = "room"
+"""This node has given something back that others may wait for."""
+_HOST = "host"
+"""The key of looking at the host for what machines wait for there."""
 ClaimKey = tuple[str, str]
 """Namespace and name."""
 
@@ -88,17 +85,20 @@ class LoopSettings:
     """Machines that are worked on at the same time, beside those of which a guest is waited for."""
 
 
+Do = Callable[["_WorkItem", Why], Again | None]
+"""What is done for a key of the worker, ``vm UID`` or ``claim UID``."""
+
+
 @dataclass(slots=True)
 class _WorkItem:
-    """When something is due again."""
+    """What the loop remembers of a key."""
 
+    do: Do
     seen: Hashable = None
     """What it depended on when it was last worked on."""
     reported: Hashable = None
     """What its guest had reported then: that is written at once, and is no reason to try sooner what failed."""
-    failures: int = 0
-    at: float = 0.0
-    ended: float = 0.0
+    ended: float | None = None
     """When the last work on it ended."""
     glances: int = 0
     """Since it was last worked on."""
@@ -109,23 +109,13 @@ class _WorkItem:
     written: Mapping[str, Any] | None = None
     """This node's part of the status, as last written."""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether a glance is enough when its time comes."""
-        return self.runs and not self.failures and self.seen is not None and self.glances < _GLANCES
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
-    threading.Thread(target=work, name="machine", daemon=True).start()
-
 
 @dataclass(frozen=True, slots=True)
 class LoopExecution:
     """When and where a loop works."""
 
     clock: Callable[[], float] = time.monotonic
-    spawn: Callable[[Callable[[], None]], None] = _in_thread
+    spawn: Callable[[Callable[[], None]], None] = in_thread
     """Has something done in another thread."""
 
 
@@ -151,32 +141,36 @@ class VirtualMachineLoop:
         self._store = store
         self._operations = operations
         self._host_pool = host_pool_name(operations.node_name)
-        self._settings = settings or LoopSettings()
+        self._settings = settings = settings or LoopSettings()
         self._removed = removed
         self._clock = execution.clock
-        self.began: float | None = None
-        """When the round that goes on began, by ``time.monotonic``; None between rounds."""
+        self.worker: Worker[str, Listed | Event | str] = Worker(
+            "cannot reconcile the machines",
+            self._do,
+            self._take,
+            pace=Pace(
+                settings.retry,
+                settings.most,
+                batch=settings.batch,
+                threads=settings.workers,
+                expected=(NodeError, StoreError),
+                fatal=(Unusable,),
+            ),
+            overflow=_MISSED,
+            clock=execution.clock,
+            spawn=execution.spawn,
+        )
         self._keeper = MachineReconciler(
             store,
             operations,
             clock=execution.clock,
             controls=controls,
-            aside=self._waiting_for_guest,
+            aside=self.worker.aside,
         )
-        self._spawn = execution.spawn
         self._settle = settle
         self._is_settled = False
-        self._wake = ChangeNotifier()
-        """Beats when there may be something to begin."""
-        self._mutex = threading.Lock()
-        """For what other threads write: the next four."""
-        self._heard: list[Event | str] = []
         self._is_stale = True
         """Whether changes were missed, so that all objects must be listed."""
-        self._aside = 0
-        """Workers that wait for a guest to power down."""
-        self._is_room = False
-        """Whether this node has given something back that others may wait for."""
         self._machines: dict[str, Object] = {}
         """VirtualMachines by UID."""
         self._uids: dict[str, str] = {}
@@ -184,50 +178,26 @@ class VirtualMachineLoop:
         self._claims: dict[ClaimKey, Object] = {}
         self._users: dict[ClaimKey, set[str]] = {}
         """UIDs of the VirtualMachines that name a claim."""
-        self._work: dict[str, Callable[[_WorkItem], None]] = {}
-        """What a worker does, by name: ``vm UID`` or ``claim UID``."""
-        self._turns: dict[str, _WorkItem] = {}
-        self._queue: dict[str, None] = {}
-        """Names that wait for a worker, in their order."""
-        self._busy: set[str] = set()
-        self._to_glance: deque[tuple[str, _WorkItem]] = deque()
-        self._is_glancing = False
-        self._next_host_look = 0.0
-        self._is_looking_at_host = False
+        self._items: dict[str, _WorkItem] = {}
         self._has_host_pool: bool | None = None
         """Whether this node publishes its capacity for machines: one that does not starts every machine placed on it.
         None: not checked yet."""
         self._gone_since: dict[str, float] = {}
         self._warned_of: str | None = None
         operations.why_not_here = self._why_not_here
-        notifier.follow(self._hear)
+        notifier.follow(lambda changed: self.worker.tell(*changed))
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set; what is under way goes on. Raises Unusable; all else is logged and retried."""
-        watching = threading.Thread(target=self._watch, args=(stop,), name="machines-watch", daemon=True)
-        watching.start()
-        next_listing = 0.0
-        while not stop.is_set():
-            seen, now = self._wake.count, self._clock()
-            is_due = now >= next_listing
-            if is_due:
-                next_listing = now + self._settings.resync
-            self.began = time.monotonic()
-            try:
-                pause = self.round(everything=is_due)
-            except Unusable:
-                raise
-            except (NodeError, StoreError) as error:
-                pause = self._settings.retry
-                log.error("cannot reconcile the machines; next try in %.0f s: %s", pause, error)
-            except Exception:
-                log.exception("cannot reconcile the machines; next try in %.0f s", self._settings.retry)
-                pause = self._settings.retry
-            finally:
-                self.began = None
-            self._wake.wait(seen, max(0.0, min(pause, next_listing - self._clock())))
-            stop.wait(self._settings.batch)
-        watching.join()
+        watcher = Watcher(
+            self._store,
+            _WATCHED,
+            self._hear_store,
+            "cannot watch the machines' objects",
+            lists=False,
+            relist=self._settings.resync,
+        )
+        run_with_watchers(self.worker.run, [watcher], stop)
         self.leave_idle()
 
     def leave_idle(self) -> None:
@@ -235,72 +205,24 @@ class VirtualMachineLoop:
         deleted. A plugin that does come takes them again."""
         try:
             for obj in self._store.list(objects.KIND).objects:
-                if objects.holder_of(obj) == self._operations.node_name and (
-                    f"vm {obj['metadata']['uid']}" not in self._busy
-                ):
+                is_busy = self.worker.is_busy(f"vm {obj['metadata']['uid']}")
+                if objects.holder_of(obj) == self._operations.node_name and not is_busy:
                     self._keeper.leave_idle(obj)
         except (NodeError, StoreError) as error:
             log.warning("cannot release machines that never ran on this node: %s", error)
 
-    def round(self, *, everything: bool = True) -> float:
-        """Begin all that is due and not under way; seconds until something is due again, though nothing changes.
-
-        ``everything``: list all objects, instead of going by the changes that were heard. Raises StoreError, NodeError.
-        """
-        if not self._is_settled:
-            self._settle()
-            self._is_settled = True
-        with self._mutex:
-            heard, self._heard = self._heard, []
-            everything, self._is_stale = everything or self._is_stale, False
-        try:
-            if everything:
-                self._list()
-            else:
-                self._take(heard)
-        except Exception:
-            with self._mutex:
-                self._is_stale = True
-                # A listing shows what became of objects, and not what changed on this node.
-                self._add_heard([one for one in heard if isinstance(one, str)])
-            raise
-        self._queue_heard(one for one in heard if isinstance(one, str))
-        self._queue_due()
-        self._begin()
-        return self._pause()
-
     # What changed.
-
-    def _hear(self, changed: Sequence[Event | str]) -> None:
-        with self._mutex:
-            self._add_heard(changed)
-        self._wake.beat()
-
-    def _add_heard(self, changed: Sequence[Event | str]) -> None:
-        """With the mutex held."""
-        if len(self._heard) + len(changed) <= _HEARD_AT_MOST:
-            self._heard.extend(changed)
-            return
-        self._is_stale = True  # a listing shows what became of objects
-        on_node = dict.fromkeys(one for one in (*self._heard, *changed) if isinstance(one, str))
-        self._heard = list(on_node) if len(on_node) <= _HEARD_AT_MOST else [_MISSED]
-
-    def _watch(self, stop: threading.Event) -> None:
-        """Have the loop hear of what changes in the store."""
-        Watcher(self._store, _WATCHED, self._hear_store, "cannot watch the machines' objects", lists=False).run(stop)
-        self._wake.beat()
 
     def _hear_store(self, change: Listed | Event) -> None:
         """Raises StoreError."""
-        if isinstance(change, Listed):
-            with self._mutex:
-                self._is_stale = True
-            self._wake.beat()
-            return
-        event = self._as_it_is(change)
+        change = change if isinstance(change, Listed) else self._as_it_is(change)
         # Nodes publish all day long: pools of others are not to wake this one.
-        if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
-            self._hear([event])
+        if (
+            isinstance(change, Listed)
+            or change.object["kind"] != _POOL
+            or change.object["metadata"]["name"] == self._host_pool
+        ):
+            self.worker.tell(change)
 
     def _as_it_is(self, event: Event) -> Event:
         """An object of this node that seems to be deleted may only have left what the node watches, because a user
@@ -315,7 +237,7 @@ class VirtualMachineLoop:
         node = self._operations.node_name
         if obj["kind"] == objects.KIND:
             name = f"vm {obj['metadata']['uid']}"
-            return name in self._work or node in (views.MachineView(obj).node, objects.holder_of(obj))
+            return name in self._items or node in (views.MachineView(obj).node, objects.holder_of(obj))
         return node in (ClaimView(obj).holder, ClaimView(obj).node)
 
     def _named_claims(self, obj: Object) -> Claims:
@@ -329,6 +251,24 @@ class VirtualMachineLoop:
             if claim is not None:
                 claims[key] = claim
         return claims
+
+    def _take(self, messages: Sequence[Listed | Event | str]) -> None:
+        """Take what changed. Raises StoreError, NodeError."""
+        if not self._is_settled:
+            self._settle()
+            self._is_settled = True
+        is_complete = not self._is_stale and not any(isinstance(one, Listed) or one == _MISSED for one in messages)
+        self._is_stale = True
+        if is_complete:
+            self._take_changes(messages)
+        else:
+            self._list()
+        self._is_stale = False
+        is_room = False
+        for changed in (one for one in messages if isinstance(one, str)):
+            is_room |= self._take_of_node(changed)
+        if is_room:
+            self._try_what_failed()
 
     def _list(self) -> None:
         """Take all objects as they are now."""
@@ -356,7 +296,7 @@ class VirtualMachineLoop:
             self._machine_gone(self._machines[uid])
         for uid, obj in machines.items():
             self._machine_is(obj, is_here=owners.get(objects.key_of(obj)) == uid)
-            self._queue_if_overwritten(uid, obj)
+            self._add_if_overwritten(uid, obj)
         for key in self._claims.keys() - claims.keys():
             self._claim_gone(self._claims[key])
         for obj in claims.values():
@@ -364,13 +304,15 @@ class VirtualMachineLoop:
         self._look_at_claims(list(claims), held, {key for key, uid in owners.items() if uid})
         self._look_at_orphans(owners)
 
-    def _take(self, heard: Iterable[Event | str]) -> None:
-        """Take what was heard."""
+    def _take_changes(self, changes: Iterable[Listed | Event | str]) -> None:
+        """Take what changed, instead of all objects."""
         claims: set[ClaimKey] = set()
         is_machine_gone = is_pool_changed = False
-        for one in heard:
+        for one in changes:
             if isinstance(one, str):
                 claims |= self._claims_of_change(one)
+            elif isinstance(one, Listed):
+                continue
             elif one.object["kind"] == objects.KIND:
                 obj, uid = one.object, one.object["metadata"]["uid"]
                 claims |= _claims_of(self._machines.get(uid)) | _claims_of(obj)
@@ -378,7 +320,7 @@ class VirtualMachineLoop:
                     self._machine_gone(obj)
                     is_machine_gone = True
                 else:
-                    self._machine_is(obj, is_here=f"vm {uid}" in self._work and self._is_here(obj))
+                    self._machine_is(obj, is_here=f"vm {uid}" in self._items and self._is_here(obj))
             elif one.object["kind"] == _POOL:
                 is_pool_changed = True
             elif one.type is EventType.DELETED:
@@ -403,10 +345,9 @@ class VirtualMachineLoop:
         except NotFound:
             is_there = False
         if self._has_host_pool is not None and is_there != self._has_host_pool:
-            for name, turn in self._turns.items():
-                if turn.failures:
-                    turn.at = 0.0
-                    self._queue.setdefault(name)
+            for name in self._items:
+                if self.worker.failures(name):
+                    self.worker.add(name, 0.0)
         self._has_host_pool = is_there
 
     def _claims_of_change(self, changed: str) -> set[ClaimKey]:
@@ -420,7 +361,7 @@ class VirtualMachineLoop:
         return _claims_of(self._machines.get(self._uids.get(key, "")))
 
     def _machine_is(self, obj: Object, *, is_here: bool) -> None:
-        """Take a VirtualMachine as it is, and queue it if it changed. ``is_here``: its machine is on this node, even if
+        """Take a VirtualMachine as it is, and add it if it changed. ``is_here``: its machine is on this node, even if
         a user took the object from this node by hand."""
         uid = obj["metadata"]["uid"]
         before = self._machines.get(uid)
@@ -433,22 +374,21 @@ class VirtualMachineLoop:
         if node not in (views.MachineView(obj).node, objects.holder_of(obj)) and not is_here:
             self._drop(name)
             return
-        self._work[name] = partial(self._look_after, uid)
+        self._item(name, partial(self._look_after, uid))
         if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
-            self._queue.setdefault(name)
+            self.worker.add(name)
 
     def _why_not_here(self, key: str) -> str:
         """As ``MachineOperations.why_not_here``; for any thread."""
         obj = self._machines.get(self._uids.get(key, ""))
         return "" if obj is None else objects.why_not_begun(obj, self._operations.node_name)
 
-    def _queue_if_overwritten(self, uid: str, obj: Object) -> None:
-        """Queue a machine if its status is not what was last written. This is only for listings: two writers that
+    def _add_if_overwritten(self, uid: str, obj: Object) -> None:
+        """Add a machine if its status is not what was last written. This is only for listings: two writers that
         dispute a status must not wake each other with every write."""
-        turn = self._turns.get(f"vm {uid}")
-        if turn is not None and turn.written is not None and objects.own_status(obj) != turn.written:
-            turn.at = 0.0
-            self._queue.setdefault(f"vm {uid}")
+        item = self._items.get(f"vm {uid}")
+        if item is not None and item.written is not None and objects.own_status(obj) != item.written:
+            self._make_due(f"vm {uid}", item)
 
     def _machine_gone(self, obj: Object) -> None:
         uid, key = obj["metadata"]["uid"], objects.key_of(obj)
@@ -465,31 +405,31 @@ class VirtualMachineLoop:
                 self._users.pop(key, None)
 
     def _claim_is(self, obj: Object) -> None:
-        """Take a DeviceClaim as it is, and queue the machines that name it if it changed."""
+        """Take a DeviceClaim as it is, and add the machines that name it if it changed."""
         key = _claim_key(obj)
         before, self._claims[key] = self._claims.get(key), obj
         if before is not None and before["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]:
             return
         if before is not None and before["metadata"]["uid"] != obj["metadata"]["uid"]:
             self._drop(f"claim {before['metadata']['uid']}")
-        self._queue_users(key)
+        self._add_users(key)
 
     def _claim_gone(self, obj: Object) -> None:
         key = _claim_key(obj)
         if (there := self._claims.get(key)) is not None and there["metadata"]["uid"] == obj["metadata"]["uid"]:
             del self._claims[key]
-            self._queue_users(key)
+            self._add_users(key)
         self._drop(f"claim {obj['metadata']['uid']}")
 
-    def _queue_users(self, key: ClaimKey) -> None:
+    def _add_users(self, key: ClaimKey) -> None:
         for uid in sorted(self._users.get(key, ())):
-            if f"vm {uid}" in self._work:
-                self._queue.setdefault(f"vm {uid}")
+            if f"vm {uid}" in self._items:
+                self.worker.add(f"vm {uid}")
 
     def _look_at_claims(
         self, keys: Collection[ClaimKey], held: Sequence[HeldClaim], with_object: Container[str]
     ) -> None:
-        """Write on claims who uses them, and queue those that this node is to unprepare. ``held``: what it holds of
+        """Write on claims who uses them, and add those that this node is to unprepare. ``held``: what it holds of
         them; ``with_object``: keys of machines that were made for objects."""
         node = self._operations.node_name
         claims = [self._claims[key] for key in keys]
@@ -502,209 +442,120 @@ class VirtualMachineLoop:
             if name not in due:
                 self._drop(name)
                 continue
-            self._work[name] = partial(self._unprepare, due[name])
-            turn = self._turns.get(name)
-            if turn is None or turn.seen != due[name].depends:
-                self._queue.setdefault(name)
+            if self._item(name, partial(self._unprepare, due[name])).seen != due[name].depends:
+                self.worker.add(name)
 
-    def _queue_heard(self, heard: Iterable[str]) -> None:
-        """Queue the machines that changed on this node. One without an object may have given something back."""
-        for changed in heard:
-            kind, _, key = changed.partition(" ")
-            if kind == "machine":
-                name = f"vm {self._uids.get(key, '')}"
-                if name in self._work:
-                    self._queue.setdefault(name)
-                else:
-                    self._is_room = True
-            elif changed == DEVICES:  # those that are well again, or there again
-                self._is_room = True
-                self._keeper.device_changes += 1
-            elif changed == _MISSED:
-                self._is_room = True
-                for name in self._work:
-                    self._queue.setdefault(name)
+    def _take_of_node(self, changed: str) -> bool:
+        """Add the machines that changed on this node; whether something may have been given back, as one without an
+        object may have done."""
+        kind, _, key = changed.partition(" ")
+        if kind == "machine":
+            name = f"vm {self._uids.get(key, '')}"
+            if name not in self._items:
+                return True
+            self.worker.add(name)
+        elif changed == DEVICES:  # those that are well again, or there again
+            self._keeper.device_changes += 1
+        elif changed == _MISSED:
+            for name in self._items:
+                self.worker.add(name)
+        return changed in (DEVICES, _MISSED, _ROOM)
 
-    # What is begun.
+    def _try_what_failed(self) -> None:
+        """Have what failed tried again soon: it may have waited for what this node has given back."""
+        now = self._clock()
+        for name, item in self._items.items():
+            if item.ended is not None and self.worker.failures(name):
+                self.worker.add(name, max(0.0, item.ended + _ROOM_SECONDS - now))
+
+    # Keys of the worker.
+
+    def _item(self, name: str, do: Do) -> _WorkItem:
+        item = self._items.setdefault(name, _WorkItem(do))
+        item.do = do
+        return item
+
+    def _make_due(self, name: str, item: _WorkItem) -> None:
+        """Have it worked on, though nothing of which the loop knows changed."""
+        item.glances = _GLANCES
+        self.worker.add(name, 0.0)
 
     def _drop(self, name: str) -> None:
         """It is never due again."""
-        self._work.pop(name, None)
-        turn = self._turns.pop(name, None)
-        if turn is not None and turn.runs:
-            self._is_room = True
+        self.worker.forget(name)
+        item = self._items.pop(name, None)
+        if item is not None and item.runs:
+            self.worker.tell(_ROOM)
 
-    def _queue_due(self) -> None:
-        """Queue what is due by now. If this node has given something back, so is what failed: it may have waited for
-        that, and the pause that it earned before is over."""
-        now = self._clock()
-        with self._mutex:
-            is_room, self._is_room = self._is_room, False
-        due = []
-        for name, turn in self._turns.items():
-            if is_room and turn.failures:
-                turn.at = min(turn.at, turn.ended + _ROOM_SECONDS)
-            if turn.at <= now and name not in self._busy and name not in self._queue:
-                if turn.is_settled:
-                    turn.at, turn.glances = now + _GLANCE_RESYNCS * self._settings.resync, turn.glances + 1
-                    self._to_glance.append((name, turn))
-                else:
-                    due.append((turn.at, name))
-        for _, name in sorted(due):
-            self._queue.setdefault(name)
-        waiting = self._waiting_for_host()
-        if waiting and now >= self._next_host_look and not self._is_looking_at_host:
-            self._next_host_look, self._is_looking_at_host = now + _HOST_SECONDS, True
-            self._spawn_or(partial(self._look_at_host, waiting), self._host_looked_at)
-        if self._to_glance and not self._is_glancing:
-            self._is_glancing = True
-            self._spawn_or(self._glance, self._glanced)
-
-    def _waiting_for_host(self) -> list[tuple[str, _WorkItem]]:
-        """What waits for a change of the host that has no event."""
-        waiting = [(name, turn) for name, turn in self._turns.items() if turn.is_unchanged is not None]
-        return [(name, turn) for name, turn in waiting if name not in self._busy]
-
-    def _begin(self) -> None:
-        """Have workers do what is queued, as many at a time as there are."""
-        for name in list(self._queue):
-            if self._is_full():
-                return
-            if name in self._busy:
-                continue
-            del self._queue[name]
-            if (work := self._work.get(name)) is not None:
-                self._busy.add(name)
-                turn = self._turns.setdefault(name, _WorkItem())
-                self._spawn_or(partial(self._do, name, turn, work), partial(self._not_begun, name))
-
-    def _is_full(self) -> bool:
-        """Whether as much is worked on as may be at the same time."""
-        return len(self._busy) - min(self._aside, MAX_ASIDE) >= self._settings.workers
-
-    @contextmanager
-    def _waiting_for_guest(self) -> Iterator[None]:
-        """Inside, a worker counts as none."""
-        with self._mutex:
-            self._aside += 1
-        self._wake.beat()
+    def _do(self, name: str, why: Why) -> Again | None:
+        """Raises StoreError, NodeError."""
+        if name == _HOST:
+            return self._look_at_host()
+        if (item := self._items.get(name)) is None:
+            return None
         try:
-            yield
+            return item.do(item, why)
+        except NodeError as error:
+            return Again(retry_delay(error), failed=error)
         finally:
-            with self._mutex:
-                self._aside -= 1
+            item.ended = self._clock()
 
-    def _spawn_or(self, work: Callable[[], None], not_begun: Callable[[], None]) -> None:
-        """Have it done in another thread; ``not_begun`` is called if there can be none now."""
-        try:
-            self._spawn(work)
-        except BaseException:
-            not_begun()
-            raise
+    def _look_at_host(self) -> Again | None:
+        """Add those of which something on the host, which has no event, is otherwise than when they were tried."""
+        waiting = [(name, item) for name, item in list(self._items.items()) if item.is_unchanged is not None]
+        for name, item in waiting:
+            is_unchanged = item.is_unchanged
+            if is_unchanged is not None and not self.worker.is_busy(name) and not is_unchanged():
+                item.is_unchanged = None
+                self._make_due(name, item)
+        return Again(_HOST_SECONDS) if waiting else None
 
-    def _not_begun(self, name: str) -> None:
-        self._busy.discard(name)
-        self._queue.setdefault(name)
-
-    def _glanced(self) -> None:
-        self._is_glancing = False
-
-    def _host_looked_at(self) -> None:
-        self._is_looking_at_host = False
-
-    def _do(self, name: str, turn: _WorkItem, work: Callable[[_WorkItem], None]) -> None:
-        try:
-            work(turn)
-        except (NodeError, StoreError) as error:
-            log.warning("%s: %s", name, error)
-            self._ended(turn, failed=True, after=retry_delay(error) if isinstance(error, NodeError) else None)
-        except Exception:
-            log.exception("%s", name)
-            self._ended(turn, failed=True)
-        self._busy.discard(name)
-        self._wake.beat()  # another one may begin, and how long to sleep is known
-
-    def _ended(self, turn: _WorkItem, *, failed: bool = False, after: float | None = None) -> None:
-        """Work came to its end; ``after``: seconds until it is worth trying again."""
-        settings = self._settings
-        turn.failures = turn.failures + 1 if failed else 0
-        pause = backoff_delay(turn.failures, settings.retry, settings.most) if failed else settings.resync
-        turn.ended, turn.glances = self._clock(), 0
-        turn.at = turn.ended + (pause if after is None else after)
-
-    def _pause(self) -> float:
-        """Until the next thing is due. A worker that ends wakes the loop."""
-        now = self._clock()
-        if self._is_full():
-            return self._settings.resync
-        due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
-        if self._waiting_for_host():
-            due.append(_HOST_SECONDS if self._is_looking_at_host else self._next_host_look - now)
-        return max(0.0, min([self._settings.resync, *due]))
-
-    # What workers do.
-
-    def _glance(self) -> None:
-        """Queue those of ``_to_glance`` that do not run as they did. One after the other: no caller waits for it."""
-        try:
-            while self._to_glance:
-                name, turn = self._to_glance.popleft()
-                obj = self._machines.get(name.removeprefix("vm "))
-                if obj is not None and not self._operations.machines.is_as_seen(objects.key_of(obj)):
-                    turn.at = 0.0
-                    self._hear([machine_change(objects.key_of(obj))])
-        finally:
-            self._glanced()
-
-    def _look_at_host(self, waiting: Sequence[tuple[str, _WorkItem]]) -> None:
-        """Queue those of which something on the host is otherwise than when they were tried."""
-        try:
-            for name, turn in waiting:
-                is_unchanged, obj = turn.is_unchanged, self._machines.get(name.removeprefix("vm "))
-                if obj is not None and is_unchanged is not None and not is_unchanged():
-                    turn.is_unchanged, turn.at = None, 0.0
-                    self._hear([machine_change(objects.key_of(obj))])
-        finally:
-            self._host_looked_at()
-
-    def _look_after(self, uid: str, turn: _WorkItem) -> None:
-        """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""
-        obj, now = self._machines.get(uid), self._clock()
+    def _look_after(self, uid: str, item: _WorkItem, why: Why) -> Again | None:
+        """Bring a machine nearer to its object, if anything that it depends on changed or its time came. Raises
+        StoreError, NodeError."""
+        obj, name = self._machines.get(uid), f"vm {uid}"
         if obj is None:
-            return
-        key = objects.key_of(obj)
+            return None
+        key, failures = objects.key_of(obj), self.worker.failures(name)
+        is_settled = item.runs and not failures and item.seen is not None and item.glances < _GLANCES
+        if why is Why.DUE and is_settled and self._operations.machines.is_as_seen(key):
+            item.glances += 1
+            return Again(_GLANCE_RESYNCS * self._settings.resync)
         machine = self._operations.machines.get(key)
         runs = machine is not None and machine.runs
-        if turn.runs and not runs:
-            with self._mutex:
-                self._is_room = True
-        turn.runs = runs
+        if item.runs and not runs:
+            self.worker.tell(_ROOM)
+        item.runs = runs
         depends = (
             _depends(obj, self._claims, machine, self._operations.node_name),
             self._keeper.scaling(key),
         )
         reported = self._keeper.guest_status(machine)
-        if turn.seen != depends:
-            turn.failures = 0
-        elif turn.reported == reported and now < turn.at:
-            return
-        turn.seen, turn.reported, turn.is_unchanged, turn.written = depends, reported, None, None
+        if item.seen != depends:
+            self.worker.reset(name)
+        elif item.reported == reported and why is Why.ADDED:
+            return UNTRIED
+        item.seen, item.reported, item.is_unchanged, item.written = depends, reported, None, None
+        item.glances = 0
         outcome = self._keeper.keep(obj, self._named_claims)
         if outcome is None:
-            self._ended(turn)
-        else:
-            self._ended(turn, failed=bool(outcome.reason), after=outcome.after)
-            turn.is_unchanged, turn.written = outcome.is_unchanged, outcome.written
+            return Again(self._settings.resync)
+        item.is_unchanged, item.written = outcome.is_unchanged, outcome.written
+        if item.is_unchanged is not None:
+            self.worker.add(_HOST, _HOST_SECONDS)
+        if outcome.reason:
+            return Again(outcome.after, failed=True)
+        return Again(self._settings.resync if outcome.after is None else outcome.after)
 
-    def _unprepare(self, one: claimed.DueUnprepare, turn: _WorkItem) -> None:
-        if turn.seen == one.depends and self._clock() < turn.at:
-            return
-        turn.seen = one.depends
-        is_done = claimed.unprepare(self._store, self._operations, one)
-        if is_done:
-            with self._mutex:
-                self._is_room = True
-        self._ended(turn, failed=not is_done)
+    def _unprepare(self, one: claimed.DueUnprepare, item: _WorkItem, why: Why) -> Again:
+        """Raises StoreError, NodeError."""
+        if item.seen == one.depends and why is Why.ADDED:
+            return UNTRIED
+        item.seen = one.depends
+        if not claimed.unprepare(self._store, self._operations, one):
+            return FAILED
+        self.worker.tell(_ROOM)
+        return Again(self._settings.resync)
 
     # Machines whose objects are gone.
 
@@ -731,7 +582,7 @@ class VirtualMachineLoop:
         return previous == identity
 
     def _look_at_orphans(self, owners: Mapping[str, str]) -> None:
-        """Queue the machines that have been without an object for the whole of the grace period. ``owners``: UIDs of
+        """Add the machines that have been without an object for the whole of the grace period. ``owners``: UIDs of
         the objects that machines were made for, by the machines' keys."""
         gone = {uid: key for key, uid in owners.items() if uid and uid not in self._machines}
         self._operations.without_object = frozenset(gone)
@@ -743,11 +594,11 @@ class VirtualMachineLoop:
         self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
         for uid, key in gone.items():
             if now - self._gone_since[uid] >= self._settings.grace:
-                self._work[f"vm {uid}"] = partial(self._remove, key, uid)
-                if f"vm {uid}" not in self._turns:
-                    self._queue.setdefault(f"vm {uid}")
+                item = self._item(f"vm {uid}", partial(self._remove, key, uid))
+                if item.ended is None:
+                    self.worker.add(f"vm {uid}")
 
-    def _remove(self, key: str, uid: str, turn: _WorkItem) -> None:
+    def _remove(self, key: str, uid: str, item: _WorkItem, why: Why) -> Again:
         """Only when the store says, asked for that very object, that it is gone (T16)."""
         is_there = objects.read_again(self._store, objects.KIND, key, uid) is not None
         machine = self._operations.machines.get(key)
@@ -755,12 +606,11 @@ class VirtualMachineLoop:
             log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", key, uid)
             self._keeper.leave(key)
             due = Deadline.after(WORK_SECONDS)
-            with self._waiting_for_guest():
+            with self.worker.aside():
                 self._operations.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
             self._removed("machine")
-            with self._mutex:
-                self._is_room = True
-        self._ended(turn)
+            self.worker.tell(_ROOM)
+        return Again(self._settings.resync)
 
 
 class _KeysWithObject:

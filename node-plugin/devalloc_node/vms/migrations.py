@@ -108,7 +108,7 @@ class MigrationLoop:
         self._settle, self._is_settled = settle, False
         self._stop = threading.Event()
         pace = Pace(_RETRY_SECONDS, _RETRY_SECONDS, threads=_THREADS, expected=(NodeError, StoreError))
-        self.worker: Worker[str, object] = Worker("cannot go on with the migration of", self._work, pace=pace)
+        self.worker: Worker[str, object] = Worker("cannot go on with migrations", self._work, pace=pace)
         self._names: dict[str, tuple[str, str]] = {}
         """Keys of migrations by their UIDs."""
         self._began: dict[str, float] = {}

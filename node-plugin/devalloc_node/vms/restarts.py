@@ -16,6 +16,7 @@ from functools import partial
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.backoff import backoff_delay
+from devalloc.worker import Again, Pace, Why, Worker, in_thread
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.spec import locking_seconds, spec_of
@@ -96,6 +97,8 @@ LOOK_SECONDS = 10.0
 WORK_SECONDS = 30.0
 WORKERS = 8
 """Machines that are brought back at the same time."""
+_BATCH_SECONDS = 0.2
+"""What ends together is looked up together."""
 _BUSY_SECONDS = 0.05
 """How long another change of a machine is waited for: who makes it sees to the machine."""
 
@@ -110,102 +113,95 @@ class MachineRestarts:
         to_restart: Callable[[], Sequence[VirtualMachine]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        spawn: Callable[[Callable[[], None]], None] | None = None,
+        spawn: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
         """``to_restart``: the machines that do not run and should, by their own policy. ``spawn`` has something done in
         another thread."""
         self._operations = operations
-        self._notifier = notifier
         self._to_restart = to_restart
-        self._spawn = spawn or _in_thread
-        self._busy: set[str] = set()
-        """Those that are being brought back."""
         self._backoff = RestartBackoff(clock)
-        self._logged: dict[str, str] = {}
-        """Why a machine was last not brought back."""
+        self._ended: dict[str, VirtualMachine] = {}
+        """Those machines, as they were last looked up, by their keys."""
         self._inside: dict[str, list[ClaimRef]] = {}
         """Claims that were attached to a machine while it ran: a start that fails has forgotten their plugs."""
+        # One that takes its time, such as for an image on a file system that hangs, holds up no other.
+        pace = Pace(batch=_BATCH_SECONDS, threads=WORKERS, expected=(NodeError,))
+        self.worker: Worker[str | None, object] = Worker(
+            "cannot restart machines", self._work, pace=pace, clock=clock, spawn=spawn
+        )
+        notifier.follow(lambda changed: self.look())
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
-        while not stop.is_set():
-            seen = self._notifier.count
-            try:
-                self.round()
-            except Exception:
-                log.exception("cannot look up which machines to restart")
-            self._notifier.wait(seen, LOOK_SECONDS)
-            stop.wait(0.2)
+        self.look()
+        self.worker.run(stop)
 
-    def round(self) -> None:
-        """Begin to start what is due: one that takes its time, such as for an image on a file system that hangs, holds
-        up no other. Raises NodeError if that cannot be read."""
-        ended = {"/".join(machine.key): machine for machine in self._to_restart()}
+    def look(self) -> None:
+        """Look soon which machines are to be started. From any thread."""
+        self.worker.add(None)
+
+    def _work(self, key: str | None, why: Why) -> Again | None:
+        """Start a machine, or look which ones are to be started. Raises NodeError."""
+        if key is not None:
+            return self._bring_back(key)
+        self._ended = ended = {"/".join(machine.key): machine for machine in self._to_restart()}
         self._backoff.only(ended)
-        self._logged = {key: why for key, why in dict(self._logged).items() if key in ended}
-        for key in list(self._inside):  # others are written to meanwhile
-            if key not in ended and key not in self._busy:
-                del self._inside[key]
-        for key, machine in ended.items():
-            if key not in self._busy and len(self._busy) < WORKERS and not self._backoff.left(key):
-                self._busy.add(key)
-                self._spawn(partial(self._work, key, machine))
+        for each in list(self._inside):  # others are written to meanwhile
+            if each not in ended and not self.worker.is_busy(each):
+                self._inside.pop(each, None)
+        for each in ended:
+            if not self.worker.is_busy(each):
+                self.worker.add(each, self._backoff.left(each))
+        return Again(LOOK_SECONDS)
 
-    def _work(self, key: str, machine: VirtualMachine) -> None:
-        is_ours = True
+    def _bring_back(self, key: str) -> Again | None:
+        """None also if another component does it and reports it."""
+        if (machine := self._ended.get(key)) is None:
+            return None
+        if left := self._backoff.left(key):
+            return Again(left)
         try:
-            is_ours = self._bring_back(key, machine)
-        except Exception:
-            log.exception("machine %s", key)
-            self._backoff.begun(key)
-        finally:
-            was_full = len(self._busy) >= WORKERS
-            self._busy.discard(key)
-            if is_ours or was_full:  # another one may have its turn
-                self._notifier.beat()
-
-    def _bring_back(self, key: str, machine: VirtualMachine) -> bool:
-        """False if another component does it and reports it."""
-        try:
-            refs = [
-                self._operations.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
-                for name in machine.spec.claims
-            ]
-            self._inside[key] = inside = self._attached(key)
-            refs += inside
-            there = self._operations.machines.get(key)
-            wanted = None if there is None else there.wanted.memory_bytes
-            spec = spec_of(machine)
-            memory = spec.memory.use if wanted is None else wanted
-            seconds = WORK_SECONDS + (locking_seconds(memory) if refs or spec.huge_page_bytes else 0.0)
-            if refs and there is not None and there.is_paused:  # its start was cut off: its guest may still boot
-                seconds += FIRMWARE_SECONDS
-            self._operations.create(
-                machine,
-                list(dict.fromkeys(refs)),
-                Deadline.after(seconds),
-                caller="restart policy",
-                still=partial(self._is_due, key),
-                patience=_BUSY_SECONDS,
-                as_it_was=True,
-            )
+            self._start(key, machine)
         except NodeError as error:
             if error.code in ("NotWanted", "Busy"):
-                return False
+                return None
             self._backoff.begun(key)
             if not error.retryable:
                 self._backoff.slow_down(key)
                 if error.code.startswith("Claim"):  # gone for good: the machine does not wait for what was attached
                     self._inside.pop(key, None)
-            again = self._backoff.left(key)
-            if self._logged.get(key) != error.message:
-                self._logged[key] = error.message
-                log.warning("cannot restart machine %s; trying again in %.0f s: %s", key, again, error)
-        else:
+            return Again(self._backoff.left(key), failed=error)
+        except Exception:
             self._backoff.begun(key)
-            self._logged.pop(key, None)
-            log.info("restarted machine %s", key)
-        return True
+            raise
+        self._backoff.begun(key)
+        log.info("restarted machine %s", key)
+        return None
+
+    def _start(self, key: str, machine: VirtualMachine) -> None:
+        """Raises NodeError."""
+        refs = [
+            self._operations.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
+            for name in machine.spec.claims
+        ]
+        self._inside[key] = inside = self._attached(key)
+        refs += inside
+        there = self._operations.machines.get(key)
+        wanted = None if there is None else there.wanted.memory_bytes
+        spec = spec_of(machine)
+        memory = spec.memory.use if wanted is None else wanted
+        seconds = WORK_SECONDS + (locking_seconds(memory) if refs or spec.huge_page_bytes else 0.0)
+        if refs and there is not None and there.is_paused:  # its start was cut off: its guest may still boot
+            seconds += FIRMWARE_SECONDS
+        self._operations.create(
+            machine,
+            list(dict.fromkeys(refs)),
+            Deadline.after(seconds),
+            caller="restart policy",
+            still=partial(self._is_due, key),
+            patience=_BUSY_SECONDS,
+            as_it_was=True,
+        )
 
     def _attached(self, key: str) -> list[ClaimRef]:
         """Claims that were in it when it ended, but for those that were unprepared or put into another one since."""
@@ -220,8 +216,3 @@ class MachineRestarts:
     def _is_due(self, key: str) -> bool:
         """Whether it is still to be started: it may have been deleted or stopped since, or its first start failed."""
         return any("/".join(machine.key) == key for machine in self._to_restart())
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
-    threading.Thread(target=work, name="restart", daemon=True).start()

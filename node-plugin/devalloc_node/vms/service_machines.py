@@ -35,9 +35,6 @@ PAUSE_SECONDS = 0.1
 RETRY_SECONDS = 5.0
 """How soon a machine that cannot be scaled is looked at again: routes and addresses change without an event."""
 
-_ALL = "the machines of the service"
-"""The only key of the loop."""
-
 
 class ServiceMachines:
     """``run`` in a thread; ``problem`` is for any thread."""
@@ -56,7 +53,7 @@ class ServiceMachines:
         self._scaling, self._runners, self._resync = scaling, runners, resync
         # What a round itself changes, and changes one after the other, are one round more.
         pace = Pace(RETRY_SECONDS, max(RETRY_SECONDS, resync), batch=PAUSE_SECONDS, expected=(NodeError,))
-        self._worker: Worker[str, object] = Worker("cannot look at", self._look, pace=pace)
+        self._worker: Worker[None, object] = Worker("cannot look at the machines of the service", self._look, pace=pace)
         self._problems: dict[str, Outcome] = {}
         self._cared_for: set[str] = set()
         """Keys of machines that were given to the scalers or runners."""
@@ -73,10 +70,10 @@ class ServiceMachines:
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Machines stay as they are then."""
-        self._worker.add(_ALL)
+        self._worker.add(None)
         self._worker.run(stop)
 
-    def _look(self, key: str, why: Why) -> Again:
+    def _look(self, key: None, why: Why) -> Again:
         self.round()
         return Again(min(RETRY_SECONDS, self._resync) if self._problems else self._resync)
 
@@ -150,4 +147,4 @@ class ServiceMachines:
 
     def _hear(self, changed: Sequence[str]) -> None:
         if any(each.startswith("machine ") for each in changed):
-            self._worker.add(_ALL)
+            self._worker.add(None)

@@ -19,6 +19,7 @@ from devalloc.api.views import MachineView, MigrationView
 from devalloc.cli.node_wiring import store_source
 from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.watcher import Listed
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
@@ -80,7 +81,8 @@ class PluginOfNode:
                 with suppress(NodeError, StoreError):
                     self.migrations.step(key)
         with suppress(NodeError, StoreError):
-            self.objects.round()
+            self.objects.worker.tell(Listed())
+            self.objects.worker.round()
 
     def monitor(self, command: str) -> str:
         """What QEMU's monitor for people answers."""

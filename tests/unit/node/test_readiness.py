@@ -20,6 +20,7 @@ from devalloc_node.vms import LoopExecution, LoopSettings, MachineControls, Virt
 from devalloc_node.vms.readiness import with_readiness
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_machines import ToyMachines, vm
+from tests.support.vm_rounds import full_round
 
 KEY = "default/web"
 MIGRATING = {"type": "Migrating", "status": "False", "reason": "Done", "message": "", "lastTransitionTime": "x"}
@@ -64,13 +65,13 @@ class World:
 
     def round(self, seconds: float = 400.0) -> None:
         self.now += seconds
-        self.loop.round()
+        full_round(self.loop)
 
     def say(self, status: GuestStatus, message: str = "") -> None:
         """The guest reports, and the reader says so, as it does."""
         self.reports.reports[KEY, self.machines.views[KEY].id] = GuestReport(status, message)
         self.notifier.beat(machine_change(KEY))
-        self.loop.round(everything=False)
+        self.loop.worker.round()
 
     def conditions(self) -> dict[str, Any]:
         status = self.store.get("VirtualMachine", "default", "web").get("status") or {}
@@ -241,12 +242,12 @@ def test_a_guest_that_flaps_does_not_have_what_fails_tried_like_new(world: World
     spec = {**obj["spec"], "memory": {**obj["spec"]["memory"], "use": "512Mi"}}
     world.store.replace({**obj, "spec": spec})
     world.round(1.0)
-    (turn,) = world.loop._turns.values()
-    failures = [turn.failures]
+    name, worker = f"vm {obj['metadata']['uid']}", world.loop.worker
+    failures = [worker.failures(name)]
     for number in range(4):
         world.now += 5.0
         world.say(("ready", "not-ready")[number % 2])
-        failures.append(turn.failures)
+        failures.append(worker.failures(name))
     assert failures == sorted(set(failures)), "each is one more"
 
 

@@ -24,6 +24,13 @@ def at_once(work: Callable[[], None]) -> None:
     work()
 
 
+def look(restarts: MachineRestarts) -> None:
+    """Have it look which machines are to be started, and start them."""
+    restarts.look()
+    restarts.worker.round()
+    restarts.worker.round()
+
+
 class World:
     def __init__(self, folder: Path) -> None:
         self.machines = ToyMachines()
@@ -62,7 +69,7 @@ def test_it_comes_back_with_its_devices(world: World) -> None:
     world.machines.end("default/web")
     assert world.machines.devices == {}
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -72,7 +79,7 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -85,7 +92,7 @@ def test_it_comes_back_as_large_as_it_was_last_asked_to_be(world: World) -> None
         world.operations.scale("default/web", what, amount, Deadline.after(10))
     for world.now in (100, 500):
         world.machines.end("default/web")
-        world.restarts.round()
+        look(world.restarts)
         assert world.operations.machine("default/web").observed == large
     world.machines.end("default/web")
     world.create(machine)
@@ -102,7 +109,7 @@ def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World
     world.operations.scale("default/web", "memory", 64 << 30, Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.given["default/web"] > 64
 
 
@@ -111,10 +118,10 @@ def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> N
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
-    world.restarts.round()
+    look(world.restarts)
     world.machines.fail.clear()
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
@@ -125,11 +132,11 @@ def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World)
     world.operations.attach(ref, "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
-    world.restarts.round()
+    look(world.restarts)
     world.machines.fail.clear()
     del world.bench.grants.grants[ref.uid]
     for world.now in (100, 500):
-        world.restarts.round()
+        look(world.restarts)
     assert world.machines.views["default/web"].runs
     assert world.machines.devices == {}
 
@@ -140,7 +147,7 @@ def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None
     restarts = MachineRestarts(
         world.operations, ChangeNotifier(), lambda: [machine], clock=lambda: world.now, spawn=at_once
     )
-    restarts.round()
+    look(restarts)
     there = world.machines.views["default/web"]
     assert (there.phase, there.is_paused) == ("Running", False)
 
@@ -160,7 +167,7 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
 
     world.machines.start = slow  # type: ignore[method-assign]
     restarts = MachineRestarts(world.operations, ChangeNotifier(), world.ended, clock=lambda: 100.0)
-    restarts.round()
+    look(restarts)
     until(lambda: world.machines.views["default/web"].runs, "the last one is back")
     assert not world.machines.views["default/a"].runs
     over.set()
@@ -176,9 +183,9 @@ def test_a_machine_that_another_caller_changes_is_left_alone_in_silence(world: W
     restarts = MachineRestarts(operations, notifier, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
     with operations.claims.exclusive("machine/default/web", Deadline.after(10), "start"):
         beats = notifier.count
-        restarts.round()
+        look(restarts)
         assert notifier.count == beats
-    restarts.round()
+    look(restarts)
     assert world.machines.views["default/web"].runs
     assert notifier.count > beats
 
@@ -188,7 +195,7 @@ def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_i
     world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.given["default/web"] > 600
 
 
@@ -198,7 +205,7 @@ def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(world: 
     for _ in range(3000):
         world.machines.end("default/web")
         world.now += 1
-        world.restarts.round()
+        look(world.restarts)
         if world.machines.views["default/web"].runs:
             starts.append(world.now)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
@@ -212,10 +219,10 @@ def test_a_machine_whose_first_start_is_under_way_is_left_alone_in_silence(
 ) -> None:
     world.made.append(machine_of(vm("web")))
     with world.bench.claims.locks.named("machine/default/web", Deadline.after(10), "start"):
-        world.restarts.round()
+        look(world.restarts)
     assert not world.machines.calls
     assert not caplog.records
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs, "nothing holds it up once the other start has failed"
 
 
@@ -231,14 +238,14 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
     with monkeypatch.context() as patch:
         patch.setattr(world.machines, "start", refuse)
         for world.now in range(700):
-            world.restarts.round()
+            look(world.restarts)
     assert tries == [0, 300, 600]
     assert [record.message for record in caplog.records] == [
-        "cannot restart machine default/web; trying again in 300 s: machine default/web: /images/vmlinuz "
+        "cannot restart machines: default/web; next try in 300 s: machine default/web: /images/vmlinuz "
         "lies below no folder that is listed"
     ]
     world.now = 900
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs
 
 
@@ -255,7 +262,7 @@ def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, 
             world.operations.delete("default/web", None, Deadline.after(10))
         return [due.pop()] if due else []
 
-    MachineRestarts(world.operations, ChangeNotifier(), taken_away, clock=lambda: 100.0, spawn=at_once).round()
+    look(MachineRestarts(world.operations, ChangeNotifier(), taken_away, clock=lambda: 100.0, spawn=at_once))
     assert not due, "it was looked for"
     assert not any(machine.runs for machine in world.machines.list())
 
@@ -267,12 +274,12 @@ def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> No
     for name in ("web", "db"):
         world.machines.end(f"default/{name}")
     world.machines.fail.add("a/slot-0")
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/db"].runs
     assert world.machines.devices == {}
     assert not world.machines.views["default/web"].runs, "it is not forgotten"
     assert "stop default/web" not in world.machines.calls, "which would be a wish that it stays so"
     world.machines.fail.clear()
     world.now = 100
-    world.restarts.round()
+    look(world.restarts)
     assert world.machines.views["default/web"].runs

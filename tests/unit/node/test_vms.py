@@ -25,8 +25,9 @@ from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.inventory.capacity import host_pool_name
-from devalloc.store import Key, NotFound, Object, Store, Unavailable
+from devalloc.store import Event, Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.watcher import Listed
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -44,7 +45,8 @@ from tests.support.node_errors import raises
 from tests.support.node_service import platform_of, toy_bench
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachines, machine_of, vm
-from tests.support.waiting import in_threads, until
+from tests.support.vm_rounds import full_round
+from tests.support.waiting import LONG, in_threads, until
 
 NODE = "node-a"
 
@@ -67,14 +69,14 @@ class World:
         self.bench.restart()
         self.loop = self.new_loop()
 
-    def new_loop(self, node: str = NODE) -> VirtualMachineLoop:
+    def new_loop(self, node: str = NODE, *, workers: int = 8) -> VirtualMachineLoop:
         operations = platform_of(self.bench, self.machines)
         operations.node_name = node
         return VirtualMachineLoop(
             self.store,
             operations,
             ChangeNotifier(),
-            settings=LoopSettings(resync=5, grace=300),
+            settings=LoopSettings(resync=5, grace=300, workers=workers),
             execution=LoopExecution(lambda: self.now, lambda work: work()),
         )
 
@@ -97,7 +99,7 @@ class World:
     def round(self, *, times: int = 1, pause: float = 400.0) -> None:
         for _ in range(times):
             self.now += pause
-            self.loop.round()
+            full_round(self.loop)
 
     def apply(self, manifest: Object) -> Object:
         key = Key.of(manifest)
@@ -1175,7 +1177,7 @@ class TestLoop:
         world.round(times=3)
         assert not world.exists("VirtualMachine", "web")
         world.now += 1000
-        assert world.loop.round() == 5
+        assert full_round(world.loop) is None
 
     def test_a_machine_that_waits_for_a_worker_is_not_looked_at_until_one_is_free(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
@@ -1190,10 +1192,10 @@ class TestLoop:
         )
         for name in ("web", "db"):
             world.apply(vm(name))
-        assert loop.round() == 5
+        assert full_round(loop) is None
         assert len(begun) == 1
         begun[0]()
-        loop.round()
+        full_round(loop)
         assert len(begun) == 2
 
     def test_guests_that_power_down_slowly_delay_no_other_machine(self, world: World) -> None:
@@ -1228,7 +1230,7 @@ class TestLoop:
             over.set()
             until(lambda: not world.exists("VirtualMachine", "slow-1"), "it is gone")
             until(lambda: {world.phase("slow-2"), world.phase("slow-3")} == {"Stopped"}, "they are stopped")
-            assert loop._aside == 0
+            assert loop.worker.drain(LONG)
         finally:
             over.set()
             stop.set()
@@ -1237,15 +1239,21 @@ class TestLoop:
 
     def test_disks_that_fail_delay_no_other_machine(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """One full file system stops the CPUs of many machines at once, and each is tried again by a worker."""
+        world.loop = world.new_loop(workers=1)
         world.apply(vm("web"))
         world.round()
         machines = world.machines.views
         machines["default/web"] = replace(machines["default/web"], reason="DiskFailed", message="the disk is full")
-        counted: list[int] = []
-        clock = SimpleNamespace(sleep=lambda seconds: counted.append(world.loop._aside), monotonic=time.monotonic)
-        monkeypatch.setattr(reconciler, "time", clock)
+        begun: list[bool] = []
+
+        def sleep(seconds: float) -> None:
+            world.apply(vm("other"))
+            full_round(world.loop)
+            begun.append("default/other" in machines)
+
+        monkeypatch.setattr(reconciler, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         world.round(times=2)
-        assert counted == [1], "it counts as no worker"
+        assert begun == [True], "it counts as no worker"
 
     def test_a_machine_that_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
@@ -1262,7 +1270,7 @@ class TestLoop:
         for name in names:
             world.apply(vm(name))
         for _ in range(3):  # those in front are due again each time
-            loop.round()
+            full_round(loop)
             works, begun[:] = begun[:], []
             for work in works:
                 work()
@@ -1282,15 +1290,15 @@ class TestLoop:
         for name in ("a", "b", "c"):
             world.apply(vm(name))
         for _ in range(3):
-            loop.round()
+            full_round(loop)
         get, lists = world.machines.get, world.store.list
         world.machines.get = lambda key: (looked.append(key), get(key))[1]  # type: ignore[method-assign, func-returns-value]
         world.store.list = lambda *kinds, **more: pytest.fail("listed")  # type: ignore[method-assign, assignment]
         try:
-            loop.round(everything=False)
+            loop.worker.round()
             assert looked == []
             notifier.beat(machine_change("default/b"))
-            loop.round(everything=False)
+            loop.worker.round()
         finally:
             world.store.list = lists  # type: ignore[method-assign]
         assert set(looked) == {"default/b"}
@@ -1308,21 +1316,21 @@ class TestLoop:
         )
         world.apply(vm("web"))
         for _ in range(3):
-            loop.round()
+            full_round(loop)
         world.machines.end("default/web")
         notifier.beat(machine_change("default/web"))
         with monkeypatch.context() as patch:
             patch.setattr(world.store, "list", failed)
             with pytest.raises(Unavailable):
-                loop.round()
-        loop.round(everything=False)
+                full_round(loop)
+        loop.worker.round()
         assert world.phase() != "Running", "it was seen to have ended"
 
     @pytest.mark.parametrize("limit", [1, 4, 100])
     def test_changes_that_wait_are_bounded_and_none_of_them_is_missed(
         self, world: World, monkeypatch: pytest.MonkeyPatch, limit: int
     ) -> None:
-        monkeypatch.setattr("devalloc_node.vms.loop._HEARD_AT_MOST", limit)
+        monkeypatch.setattr("devalloc.worker.MAX_MESSAGES", limit)
         notifier, names = ChangeNotifier(), ("a", "b", "c")
         loop = VirtualMachineLoop(
             world.store,
@@ -1334,7 +1342,7 @@ class TestLoop:
         for name in names:
             world.apply(vm(name))
         for _ in range(3):
-            loop.round()
+            full_round(loop)
         for name in names:
             world.machines.end(f"default/{name}")
 
@@ -1346,24 +1354,21 @@ class TestLoop:
             raise Unavailable("no answer")
 
         beat()
-        assert len(loop._heard) <= limit
         with monkeypatch.context() as patch:
             patch.setattr(world.store, "list", failed_meanwhile)
             with pytest.raises(Unavailable):
-                loop.round()
-        assert len(loop._heard) <= limit
-        loop.round(everything=False)
+                full_round(loop)
+        loop.worker.round()
         assert {world.phase(name) for name in names}.isdisjoint({"Running"}), "each was seen to have ended"
 
-    @pytest.mark.parametrize("work", ["_do", "_glance", "_look_at_host"])
-    def test_work_that_got_no_thread_is_done_when_there_is_one(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, work: str
-    ) -> None:
+    @pytest.mark.parametrize("work", ["vm added", "vm due", "host due"])
+    def test_work_that_got_no_thread_is_done_when_there_is_one(self, world: World, work: str) -> None:
         done: list[str] = []
         refusals = [work]
 
         def spawn(what: Callable[[], None]) -> None:
-            name = getattr(what, "func", what).__name__
+            key, why = what.args  # type: ignore[attr-defined]
+            name = f"{key.split()[0]} {why.value}"
             if name in refusals:
                 refusals.remove(name)
                 raise RuntimeError("can't start new thread")
@@ -1379,13 +1384,12 @@ class TestLoop:
             execution=LoopExecution(lambda: world.now, spawn),
         )
         world.apply(vm("web"))
-        if work == "_look_at_host":
-            monkeypatch.setattr(loop, "_waiting_for_host", lambda: list(loop._turns.items()))
+        loop.worker.add("host", 0.0)
         errors = 0
         for _ in range(8):
             world.now += 10
             try:
-                loop.round()
+                full_round(loop)
             except RuntimeError:
                 errors += 1
         assert errors == 1
@@ -1404,16 +1408,18 @@ class TestLoop:
             return is_as_seen(key)
 
         world.machines.is_as_seen = fails_once  # type: ignore[method-assign]
-        with pytest.raises(ZeroDivisionError):
-            world.round(times=5, pause=30)
-        world.round(times=5, pause=30)
+        world.round(times=10, pause=30)
         assert len(keys) > 1
 
     def test_what_other_nodes_publish_does_not_wake_it(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         notifier, stop = ChangeNotifier(), threading.Event()
         loop = VirtualMachineLoop(world.store, platform_of(world.bench, world.machines, notifier), notifier)
         heard: list[str] = []
-        monkeypatch.setattr(loop, "_hear", lambda events: heard.extend(e.object["metadata"]["name"] for e in events))
+
+        def tell(*changes: Listed | Event | str) -> None:
+            heard.extend(one.object["metadata"]["name"] for one in changes if isinstance(one, Event))
+
+        monkeypatch.setattr(loop.worker, "tell", tell)
         watching, watch = threading.Event(), world.store.watch
         monkeypatch.setattr(world.store, "watch", lambda *of, **more: (watching.set(), watch(*of, **more))[1])
         thread = threading.Thread(target=loop.run, args=(stop,))
@@ -1935,7 +1941,7 @@ class TestCannotStart:
         monkeypatch.setattr(start_refusals, "CHANGE_SECONDS", 0.3)
         self.refused(world, Denied("DeviceNotThere", "no card"))
         world.machines.refuse.clear()
-        world.loop._hear([DEVICES])
+        world.loop.worker.tell(DEVICES)
         until(lambda: self.both(world, times=1) or world.phase() == "Running", "it starts", 30)
 
     def test_what_may_pass_gives_the_room_back_after_five_tries(self, world: World) -> None:

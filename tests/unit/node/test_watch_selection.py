@@ -198,7 +198,7 @@ def test_a_claim_that_belonged_to_another_node_is_read_again(own_world: World) -
     own_world.store.own.remove("data")  # type: ignore[attr-defined]
     own_world.allocate("data", "a/slot-0")
     own_world.now += 60  # its next try: no event says so
-    own_world.loop.round(everything=False)
+    own_world.loop.worker.round()
     assert runs(own_world)
 
 
@@ -224,11 +224,11 @@ def test_a_change_that_does_not_concern_the_machine_reads_no_claim(own_world: Wo
         made = own_world.store.get(*Key.of(made))
         labels = {"edition": str(change)}
         made = own_world.store.replace({**made, "metadata": {**made["metadata"], "labels": labels}})
-        own_world.loop._hear([Event(EventType.MODIFIED, made, "1"), machine_change("default/web")])
-        own_world.loop.round(everything=False)
+        own_world.loop.worker.tell(Event(EventType.MODIFIED, made, "1"), machine_change("default/web"))
+        own_world.loop.worker.round()
     assert not reads
     own_world.now += 60
-    own_world.loop.round(everything=False)
+    own_world.loop.worker.round()
     assert reads == Counter(names), "its next try reads them"
 
 
@@ -315,8 +315,8 @@ class Arrival:
 
     def hear(self) -> None:
         """The loop hears that it runs here, and nothing from the store yet."""
-        self.world.loop._hear([machine_change("default/web")])
-        self.world.loop.round(everything=False)
+        self.world.loop.worker.tell(machine_change("default/web"))
+        self.world.loop.worker.round()
 
     def runs_on(self) -> bool:
         """Whether it is the run that arrived."""
