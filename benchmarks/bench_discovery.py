@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Row, benchmark, timed
-from devalloc.inventory import discover
+from devalloc.inventory.discover import discover
 from tests.support import pci_cards
 from tests.support.fake_sysfs import FakeSysfs
 from tests.support.fake_tree import memory_folder

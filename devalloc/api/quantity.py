@@ -288,3 +288,14 @@ _TYPE_NAMES: dict[type, str] = {
     list: "a list",
     dict: "a map",
 }
+
+
+def parse_cpu_and_memory(text: str, example: str) -> tuple[int, int]:
+    """Thousandths of a CPU and bytes, written as ``CPU,MEMORY``. Raises QuantityError, which shows the example."""
+    try:
+        cpu, memory = (ceil_units(part.strip(), power) for part, power in zip(text.split(","), (-3, 0), strict=True))
+    except ValueError:
+        cpu = memory = -1
+    if not (0 <= cpu < 2**32 and 0 <= memory < 2**64):
+        raise QuantityError(f"must be CPU and memory, such as {example}, not {text}")
+    return cpu, memory

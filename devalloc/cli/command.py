@@ -380,6 +380,7 @@ def _is_folder_parameter(param: click.Parameter) -> bool:
 
 def translate_error(error: Exception) -> click.ClickException:
     """The error as users see it."""
+    from devalloc.inventory.capacity import CapacityError
     from devalloc.store.errors import Forbidden, Invalid, NotFound, StoreError, is_disk_full
 
     if isinstance(error, Invalid | BadSetting):
@@ -390,7 +391,7 @@ def translate_error(error: Exception) -> click.ClickException:
         from devalloc.cli.role_hints import role_hint
 
         return CommandFailed(f"{error}{role_hint(str(error))}")
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError | CapacityError):
         return CommandFailed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):
         return CommandFailed(
@@ -480,9 +481,9 @@ def reported(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader of texts whose ValueErrors click shows in its own way."""
 
     @wraps(read)
-    def convert(text: str) -> Any:
+    def convert(text: Any) -> Any:
         try:
-            return read(text)
+            return read(text) if isinstance(text, str) else text  # a default, which was read already
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 

@@ -188,12 +188,13 @@ def capacity_status(
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
     plugin at this socket. What cannot be read is among its problems."""
-    from devalloc.inventory import DeviceRecords, InventoryConfig, discover
     from devalloc.inventory.capacity import read_capacity
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import booking_usage, machine_usage
     from devalloc.inventory.capacity.status import host_status
     from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
+    from devalloc.inventory.config import DeviceRecords, InventoryConfig
+    from devalloc.inventory.discover import discover
     from devalloc.store import StoreError
 
     host = read_capacity(root, config)

@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.backoff import Backoff
-from devalloc.cli.options.capacity import discover_or_fail
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 
 if TYPE_CHECKING:
-    from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.permits import Host as Limits
     from devalloc.controller.permits import PermitServer
     from devalloc.controller.permits.hosts import FrozenHosts
     from devalloc.controller.pool_publisher import PublishResult
-    from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.inventory.config import DeviceRecords
+    from devalloc.inventory.discover import Discovery
     from devalloc.scaling.permits.endpoint import PublishedEndpoint
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
@@ -249,16 +248,16 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
 
 
 def store_loops(
-    store: Store, node: Node, limits: CapacityOptions, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
+    store: Store, node: Node, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
 ) -> list[Loop]:
-    """All loops of the plugin for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
+    """All loops of the plugin for the VirtualMachines of a store. ``alone``: no
     other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
     """
     not_ours = threading.Event()
     loops = store_machines(store, node, not_ours, endpoint)
     scaling = node.settings.scaling
     if scaling is not None and scaling.server is not None:
-        loops.append(store_permits(store, node, limits, not_ours, alone=alone, say=say))
+        loops.append(store_permits(store, node, not_ours, alone=alone, say=say))
     return loops
 
 
@@ -320,9 +319,10 @@ def store_machines(
     return [machines.run, created.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
-def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
+def frozen_hosts(node: Node) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
     from devalloc.controller.permits import Host
+    from devalloc.inventory.capacity import discover_capacity
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
 
@@ -332,7 +332,7 @@ def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
     def still() -> Iterator[dict[str, Host]]:
         nonlocal limit, looked
         if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
-            capacity = discover_or_fail(node.settings.root, limits.config(node.settings.state))
+            capacity = discover_capacity(node.settings.root, node.settings.limits)
             limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
         try:
             with node.machines.still(node.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
@@ -345,9 +345,7 @@ def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
     return still
 
 
-def store_permits(
-    store: Store, node: Node, limits: CapacityOptions, not_ours: threading.Event, *, alone: bool, say: Say
-) -> Loop:
+def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone: bool, say: Say) -> Loop:
     """The permit server for the machines of this node, on loopback only.
 
     If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
@@ -359,7 +357,7 @@ def store_permits(
     from devalloc.controller.permits.server import ServedMachines, ServerAddresses, ServerReports
     from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 
-    still = frozen_hosts(node, limits)
+    still = frozen_hosts(node)
 
     def hosts() -> Mapping[str, Limits]:
         with still() as by_node:
@@ -497,7 +495,7 @@ def cluster_publishing(
     client: Client, driver: str, node: Node, look: Callable[[DeviceRecords], Discovery]
 ) -> Iterator[Publisher]:
     """Publish what ``look`` finds on the node as ResourceSlices of the cluster."""
-    from devalloc.inventory import DeviceRecords
+    from devalloc.inventory.config import DeviceRecords
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
     from devalloc_node.kube.label_change import warn_of_previous_name

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     import threading
 
     from devalloc.api.views import MachineView
-    from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.standalone import Standalone
-    from devalloc.inventory import DeviceRecords
+    from devalloc.inventory.config import DeviceRecords
     from devalloc.store import Event, Key, Store
     from devalloc.store.watcher import Listed
     from devalloc_node.node import Node
@@ -71,7 +70,6 @@ class StandaloneNode:
         node_name: str,
         settings: Callable[[], NodeSettings],
         *,
-        limits: CapacityOptions,
         rescan: Callable[[], None],
         say: Callable[[str], None],
         failed: Callable[[BaseException], None],
@@ -82,7 +80,6 @@ class StandaloneNode:
         self._state = state
         self._node_name = node_name
         self._settings = settings
-        self._limits = limits
         self._rescan = rescan
         self._print = say
         self._reported: set[str] = set()
@@ -105,7 +102,7 @@ class StandaloneNode:
 
     def initial_records(self) -> DeviceRecords:
         """What its journal knows about the devices, before it runs: reading the journal is faster than loading it."""
-        from devalloc.inventory import DeviceRecords
+        from devalloc.inventory.config import DeviceRecords
         from devalloc.store import StoreError
 
         if self._thread is None:
@@ -175,7 +172,7 @@ class StandaloneNode:
             self._rescan()
             extra_loops: list[Callable[[threading.Event], None]] = [self._has_begun]
             if not dry_run:  # a dry run neither starts nor ends machines
-                extra_loops += on.store_loops(store, node, self._limits, alone=True, say=self._say)
+                extra_loops += on.store_loops(store, node, alone=True, say=self._say)
             run_daemon(node, Publisher((), self._rescan), self._say, extra_loops=extra_loops)
 
     def _has_begun(self, stop: threading.Event) -> None:
@@ -230,7 +227,7 @@ def previous_name(state: Path) -> str | None:
 
 
 def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
-    from devalloc.inventory import DeviceRecords
+    from devalloc.inventory.config import DeviceRecords
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.claims.cleanup import check_existence
     from devalloc_node.claims.journal_content import inventory_facts

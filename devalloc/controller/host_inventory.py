@@ -5,19 +5,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
 from devalloc.controller.reconcile.stored_claims import effective_documents
-from devalloc.inventory import DeviceRecords, Discovery, watch
+from devalloc.inventory import watch
+from devalloc.inventory.capacity import CapacityConfig, CapacityError, discover_capacity, host_pool
+from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown, stored_bytes
+from devalloc.inventory.capacity.stored import reserved_in_stores, stores_of
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import EventSource
 from devalloc.store import Event, Store, StoreError
 from devalloc.store.watcher import Listed, Watcher
 
 log = logging.getLogger(__name__)
+
+DiscoverFunction = Callable[[DeviceRecords], Discovery]
 
 _LOCK_POLL_SECONDS = 1.0
 """How long it may take until another process stops publishing, or begins."""
@@ -148,3 +159,63 @@ class HostInventory:
             self._on_published(self._publisher.publish(discovery.pools))
         finally:
             self.looked.set()
+
+
+def with_host_pool(
+    look: DiscoverFunction,
+    root: Path,
+    node_name: str,
+    config: CapacityConfig,
+    shared_storage: Sequence[str] = (),
+    machines: Callable[[], Iterable[VirtualMachine]] = tuple,
+    *,
+    live_migration: bool = False,
+) -> DiscoverFunction:
+    """Extend ``look`` to find the host's pool, too.
+
+    ``shared_storage``: folders that are the same on all nodes that name them. ``machines``: those of this node, whose
+    reservations of disk count against the pool; raises StoreError. ``live_migration``: whether the node receives
+    machines that move to it while they run.
+
+    If the host's capacity cannot be read any more, the last known pool stays: without a pool the host would admit
+    anything. Raises CapacityError if it cannot be read at the start.
+    """
+    for_others = config.for_others or (0, 0)
+    stores: DiskUsageSources | None = None
+    stored = 0
+
+    def pool() -> tuple[DevicePool, list[Problem]]:
+        nonlocal stores, stored
+        capacity = discover_capacity(root, config)
+        problems = [*capacity.problems]
+        stores = stores or stores_of(capacity)
+        try:
+            if stores is not None:
+                stored = max(0, stored_bytes(stores) - sum(reserved_in_stores(capacity, each) for each in machines()))
+        except (UsageUnknown, StoreError) as error:  # the last count stands
+            problems.append(Problem(str(error), path="disk", source="capacity", severity="warning"))
+        published = host_pool(
+            capacity,
+            node_name,
+            stored,
+            shared_storage,
+            live_migration=live_migration,
+            for_others=for_others,
+        )
+        return published, problems
+
+    try:
+        last, _ = pool()
+    except CapacityError as error:
+        raise CapacityError(f"--host-capacity: {error}") from error
+
+    def look_with_host(records: DeviceRecords) -> Discovery:
+        nonlocal last
+        devices = look(records)
+        try:
+            last, problems = pool()
+        except CapacityError as error:
+            problems = [Problem(str(error), source="capacity", severity="warning")]
+        return replace(devices, pools=[*devices.pools, last], problems=[*devices.problems, *problems])
+
+    return look_with_host

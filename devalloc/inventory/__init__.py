@@ -12,8 +12,3 @@
 - ``locate``: from the name of a device back to the hardware
 - ``capacity``: what a host has for machines
 """
-
-from devalloc.inventory.config import DeviceRecords, InventoryConfig
-from devalloc.inventory.discover import Discovery, discover
-
-__all__ = ["DeviceRecords", "Discovery", "InventoryConfig", "discover"]

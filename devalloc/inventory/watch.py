@@ -28,7 +28,7 @@ from devalloc.backoff import Backoff
 from devalloc.device_kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from devalloc.inventory import Discovery
+    from devalloc.inventory.discover import Discovery
 
 log = logging.getLogger(__name__)
 

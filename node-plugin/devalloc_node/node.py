@@ -13,8 +13,10 @@ from queue import SimpleQueue
 from typing import Literal
 
 from devalloc.api.pool import DevicePool
-from devalloc.inventory import DeviceRecords, Discovery, discover, pci
+from devalloc.inventory import pci
+from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import visibility_problem
+from devalloc.inventory.discover import Discovery, discover
 from devalloc.inventory.pci import BarSizes
 from devalloc.service_manager import Round
 from devalloc_node.binding.checks import process_using

@@ -9,8 +9,8 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devalloc.inventory import InventoryConfig
-from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity import CapacityConfig, HostCapacity
+from devalloc.inventory.config import InventoryConfig
 from devalloc.scaling.agent_config import AgentConfig
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.health import HealthLimits
@@ -189,6 +189,8 @@ class NodeSettings:
     """Where machines are on this host, and what of the host they may name."""
     capacity: HostCapacity | None = None
     """What all machines together may have of the host; the plugin starts none that does not fit. None: no limit."""
+    limits: CapacityConfig = field(default_factory=CapacityConfig)
+    """What the host may promise to machines, as it is configured; its permit server counts with it."""
     scaling: ScalingSettings | None = None
     """How machines with spec.scaling follow the load of their guests. None: they do not."""
     migrations: MigrationSettings = field(default_factory=MigrationSettings)

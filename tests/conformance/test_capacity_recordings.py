@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory import discover
 from devalloc.inventory.capacity import CapacityConfig, CapacityError, discover_capacity, parse_size
 from devalloc.inventory.capacity.cpus import count_cpus, format_cpu_list
 from devalloc.inventory.capacity.gpus import gpu_status
 from devalloc.inventory.capacity.status import host_status
+from devalloc.inventory.discover import discover
 from tests.support import recorded_host
 from tests.support.recordings import unpack
 

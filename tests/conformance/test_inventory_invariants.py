@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import Device, DevicePool
-from devalloc.inventory import discover
+from devalloc.inventory.discover import discover
 from tests.support import pci_cards
 from tests.support.examples import examples
 from tests.support.fake_sysfs import FakeSysfs

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from devalloc.api.meta import UNAVAILABLE
-from devalloc.inventory import DeviceRecords
+from devalloc.inventory.config import DeviceRecords
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline

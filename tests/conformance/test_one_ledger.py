@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from fractions import Fraction
 from random import Random
 from typing import Any
 
 import pytest
 
 from devalloc.cli.node_wiring import frozen_hosts
-from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller.permits.vm_state import read_vm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.inventory.capacity import CapacityConfig, discover_capacity
+from devalloc.inventory.capacity import discover_capacity
 from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.pb import node_pb2 as pb
@@ -31,7 +29,6 @@ from tests.support.waiting import until
 LIMIT = 16_000
 """Thousandths of a CPU that the played host has."""
 SCALED = 4
-LIMITS = CapacityOptions(oversub_cpu=Fraction(1))
 
 
 @pytest.fixture
@@ -116,7 +113,7 @@ def reason(store: Store, name: str) -> str | None:
 
 def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWithForkedQemu) -> None:
     random = Random(7)
-    limit = discover_capacity(node.host.root, CapacityConfig(ratios={"cpu": Fraction(1)}))
+    limit = discover_capacity(node.host.root, node.settings.limits)
     assert limit.cpu.effective_limit == LIMIT
     over, tally = threading.Event(), Counter[str]()
     outcomes = ("granted", "short", "begun", "HostFull")
@@ -162,7 +159,7 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWith
     for number in range(SCALED):
         node.store.create(machine(f"vm{number}", node=NODE, start=start, powerdownSeconds=0))
     with node.running(limit, of_store=True) as (instance, plugin):
-        still = frozen_hosts(instance, LIMITS)
+        still = frozen_hosts(instance)
         with still() as now:
             hosts = node_of(now[NODE].limit)
         with serving(node.folder / "devalloc.db", hosts, still=still) as bench:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from devalloc.cli import node_wiring
-from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller import permits
 from devalloc.controller.permits import Settings, server
 from devalloc.controller.permits.hosts import HostSource
@@ -46,10 +45,9 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
             operations=SimpleNamespace(without_object=None),
         )
-        limits = CapacityOptions()
         messages: list[str] = []
         not_ours = threading.Event()
-        loop = node_wiring.store_permits(store, node, limits, not_ours, alone=False, say=messages.append)
+        loop = node_wiring.store_permits(store, node, not_ours, alone=False, say=messages.append)
         with in_threads(loop):
             until(lambda: lease(store).get("leaseTransitions", 0) >= 2, "it is tried again")
             assert not_ours.is_set(), "who listens there is not to be asked"
@@ -74,7 +72,7 @@ def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatc
     scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
     node: Any = SimpleNamespace(settings=NodeSettings("n", BindingConfig("n"), state=tmp_path, scaling=scaling))
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
-        node_wiring.store_permits(store, node, CapacityOptions(), threading.Event(), alone=True, say=pytest.fail)
+        node_wiring.store_permits(store, node, threading.Event(), alone=True, say=pytest.fail)
     assert limits == [7200.0]
 
 
@@ -87,9 +85,8 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
             operations=SimpleNamespace(without_object=None),
         )
-        limits = CapacityOptions()
         messages = list[str]()
-        loop = node_wiring.store_permits(store, node, limits, threading.Event(), alone=False, say=messages.append)
+        loop = node_wiring.store_permits(store, node, threading.Event(), alone=False, say=messages.append)
         with in_threads(loop):
             until(lambda: bool(messages), "permits are given")
             yield

@@ -17,7 +17,8 @@ from devalloc.api import meta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_claim
-from devalloc.inventory import InventoryConfig, discover
+from devalloc.inventory.config import InventoryConfig
+from devalloc.inventory.discover import discover
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import inventory_facts

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pyudev
 
-from devalloc.inventory import Discovery
+from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, open_monitor
 from tests.support.waiting import in_threads
 

@@ -24,7 +24,7 @@ def host(
     """A host with so many CPUs, and limits as they are configured; what is left out is not known."""
     if cpu > 1 << 16:
         raise ValueError(f"no host has {cpu} CPUs")
-    config = config or CapacityConfig(ratios={name: parse_ratio(text) for name, text in (ratios or {}).items()})  # type: ignore[misc]
+    config = config or CapacityConfig(**{f"oversub_{name}": parse_ratio(text) for name, text in (ratios or {}).items()})
 
     def capacity(resource: Any, amount: int | None, otherwise: Any = "unknown", instead: int = 0) -> Capacity:
         origin = "configured" if amount is not None else otherwise

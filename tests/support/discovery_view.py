@@ -12,7 +12,8 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.inventory import DeviceRecords, InventoryConfig, discover
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
+from devalloc.inventory.discover import discover
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from unittest.mock import patch
 import grpc
 
 from devalloc.cli.node_wiring import store_machines, store_source
-from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity import CapacityConfig, HostCapacity
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
@@ -43,6 +44,7 @@ class NodeWithForkedQemu:
             BindingConfig(NODE),
             root=folder / "host",
             state=folder / "state",
+            limits=CapacityConfig(oversub_cpu=Fraction(1)),
             machines=MachineConfig(
                 folder / "state" / "machines",
                 folder / "run",

@@ -14,6 +14,7 @@ import click
 
 from devalloc.cli.command import _RECURSIVE, BadInput, SettingOption, reported, require_packages
 from devalloc.cli.render.output import FORMATS
+from devalloc.programs.settings import CEL_CHECK, PLACEMENT, STORE
 from devalloc.settings import (
     OneOf,
     PathTo,
@@ -22,11 +23,9 @@ from devalloc.settings import (
     build,
     declared,
     parse_duration,
-    parse_interval,
     settings_of,
     settings_with_classes,
 )
-from devalloc_solver.problem.placement_policy import DEFAULT_PLACEMENT, POLICIES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -169,57 +168,14 @@ def selector_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-STORE = Setting(
-    "File of the embedded store.",
-    flag="--store",
-    type=PathTo(),  # the store says better what is wrong
-    metavar="PATH",
-    env="DEVALLOC_STORE",
-    unset="/var/lib/devalloc/devalloc.db for root, else ~/.local/state/devalloc/devalloc.db",
-    usual=True,
-)
 store_option = option(STORE)
 """--store PATH, passed as ``store: Path | None``."""
-PLACEMENT = Setting(
-    f"Among equally good answers: {', or '.join(f'{each.preference} ({each.name})' for each in POLICIES)}.",
-    flag="--placement",
-    type=OneOf([policy.name for policy in POLICIES]),
-    default=DEFAULT_PLACEMENT,
-    usual=True,
-)
-OTLP_ENDPOINT = Setting(
-    "Send traces of claims to this OpenTelemetry collector, by OTLP over HTTP.",
-    flag="--otlp-endpoint",
-    metavar="URL",
-    env="OTEL_EXPORTER_OTLP_ENDPOINT",
-    unset="no traces",
-)
-CEL_CHECK = Setting(
-    "If two evaluators disagree about an expression of a DeviceClaim: refuse its answer (CheckFailed), or only warn.",
-    flag="--cel-check",
-    type=OneOf(["refuse", "warn"]),
-    default="refuse",
-)
 ANSWER_DEADLINE = Setting(
     "Answer within this time, such as 10s, with the best solution found by then.",
     flag="--deadline",
     type=parse_duration,
     metavar="DURATION",
     unset="no limit",
-)
-BATCH_DEADLINE = Setting(
-    "Time limit of the solver for one batch of claims; then the best answer so far counts.",
-    flag="--deadline",
-    type=parse_duration,
-    default="10s",
-    metavar="DURATION",
-)
-RESYNC = Setting(
-    "Check the devices and all claims this often, even without events.",
-    flag="--resync",
-    type=parse_interval,
-    default="60s",
-    metavar="DURATION",
 )
 
 

@@ -14,7 +14,7 @@ from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, kinds_by_name, read_
 from devalloc.settings import EXISTING_FOLDER, OneOf, Whole, setting
 
 if TYPE_CHECKING:
-    from devalloc.inventory import InventoryConfig
+    from devalloc.inventory.config import InventoryConfig
 
 
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -171,7 +171,7 @@ class InventoryOptions:
     @property
     def config(self) -> InventoryConfig:
         """The inventory's settings."""
-        from devalloc.inventory import InventoryConfig
+        from devalloc.inventory.config import InventoryConfig
 
         valid = kinds_by_name(self.added_kinds)
         self.check_kinds("--kind", self.kinds, valid)

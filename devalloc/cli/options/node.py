@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal, cast
 from devalloc.cli.command import BadInput
 from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
-from devalloc.cli.options.capacity import CapacityOptions, amount_parser, discover_or_fail
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.terminal import print_note
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
+from devalloc.inventory.capacity.config import CapacityConfig, parse_bandwidth, parse_size
 from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, PathTo, Whole, group, parse_duration, setting
 from devalloc_node.errors import Denied
 
@@ -266,7 +266,7 @@ class MachineOptions:
     machine_memory_overhead: int | None = setting(
         "What QEMU of a machine may take of the host, such as 2GiB, beyond the memory of its guest and the page "
         "tables of guest and devices. The kernel ends a QEMU that takes more than all of these.",
-        type=amount_parser("parse_size"),
+        type=parse_size,
         metavar="SIZE",
         env="DEVALLOC_MACHINE_MEMORY_OVERHEAD",
         unset="1GiB",
@@ -282,7 +282,7 @@ class MachineOptions:
     migration_bandwidth: int | None = setting(
         "The highest bandwidth of a machine that leaves this node while it runs, such as 1Gbps (bits, decimal) or "
         "500MB/s (bytes, binary).",
-        type=amount_parser("parse_bandwidth"),
+        type=parse_bandwidth,
         metavar="RATE",
         env="DEVALLOC_MIGRATION_BANDWIDTH",
         unset="that of QEMU, 128MB/s",
@@ -390,7 +390,7 @@ class PluginOptions:
         metavar="DIR",
     )
     machines: MachineOptions = group(MachineOptions)
-    limits: CapacityOptions = group(CapacityOptions)
+    limits: CapacityConfig = group(CapacityConfig)
     enforce_capacity: bool | None = setting(
         "Do not start or grow machines beyond what the host may promise of CPUs, memory, disk, network and disk "
         "bandwidth, as shown by `devalloc capacity --host` with the same options. Machines that run continue to run.",
@@ -488,7 +488,7 @@ def node_settings(
         machines = replace(machines, memory_slack=overhead)
     inventory.check_kinds("--allow", options.allow, allowable(inventory.added_kinds))
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
-    root = inventory.sysfs_root
+    root, limits = inventory.sysfs_root, options.limits.checked(home.parent)
     setups = door.parent / "warm"
     warm = warm_settings(options.warm, inventory.node, setups, machines, waiting_users)
     return NodeSettings(
@@ -501,7 +501,8 @@ def node_settings(
         cdi=options.cdi_dir.absolute(),
         kubelet=kubelet,
         machines=machines,
-        capacity=_capacity(options, root, home.parent),
+        limits=limits,
+        capacity=_capacity(options, root, limits),
         scaling=scaling_settings(options.scaling, options.metrics, door, migrations),
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
@@ -513,15 +514,14 @@ def node_settings(
     )
 
 
-def _capacity(options: PluginOptions, root: Path, data_dir: Path) -> HostCapacity | None:
-    """What machines may use of the host; None: without limit. Raises CommandFailed if a limit that was asked for
+def _capacity(options: PluginOptions, root: Path, config: CapacityConfig) -> HostCapacity | None:
+    """What machines may use of the host; None: without limit. Raises CapacityError if a limit that was asked for
     is not known."""
-    from devalloc.inventory.capacity import read_capacity
+    from devalloc.inventory.capacity import discover_capacity, read_capacity
 
-    config = options.limits.config(data_dir if data_dir.is_dir() else None)
     if options.enforce_capacity is False:
         return None
-    return discover_or_fail(root, config) if options.enforce_capacity else read_capacity(root, config)
+    return discover_capacity(root, config) if options.enforce_capacity else read_capacity(root, config)
 
 
 def _migrations(options: MachineOptions) -> MigrationSettings:

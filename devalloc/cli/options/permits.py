@@ -89,15 +89,13 @@ def permit_arithmetic(options: PermitsOptions, era: ProtocolEra) -> PermitArithm
 
 def amounts(name: str, text: str, example: str) -> Resources:
     """``CPU,MEMORY``. Raises BadInput."""
-    from devalloc.api.quantity import QuantityError
-    from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, cpu_from_json
+    from devalloc.api.quantity import QuantityError, parse_cpu_and_memory
     from devalloc.scaling.resources import Resources
 
     try:
-        cpu, memory = text.split(",")
-        return Resources(cpu_from_json(cpu), bytes_from_json(memory))
-    except (ValueError, WireAmountError, QuantityError):
-        raise BadInput(f"{name} must be CPU and memory, such as {example}, not {text}") from None
+        return Resources(*parse_cpu_and_memory(text, example))
+    except QuantityError as error:
+        raise BadInput(f"{name} {error}") from None
 
 
 def _fractions(text: str) -> tuple[float, float]:

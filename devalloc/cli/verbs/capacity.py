@@ -14,7 +14,6 @@ from click.core import ParameterSource
 from devalloc.api.findings import AT_LENGTH, Finding, message_of
 from devalloc.api.reasons import Reason
 from devalloc.cli.command import BadInput, CommandFailed, NoSuchObject, verb
-from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import CountOptions, files_option, namespace_option, output_option, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
@@ -34,6 +33,7 @@ from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.terminal import print_line, print_note
 from devalloc.device_kinds import kinds_by_name
+from devalloc.inventory.capacity.config import CapacityConfig, parse_size
 from devalloc.settings import EXISTING_FOLDER, PathTo, group, setting, settings_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def discover(inventory: InventoryOptions, output: str) -> int:
     devalloc discover
     devalloc discover -o json | jq '.items[].metadata.name'
     """
-    from devalloc.inventory import discover as look
+    from devalloc.inventory.discover import discover as look
 
     inventory.check_node_name()
     discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)
@@ -99,10 +99,10 @@ class HostOptions:
     pull: int | None = setting(
         "With --host: ask whether an image of this size may be pulled. Exit code 1, with the numbers, if it does not "
         "fit beside the images, or on the disk.",
-        type=amount_parser("parse_size"),
+        type=parse_size,
         metavar="SIZE",
     )
-    limits: CapacityOptions = group(CapacityOptions)
+    limits: CapacityConfig = group(CapacityConfig)
 
 
 @verb("capacity")
@@ -199,7 +199,7 @@ def _host(options: HostOptions, store: Path | None, output: str) -> int:
     inventory.check_node_name()
     where, root = store_path(store), options.sysfs_root
     is_here = root == Path("/")  # a recorded host's disk is not on this machine
-    config = options.limits.config(where.absolute().parent if is_here else None)
+    config = options.limits.checked(where.absolute().parent if is_here else None)
     plugin = node_machines.plugin_socket(where) if options.socket is None and is_here else options.socket
     status = node_machines.capacity_status(root, inventory.node, where, config, plugin)
     if output in ("json", "yaml"):

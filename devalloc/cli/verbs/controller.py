@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import (
-    BATCH_DEADLINE,
-    CEL_CHECK,
-    OTLP_ENDPOINT,
-    PLACEMENT,
-    host_and_port,
-    settings_options,
-    tracing,
-)
+from devalloc.cli.options.common import host_and_port, settings_options, tracing
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
+from devalloc.programs.settings import BATCH_DEADLINE, CEL_CHECK, OTLP_ENDPOINT, PLACEMENT
 from devalloc.settings import (
     EXISTING_FILE,
     FOLDER,

@@ -47,7 +47,7 @@ def demo() -> int:
 
 def _this_host() -> None:
     from devalloc.cli.render.host import print_pools
-    from devalloc.inventory import discover
+    from devalloc.inventory.discover import discover
 
     node = socket.gethostname().lower()
     print_heading(f"This host, {node}, has:")

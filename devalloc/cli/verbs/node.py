@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import OTLP_ENDPOINT, RESYNC, STORE, settings_options, tracing
+from devalloc.cli.options.common import settings_options, tracing
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, check_published
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
 from devalloc.cli.render.output import open_display, show_published
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
+from devalloc.programs.settings import HOST_CAPACITY, OTLP_ENDPOINT, RESYNC, STORE
 from devalloc.settings import EXISTING_FILE, FOLDER, OneOf, declared, given_options, group, setting
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
+    from devalloc.controller.host_inventory import DiscoverFunction
     from devalloc.store import Store
     from devalloc_node.host.lock_folder import PublishMode
     from devalloc_node.node import Node
@@ -112,8 +113,8 @@ def node(options: NodeOptions) -> int:
     """
     from devalloc.cli import node_wiring as on
     from devalloc.cli.node_machines import machines_with_disk
-    from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.target import connect_cluster
+    from devalloc.controller.host_inventory import with_host_pool
     from devalloc.controller.standalone import handling_signals
     from devalloc.service_manager import Heartbeat, ServiceManager
     from devalloc.store.kubernetes.store import KubernetesStore
@@ -175,10 +176,8 @@ def node(options: NodeOptions) -> int:
                 ):  # without a plugin that runs machines, none must be placed here
                     data_dir = path.parent if client is None else settings.state.parent
                     reserving = partial(machines_with_disk, pools, name)
-                    receives, limits = options.plugin.machines.migration_address is not None, options.plugin.limits
-                    look = with_host_pool(
-                        look, settings.root, name, data_dir, limits, shared, reserving, live_migration=receives
-                    )
+                    receives, config = settings.migrations.address is not None, options.plugin.limits.checked(data_dir)
+                    look = with_host_pool(look, settings.root, name, config, shared, reserving, live_migration=receives)
                 publishing = stack.enter_context(
                     on.store_publishing(
                         pools,
@@ -190,9 +189,7 @@ def node(options: NodeOptions) -> int:
                     )
                 )
                 if not dry_run:  # a dry run neither starts nor ends machines
-                    extra_loops += on.store_loops(
-                        pools, plugin, options.plugin.limits, alone=False, say=display.say, endpoint=endpoint
-                    )
+                    extra_loops += on.store_loops(pools, plugin, alone=False, say=display.say, endpoint=endpoint)
             extra_loops.append(Heartbeat(ServiceManager(), lambda: True, lambda: plugin.rounds).run)
             with handling_signals(plugin):
                 run_daemon(plugin, publishing, display.say, extra_loops=extra_loops)

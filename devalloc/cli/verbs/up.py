@@ -14,17 +14,7 @@ import click
 from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
-from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import (
-    BATCH_DEADLINE,
-    CEL_CHECK,
-    OTLP_ENDPOINT,
-    PLACEMENT,
-    RESYNC,
-    STORE,
-    settings_options,
-    tracing,
-)
+from devalloc.cli.options.common import settings_options, tracing
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.node import PluginOptions, check_published
@@ -40,12 +30,15 @@ from devalloc.cli.up_parts import (
     missing_requirement,
     previous_name,
 )
+from devalloc.programs.settings import BATCH_DEADLINE, CEL_CHECK, HOST_CAPACITY, OTLP_ENDPOINT, PLACEMENT, RESYNC, STORE
 from devalloc.settings import declared, group, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.host_inventory import DiscoverFunction
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
-    from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.inventory.config import DeviceRecords
+    from devalloc.inventory.discover import Discovery
     from devalloc.store import Key
 
 
@@ -88,8 +81,8 @@ def up(options: UpOptions) -> int:
 
     from devalloc.cli.node_machines import machines_with_disk
     from devalloc.cli.node_wiring import abandon_hung_threads
-    from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.options.node import node_settings
+    from devalloc.controller.host_inventory import with_host_pool
     from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
     from devalloc.store.paths import hold_store, prepare_folder
@@ -102,7 +95,7 @@ def up(options: UpOptions) -> int:
     plugin_options = replace(options.plugin, state=state, socket=door)
 
     def look(records: DeviceRecords) -> Discovery:
-        from devalloc.inventory import discover
+        from devalloc.inventory.discover import discover
 
         if plugin is not None and plugin.node is not None:
             return plugin.node.inventory.discover(records)
@@ -139,8 +132,8 @@ def up(options: UpOptions) -> int:
 
         looked: DiscoverFunction = look
         if has_pool:
-            limits = plugin_options.limits
-            looked = with_host_pool(look, root, name, path.parent, limits, shared, reserving, live_migration=receives)
+            config = plugin_options.limits.checked(path.parent)
+            looked = with_host_pool(look, root, name, config, shared, reserving, live_migration=receives)
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
         if shown is not None:
             shown.check_port()
@@ -181,7 +174,6 @@ def up(options: UpOptions) -> int:
                 state,
                 name,
                 settings,
-                limits=plugin_options.limits,
                 rescan=loops.rescan,
                 say=display.say,
                 failed=loops.fail,

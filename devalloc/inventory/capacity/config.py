@@ -6,11 +6,13 @@ Every unit is binary: a kilobyte has 1024 bytes, whether it is written ``k``, ``
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+from devalloc.api.quantity import parse_cpu_and_memory
+from devalloc.settings import EXISTING_FOLDER, BadSetting, Setting, declared, setting
 
 MAX_BYTES = 2**63 - 1
 """Most bytes, and bytes per second, that an amount may have."""
@@ -187,39 +189,128 @@ DEFAULT_IMAGE_FRACTION = Fraction(1, 5)
 _RATIO = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 
+def parse_ratio(text: str) -> Fraction:
+    """A ratio or fraction by its decimal text: ``4``, ``1.5``, ``0.2``. Exact. Raises AmountError."""
+    stripped = text.strip()
+    if _RATIO.fullmatch(stripped) is None:
+        raise AmountError(f"invalid ratio {quote_text(text)}: write a decimal number such as 4 or 1.5")
+    return Fraction(stripped)
+
+
+def _fraction(text: str) -> Fraction:
+    """A ratio between 0 and 1. 0 means the default, as in the program whose settings these are."""
+    part = parse_ratio(text)
+    if not 0 <= part <= 1:
+        raise AmountError(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1")
+    return part
+
+
+def _room(text: str) -> tuple[int, int]:
+    return parse_cpu_and_memory(text, "8,32Gi")
+
+
+def _ratio(what: str, resource: Resource) -> Setting:
+    return Setting(
+        f"How many times devalloc may promise the host's {what} to machines.",
+        type=parse_ratio,
+        metavar="RATIO",
+        env=f"DEVALLOC_OVERSUB_{resource.upper()}",
+        unset=str(DEFAULT_RATIOS[resource]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityConfig:
-    """Settings of ``discover_capacity``. The defaults take the host as it is found."""
+    """How much of the host devalloc promises to machines.
 
-    ratios: Mapping[Resource, Fraction] = field(default_factory=dict)
-    """By resource; DEFAULT_RATIOS where nothing is said, 1 for what is not more than zero."""
-    disk: int | None = None
-    """Bytes of disk for machines, instead of the size of the file system of ``data_dir``."""
-    network: int | None = None
-    """Bytes per second, instead of the speed of the uplink."""
-    disk_io: int | None = None
-    """Bytes per second of reading and writing; DEFAULT_DISK_IO where nothing is said."""
-    uplink: str | None = None
-    """The interface through which machines reach the network; that of the first IPv4 default route otherwise."""
-    data_dir: Path | None = None
-    """Where machines' disks and images lie: its file system is the disk."""
-    image_fraction: Fraction = DEFAULT_IMAGE_FRACTION
-    """The part of the disk that images and their cache may take; the default for what is not more than zero."""
+    The defaults take the host as it is found. A ratio that is not more than zero counts as 1.
+    """
+
+    oversub_cpu: Fraction | None = declared(_ratio("CPUs", "cpu"))
+    oversub_memory: Fraction | None = declared(_ratio("memory", "memory"))
+    oversub_disk: Fraction | None = declared(_ratio("disk", "disk"))
+    oversub_network: Fraction | None = declared(_ratio("bandwidth", "network"))
+    oversub_disk_io: Fraction | None = declared(_ratio("disk bandwidth", "disk_io"))
+    for_others: tuple[int, int] | None = setting(
+        "Of the CPUs and memory that devalloc may promise, those that placement leaves free: room for machines that "
+        "others start, such as NeonVM's. Permits may give it.",
+        flag="--room-for-others",
+        type=_room,
+        metavar="CPU,MEMORY",
+        env="DEVALLOC_ROOM_FOR_OTHERS",
+        unset="0,0",
+    )
+    """Thousandths of a CPU, and bytes."""
+    disk: int | None = setting(
+        "Disk for machines, such as 500GB (1GB is 2^30 bytes).",
+        flag="--disk-limit",
+        type=parse_size,
+        metavar="SIZE",
+        env="DEVALLOC_DISK_LIMIT",
+        unset="all of the data folder's file system",
+    )
+    network: int | None = setting(
+        "Bandwidth for machines, such as 10Gbps (bits, decimal) or 125MB/s (bytes, binary).",
+        flag="--network-limit",
+        type=parse_bandwidth,
+        metavar="RATE",
+        env="DEVALLOC_NETWORK_LIMIT",
+        unset="the speed of the uplink",
+    )
+    disk_io: int | None = setting(
+        "Bandwidth of the disks, such as 500MB/s.",
+        flag="--disk-io-limit",
+        type=parse_bandwidth,
+        metavar="RATE",
+        env="DEVALLOC_DISK_IO_LIMIT",
+        unset="10^9 bytes per second",
+    )
+    uplink: str | None = setting(
+        "Interface through which machines reach the network.",
+        metavar="INTERFACE",
+        env="DEVALLOC_UPLINK",
+        unset="the one of the first IPv4 default route",
+    )
+    data_dir: Path | None = setting(
+        "Folder of machines' disks and images. What is below images, oci-cache and volumes in it counts.",
+        type=EXISTING_FOLDER,
+        metavar="DIR",
+        env="DEVALLOC_DATA_DIR",
+        unset="the store's folder",
+    )
+    image_fraction: Fraction = setting(
+        "Part of the disk that images and their cache may use, at most 1: no more of them may be pulled then.",
+        flag="--max-image-storage",
+        type=_fraction,
+        default=DEFAULT_IMAGE_FRACTION,
+        metavar="FRACTION",
+        env="DEVALLOC_MAX_IMAGE_STORAGE",
+        unset="0.2",
+    )
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.ratios.keys() - set(DEFAULT_RATIOS))
-        if unknown:
-            raise ValueError(f"no such resource: {', '.join(unknown)} (there are {', '.join(DEFAULT_RATIOS)})")
         for name in ("disk", "network", "disk_io"):
             limit = getattr(self, name)
             if limit is not None and limit < 0:
                 raise ValueError(f"the limit of {name} must not be negative, but is {limit}")
 
+    def checked(self, data_dir: Path | None) -> Self:
+        """As an administrator may set it, with this data folder, if it is there, where none is set. Raises
+        BadSetting."""
+        for name in DEFAULT_RATIOS:
+            ratio = getattr(self, f"oversub_{name}")
+            if ratio is not None and ratio <= 0:
+                raise BadSetting(f"--oversub-{name.replace('_', '-')}", f"must be more than 0, not {ratio}")
+        return replace(
+            self, data_dir=self.data_dir or (data_dir if data_dir is not None and data_dir.is_dir() else None)
+        )
+
     def ratio(self, resource: str) -> Fraction:
         """The ratio of a resource; 1 for a name that is none."""
         for name, default in DEFAULT_RATIOS.items():
             if name == resource:
-                ratio = self.ratios.get(name, default)
+                given: Fraction | None = getattr(self, f"oversub_{name}")
+                ratio = default if given is None else given
                 return ratio if ratio > 0 else Fraction(1)
         return Fraction(1)
 
@@ -227,11 +318,3 @@ class CapacityConfig:
         """Bytes of a disk that images and their cache may take: its part of what there is, without oversubscription."""
         part = self.image_fraction if self.image_fraction > 0 else DEFAULT_IMAGE_FRACTION
         return disk * part.numerator // part.denominator
-
-
-def parse_ratio(text: str) -> Fraction:
-    """A ratio or fraction by its decimal text: ``4``, ``1.5``, ``0.2``. Exact. Raises AmountError."""
-    stripped = text.strip()
-    if _RATIO.fullmatch(stripped) is None:
-        raise AmountError(f"invalid ratio {quote_text(text)}: write a decimal number such as 4 or 1.5")
-    return Fraction(stripped)

@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from devalloc.api.device_identity import drive_of
-from devalloc.inventory import DeviceRecords, pci
-from devalloc.inventory.config import DriveOwner, VfRefusal
+from devalloc.inventory import pci
+from devalloc.inventory.config import DeviceRecords, DriveOwner, VfRefusal
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Failed

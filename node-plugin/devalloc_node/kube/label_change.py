@@ -22,7 +22,8 @@ from devalloc.api.cordon import has_cordon_annotation
 from devalloc.api.dedicated_pools import base_pool_name
 from devalloc.api.meta import DEVMGMT, PUBLISHED_BY, UNAVAILABLE
 from devalloc.api.pool import Attribute, Device, DevicePool
-from devalloc.inventory import DeviceRecords, Discovery
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment

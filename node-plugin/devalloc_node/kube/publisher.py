@@ -19,7 +19,7 @@ from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.backoff import Backoff
-from devalloc.inventory import Discovery
+from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import EventSource, InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment

@@ -25,7 +25,7 @@ from snapshot import snapshot  # type: ignore[import-not-found]  # beside this f
 from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory import DeviceRecords, InventoryConfig
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content
 from devalloc_node.deadline import Deadline

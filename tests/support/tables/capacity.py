@@ -55,7 +55,7 @@ def _admission(row: Row) -> Admission:
 
 
 def _ratio(row: Row) -> str:
-    config = CapacityConfig(ratios={name: parse_ratio(text) for name, text in row["given"].items()})
+    config = CapacityConfig(**{f"oversub_{name}": parse_ratio(text) for name, text in row["given"].items()})
     return str(config.ratio(row["of"]))
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from devalloc.cli import up_parts
-from devalloc.cli.options import capacity
 from devalloc.cli.up_parts import StandaloneNode
 from devalloc.cli.verbs import up
-from devalloc.controller import standalone
+from devalloc.controller import host_inventory, standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.step import Value
@@ -28,7 +27,7 @@ def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail, failed: A
     """The plugin of node-a, with its journal in this folder."""
     return StandaloneNode(
         folder / "devalloc.db", folder, "node-a", lambda: pytest.fail("these tests do not start a plugin"),
-        limits=capacity.CapacityOptions(), rescan=lambda: None, say=say, failed=failed,
+        rescan=lambda: None, say=say, failed=failed,
     )  # fmt: skip
 
 
@@ -102,7 +101,8 @@ def test_without_the_plugin_options_without_effect_are_named_and_publish_nothing
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(capacity, "with_host_pool", lambda *_: pytest.fail("a pool for machines that no plugin runs"))
+    what = "a pool for machines that no plugin runs"
+    monkeypatch.setattr(host_inventory, "with_host_pool", lambda *_: pytest.fail(what))
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
     monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
     elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")

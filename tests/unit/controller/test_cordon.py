@@ -15,7 +15,7 @@ from devalloc.controller.overview import build_overview
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.stored_claims import solver_documents
-from devalloc.inventory import discover
+from devalloc.inventory.discover import discover
 from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests

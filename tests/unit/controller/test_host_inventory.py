@@ -11,7 +11,7 @@ import pytest
 
 from devalloc.controller.host_inventory import HostInventory, InventorySource
 from devalloc.controller.pool_publisher import PublishLock
-from devalloc.inventory import Discovery
+from devalloc.inventory.discover import Discovery
 from devalloc.store import Expired, Listing, StoreError, Unusable, watcher
 
 

@@ -23,7 +23,9 @@ from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, Publish
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.stored import StoredClaimAllocator
 from devalloc.controller.standalone import InventorySource, Standalone
-from devalloc.inventory import DeviceRecords, Discovery, watch
+from devalloc.inventory import watch
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery
 from devalloc.store import StoreLocked, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests

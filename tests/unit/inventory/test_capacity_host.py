@@ -292,11 +292,17 @@ RATES = {
 def test_default_rates_are_parts_of_what_there_is_and_not_of_what_may_be_promised(tmp_path: Path, machine: str) -> None:
     """hypeman#238: parts of the limit, which a ratio makes larger, are together more than the host has."""
     cpus, expected = RATES[machine]
-    ratios = {"cpu": Fraction(4), "network": Fraction(2), "disk_io": Fraction(2)}
     (tmp_path / "host").mkdir()
     host = discover_capacity(
         Host(tmp_path / "host").root,
-        CapacityConfig(ratios=ratios, network=10**9, disk_io=10**8, data_dir=tmp_path),  # type: ignore[arg-type]
+        CapacityConfig(
+            oversub_cpu=Fraction(4),
+            oversub_network=Fraction(2),
+            oversub_disk_io=Fraction(2),
+            network=10**9,
+            disk_io=10**8,
+            data_dir=tmp_path,
+        ),
     )
     rates = default_rates(host, cpus)
     assert host.network.effective_limit == 2 * 10**9

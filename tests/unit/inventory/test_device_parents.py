@@ -11,9 +11,10 @@ import pytest
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import DevicePool
 from devalloc.device_kinds import DEVICE_KINDS, DeviceKind
-from devalloc.inventory import InventoryConfig, discover, watch
-from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory import watch
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc.inventory.device_parents import DeviceParent, ParentDevice
+from devalloc.inventory.discover import discover
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.pools import DeviceDraft
 from devalloc.inventory.sysfs import Tree

@@ -15,10 +15,12 @@ from devalloc.api.machine_location import receives_machines, shared_storage, sto
 from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.cli.options.capacity import CapacityOptions, with_host_pool
+from devalloc.controller.host_inventory import with_host_pool
 from devalloc.controller.permits.hosts import Host, published
-from devalloc.inventory import DeviceRecords, Discovery
-from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
+from devalloc.inventory.capacity import Capacity, CapacityConfig, CapacityError, NumaNode, host_pool
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery
+from devalloc.settings import settings_of
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import GIB, capacity
@@ -68,11 +70,11 @@ def test_capacity_reserved_for_other_machines_is_not_offered_but_permits_may_use
 
 @pytest.mark.parametrize("text", ["8", "8,32Gi,1", "x,1Gi", "-1,1Gi", "1,-1Gi", "nan,1Gi"])
 def test_room_for_others_is_an_amount_of_cpus_and_of_memory(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Exception, match="--room-for-others"):
-        with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, CapacityOptions(for_others=text))
-    good = with_host_pool(
-        lambda state: Discovery([], []), Path("/"), "n", tmp_path, CapacityOptions(for_others="500m,1Gi")
-    )
+    (read,) = (each.type for each in settings_of(CapacityConfig) if each.flag == "--room-for-others")
+    with pytest.raises(ValueError, match=f"must be CPU and memory, such as 8,32Gi, not {text}"):
+        read(text)
+    config = CapacityConfig(for_others=read("500m,1Gi"), data_dir=tmp_path)
+    good = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", config)
     (pool,) = good(DeviceRecords()).pools
     parts = [one.value for device in pool.spec.devices for one in device.attributes if one.name == "cpuForOthers"]
     assert sum(Quantity.parse(part).nano for part in parts) == NANO // 2
@@ -112,15 +114,15 @@ def test_a_host_that_becomes_unreadable_keeps_its_last_capacity(
             raise CapacityError("discover CPU: gone")
         return capacities.pop(0)
 
-    monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
-    limits = CapacityOptions()
-    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
+    monkeypatch.setattr("devalloc.controller.host_inventory.discover_capacity", discover)
+    limits = CapacityConfig(data_dir=tmp_path)
+    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", limits)
     for _ in range(2):  # the first look was at the beginning
         (pool,) = look(DeviceRecords()).pools
         assert sum(amounts("cpu", pool).values()) == 4000
     assert [problem.message for problem in look(DeviceRecords()).problems] == ["discover CPU: gone"]
     with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
-        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
+        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", limits)
 
 
 def test_what_lies_on_the_disk_is_not_offered_and_the_last_count_stands(
@@ -128,8 +130,8 @@ def test_what_lies_on_the_disk_is_not_offered_and_the_last_count_stands(
 ) -> None:
     # A count that was slow holds for longer: also one that only waited for the CPU of a busy test machine.
     monkeypatch.setattr("devalloc.inventory.capacity.stored._REST", 0)
-    limits = CapacityOptions(disk_limit=10 * GIB, oversub_disk=Fraction(2))
-    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits)
+    limits = CapacityConfig(disk=10 * GIB, oversub_disk=Fraction(2), data_dir=tmp_path)
+    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", limits)
 
     def offered() -> int:
         (pool,) = look(DeviceRecords()).pools
@@ -159,8 +161,7 @@ def test_what_a_machine_reserves_and_has_on_the_disk_is_taken_off_once(tmp_path:
         lambda state: Discovery([], []),
         Path("/"),
         "here",
-        tmp_path,
-        CapacityOptions(disk_limit=10 * GIB),
+        CapacityConfig(disk=10 * GIB, data_dir=tmp_path),
         machines=lambda: [VirtualMachine.model_validate(each) for each in machines],
     )
 
@@ -176,24 +177,22 @@ def test_what_a_machine_reserves_and_has_on_the_disk_is_taken_off_once(tmp_path:
 
 
 def test_shared_storage_is_an_attribute_of_all_its_devices_whatever_the_order(tmp_path: Path) -> None:
-    limits = CapacityOptions()
+    limits = CapacityConfig(data_dir=tmp_path)
     for folders in (("/srv/b", "/srv/a"), ("/srv/a", "/srv/b", "/srv/a")):
-        look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits, folders)
+        look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", limits, folders)
         (pool,) = look(DeviceRecords()).pools
         attribute = shared_storage(pool.to_manifest())
         assert attribute == "/srv/a:/srv/b", "equal texts are equal storage"
         assert storage_folders(attribute) == {"/srv/a", "/srv/b"}
-    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits)
+    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", limits)
     (pool,) = look(DeviceRecords()).pools
     assert "sharedStorage" not in {each.name for each in pool.spec.attributes}
 
 
 def test_that_it_receives_machines_that_run_is_an_attribute_of_all_its_devices(tmp_path: Path) -> None:
-    limits = CapacityOptions()
+    limits = CapacityConfig(data_dir=tmp_path)
     for receives in (True, False):
-        look = with_host_pool(
-            lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits, live_migration=receives
-        )
+        look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", limits, live_migration=receives)
         (pool,) = look(DeviceRecords()).pools
         assert receives_machines(pool.to_manifest()) is receives
         assert ("liveMigration" in {each.name for each in pool.spec.attributes}) is receives

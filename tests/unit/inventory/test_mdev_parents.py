@@ -9,8 +9,8 @@ import pytest
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import DevicePool
 from devalloc.device_kinds import ALLOWABLE
-from devalloc.inventory import InventoryConfig, discover
-from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
+from devalloc.inventory.discover import discover
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.mdev_parents import MdevParentDevice
 from devalloc.inventory.sysfs import Tree

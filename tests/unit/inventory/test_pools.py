@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
 from devalloc.api.quantity import Quantity
-from devalloc.inventory import InventoryConfig, discover
+from devalloc.inventory.config import InventoryConfig
+from devalloc.inventory.discover import discover
 from devalloc.inventory.pci import Address
 from devalloc.inventory.pools import pool_name
 from tests.support import pci_cards

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.inventory import Discovery
+from devalloc.inventory.discover import Discovery
 from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, diff_pools
 from tests.support.examples import examples
 

@@ -13,7 +13,8 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.inventory import DeviceRecords, InventoryConfig, discover
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
+from devalloc.inventory.discover import discover
 from devalloc.inventory.sysfs import Tree
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig, HealthState

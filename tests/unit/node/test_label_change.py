@@ -10,7 +10,8 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
-from devalloc.inventory import DeviceRecords, Discovery
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.discover import Discovery
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.label_change import (

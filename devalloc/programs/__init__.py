@@ -1,0 +1,1 @@
+"""The processes of devalloc: the only place that puts their parts together."""
