@@ -351,10 +351,10 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
     If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
     ``not_ours`` is set meanwhile.
     """
-    from devalloc.controller.permits import PermitServer, Settings
+    from devalloc.controller.permits import PermitServer, PermitServices, Settings
     from devalloc.controller.permits.hosts import HostSource
     from devalloc.controller.permits.leadership import new_holder, permits_lease
-    from devalloc.controller.permits.server import ServedMachines, ServerAddresses, ServerReports
+    from devalloc.controller.permits.server import ServerAddresses
     from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 
     still = frozen_hosts(node)
@@ -372,10 +372,8 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
         dump_port=dump if isinstance(dump, int) else None,
         token=scaling.token,
         shown_to_all=scaling.has_own_token,
-        era=scaling.compat or Settings.era,
-        unit=scaling.unit,
         migration_seconds=scaling.server.migration_seconds,
-        **vars(scaling.server.arithmetic),
+        **vars(replace(scaling.server.arithmetic, unit=scaling.unit)),
     )
     backoff = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)
 
@@ -389,12 +387,17 @@ def store_permits(store: Store, node: Node, not_ours: threading.Event, *, alone:
         say(text)
 
     server = PermitServer(
-        store,
-        HostSource(hosts, still),
-        settings,
-        right=permits_lease(store, new_holder(), node=name, alone=alone),
-        machines=ServedMachines(name, StoreMigrator(store), MovableMachines(store)),
-        reports=ServerReports(ready, waiting),
+        PermitServices(
+            store=store,
+            hosts=HostSource(hosts, still),
+            settings=settings,
+            leadership=permits_lease(store, new_holder(), node=name, alone=alone),
+            node=name,
+            migrator=StoreMigrator(store),
+            can_move=MovableMachines(store),
+            ready=ready,
+            waiting=waiting,
+        )
     )
 
     def run(stop: threading.Event) -> None:

@@ -29,9 +29,9 @@ from devalloc.controller.leader.lease import Lease, LeaseTerm
 from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
-from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
+from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.neon_vms import NEON_MACHINES
+from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.controller.reconcile.device_claims import AllocatorListener, DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
@@ -314,6 +314,7 @@ class ClusterProcess:
             )
             loops["resource-claims"] = self._resource_claims.run
         if self._settings.permits is not None:
+            stamp = f"{self.lease.transitions} {self.lease.holder}"
             # Of the allocator's store: what either of them writes the other one's fence knows.
             self._permits = LeaderPermitServer(
                 self.store,
@@ -322,7 +323,7 @@ class ClusterProcess:
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
                 replace(self._settings.permits, migrates=error is None),
-                neon=NeonAccess(f"{self.lease.transitions} {self.lease.holder}", self._pod_store),
+                sources=[NeonMachines(self.store, stamp, self._pod_store)] if self._settings.permits.neon else [],
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run

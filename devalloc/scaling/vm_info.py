@@ -21,6 +21,11 @@ from devalloc.scaling.resources import ANNOTATION as BOUNDS_ANNOTATION
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 
+OVERCOMMIT = "vm.neon.tech/overcommit"
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1 if one is missing."""
+USAGE = "vm.neon.tech/usage"
+"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
+ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
 LABEL_SCALING = "autoscaling.neon.tech/enabled"
 LABEL_MIGRATION = "autoscaling.neon.tech/auto-migration-enabled"
 LABEL_ALWAYS_MIGRATE = "autoscaling.neon.tech/testing-only-always-migrate"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from devalloc.cli.node_wiring import frozen_hosts
-from devalloc.controller.permits.vm_state import read_vm
+from devalloc.controller.permits.sources import read_vm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import discover_capacity
 from devalloc.store import Conflict, Store

@@ -17,13 +17,14 @@ import pytest
 
 from devalloc.api.views import MachineView
 from devalloc.controller.permits import Host, Settings
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.ledger import PermitLedgers
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Conflict, Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.examples import examples
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import KIND, PermitBench, amounts, machine, running, serving, write_status_part
+from tests.support.permit_records import SOURCES
 from tests.support.waiting import until
 
 NAMES = [f"m{number}" for number in range(6)]
@@ -60,7 +61,7 @@ class Judging(SQLiteStore):
 
 def begun(objects: Iterable[Object]) -> PermitLedgers:
     """What a server makes of these objects that has seen them come."""
-    book = PermitLedgers(Settings())
+    book = PermitLedgers(Settings(), SOURCES)
     book.begin(HOSTS)
     for obj in objects:
         book.put(obj)

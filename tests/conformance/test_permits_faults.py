@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits import Settings, decider, server
+from devalloc.controller.permits import Settings, server, writer
 from devalloc.store import Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder
@@ -63,7 +63,7 @@ for _name in CALLS:
 
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    for module in (decider, server):
+    for module in (writer, server):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     with memory_folder() as name:
         yield Path(name) / "store.db"

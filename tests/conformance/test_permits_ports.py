@@ -68,7 +68,7 @@ def test_a_server_waits_for_a_port_in_use_and_logs_it_once(tmp_path: Path, monke
 
 def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(permits, "PermitServer", lambda *args, **_: limits.append(args[2].migration_seconds))
+    monkeypatch.setattr(permits, "PermitServer", lambda services: limits.append(services.settings.migration_seconds))
     scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
     node: Any = SimpleNamespace(settings=NodeSettings("n", BindingConfig("n"), state=tmp_path, scaling=scaling))
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
@@ -177,11 +177,13 @@ def test_waiting_for_a_lease_is_logged_once_with_its_holder(tmp_path: Path) -> N
     ten = node_of(Resources(10_000, 10 * 2**30))
     with closing(SQLiteStore(path)) as store:
         second = server.PermitServer(
-            store,
-            HostSource(ten),
-            Settings(port=0, dump_port=None),
-            right=permits_lease(store, new_holder(), seconds=1.0),
-            reports=server.ServerReports(waiting=messages.append),
+            server.PermitServices(
+                store=store,
+                hosts=HostSource(ten),
+                settings=Settings(port=0, dump_port=None),
+                leadership=permits_lease(store, new_holder(), seconds=1.0),
+                waiting=messages.append,
+            )
         )
         stop = threading.Event()
         with serving(path, ten, alone=False, lease_seconds=60.0) as first:

@@ -22,7 +22,6 @@ import pytest
 
 from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.migration import MigrationEnd
-from devalloc.controller.permits.server import ServedMachines
 from devalloc.controller.permits.settings import server_tls
 from devalloc.net.http_server import _ConnectionGuard
 from devalloc.scaling.permits.ledger import MachineKey
@@ -299,7 +298,7 @@ def test_a_damaged_machine_harms_no_other(path: Path) -> None:
         {"type": [], "status": "True"},
         {"type": "Migrating", "status": "True", "lastTransitionTime": "0001-01-01T00:00:00+14:00"},
     ]
-    with serving(path, TEN, settings, machines=moved_by(Moves())) as bench, closing(bench.client()) as client:
+    with serving(path, TEN, settings, migrator=Moves()) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
         write_status_part(bench.store, "b", conditions=damage)
         until(lambda: condition(bench, "b", "Migrating") == ("False", "TimedOut"))
@@ -363,8 +362,8 @@ def test_servers_of_two_nodes_answer_each_for_its_own_machines(path: Path) -> No
     create(path, machine("a", node="node-a"), machine("b", node="node-b"))
     hosts = {name: (lambda name=name: {name: Host(amounts(4000, 4))}) for name in ("node-a", "node-b")}
     with (
-        serving(path, hosts["node-a"], machines=ServedMachines("node-a"), alone=False) as one,
-        serving(path, hosts["node-b"], machines=ServedMachines("node-b"), alone=False) as other,
+        serving(path, hosts["node-a"], node="node-a", alone=False) as one,
+        serving(path, hosts["node-b"], node="node-b", alone=False) as other,
         closing(one.client()) as first,
         closing(other.client()) as second,
     ):
@@ -400,10 +399,6 @@ class Moves:
 
     def withdraw(self, key: MachineKey) -> None:
         self.calls.append(("withdraw", key))
-
-
-def moved_by(moves: Moves) -> ServedMachines:
-    return ServedMachines(migrator=moves)
 
 
 def add_machines(path: Path) -> None:
@@ -444,7 +439,7 @@ def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_lon
     add_machines(path)
     moves = Moves()
     settings = replace(ANY_PORT, migration_seconds=0.0, resync=0.5)
-    with serving(path, TEN, settings, machines=moved_by(moves)) as bench:
+    with serving(path, TEN, settings, migrator=moves) as bench:
         assert fill(bench) == {"permit": {"vCPUs": 8, "mem": "10Gi"}, "migrate": {}}
         assert moves.calls[0] == ("begin", ("default", "free"))
         until(lambda: ("withdraw", ("default", "free")) in moves.calls)
@@ -454,7 +449,7 @@ def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_lon
 
 def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
     add_machines(path)
-    with serving(path, TEN, machines=moved_by(Moves())) as bench, closing(bench.client()) as client:
+    with serving(path, TEN, migrator=Moves()) as bench, closing(bench.client()) as client:
         fill(bench)
         assert bench.state()["accounted"] == {"cpu": 8, "memory": "10Gi"}
         assert client.ask("free", 8, "10Gi") == {"permit": {"vCPUs": 8, "mem": "10Gi"}}
@@ -464,7 +459,7 @@ def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
 
 def test_a_migration_that_exists_is_not_requested_again(path: Path) -> None:
     add_machines(path)
-    with serving(path, TEN, machines=moved_by(Moves(begun=False))) as bench:
+    with serving(path, TEN, migrator=Moves(begun=False)) as bench:
         assert "migrate" not in fill(bench)
 
 
@@ -476,7 +471,7 @@ def test_a_machine_whose_migration_failed_stays_for_a_while(path: Path) -> None:
     add_machines(path)
     moves = FailingMoves()
     with (
-        serving(path, TEN, replace(ANY_PORT, resync=0.2), machines=moved_by(moves)) as bench,
+        serving(path, TEN, replace(ANY_PORT, resync=0.2), migrator=moves) as bench,
         closing(bench.client()) as client,
     ):
         assert "migrate" in fill(bench)
@@ -487,7 +482,7 @@ def test_a_machine_whose_migration_failed_stays_for_a_while(path: Path) -> None:
 
 def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: Path) -> None:
     add_machines(path)
-    with serving(path, TEN, machines=moved_by(Moves(error=RuntimeError("no other node")))) as bench:
+    with serving(path, TEN, migrator=Moves(error=RuntimeError("no other node"))) as bench:
         with pytest.raises(AssertionError, match="could not begin"):
             fill(bench)
         assert (permit_of(bench.store, "free") or {})["cpus"] == "8"
@@ -508,7 +503,7 @@ def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_
     with closing(SQLiteStore(path)) as store:
         write_down(store, "a", reason)
     moves = Moves()
-    with serving(path, TEN, replace(ANY_PORT, resync=0.05), machines=moved_by(moves)) as bench:
+    with serving(path, TEN, replace(ANY_PORT, resync=0.05), migrator=moves) as bench:
         for name in ("b", "c"):  # at two more looks at all machines
             write_down(bench.store, name, "NodePressure")
             until(lambda name=name: ("begin", ("default", name)) in moves.calls, "it is begun")  # type: ignore[misc]
@@ -520,7 +515,7 @@ def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_
 def test_newest_form_moves_the_oldest(path: Path) -> None:
     add_machines(path)
     moves = Moves()
-    with serving(path, TEN, replace(ANY_PORT, era=ProtocolEra.NEWEST, resync=0.2), machines=moved_by(moves)) as bench:
+    with serving(path, TEN, replace(ANY_PORT, era=ProtocolEra.NEWEST, resync=0.2), migrator=moves) as bench:
         assert "migrate" not in fill(bench)
         until(lambda: moves.calls == [("begin", ("default", "free"))])
         until(lambda: condition(bench, "free", "Migrating") == ("True", "NodePressure"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.decide import PermitTransaction
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import PermitTransaction
-from devalloc.controller.permits.vm_state import bytes_text, cpus_text
+from devalloc.controller.permits.sources import bytes_text, cpus_text
 from devalloc.scaling.messages.permits import (
     LoadMetrics,
     PermitRequest,
@@ -23,6 +22,7 @@ from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import PluginVersion
 from devalloc.store import Object
 from tests.support.permit_bench import machine
+from tests.support.permit_records import SOURCES, changes_of
 
 NODE = "node-a"
 NOW = "2026-01-01T00:00:00Z"
@@ -63,7 +63,7 @@ class InProcessPermits:
 
     def restart(self) -> None:
         """Another server: it knows what is written down."""
-        self._book = PermitLedgers(Settings(unit=self._unit))
+        self._book = PermitLedgers(Settings(unit=self._unit), SOURCES)
         self._book.begin({NODE: Host(self.total)})
         for obj in self._objects.values():
             self._book.put(obj, starting=True)
@@ -86,7 +86,7 @@ class InProcessPermits:
         draft = PermitTransaction(self._book, "the-server", NOW)
         granted = draft.answer(decode_request(body))
         stored = []
-        for change in draft.changes():
+        for change in changes_of(draft, self._book):
             obj = copy.deepcopy(self._objects[change.key.name])
             assert obj["metadata"]["resourceVersion"] == change.resource_version
             self._version += 1

@@ -15,8 +15,8 @@ from devalloc.api import meta
 from devalloc.controller.permits import Host, Hosts, PermitServer, Settings
 from devalloc.controller.permits.hosts import FrozenHosts, HostSource
 from devalloc.controller.permits.leadership import new_holder, permits_lease
-from devalloc.controller.permits.server import ServedMachines, ServerAddresses, ServerReports
-from devalloc.controller.permits.vm_state import bytes_text, cpus_text
+from devalloc.controller.permits.server import PermitServices, ServerAddresses
+from devalloc.controller.permits.sources import bytes_text, cpus_text
 from devalloc.scaling.resources import Resources
 from devalloc.store import Conflict, Object, Store
 from devalloc.store.sqlite import SQLiteStore
@@ -24,7 +24,6 @@ from devalloc.store.sqlite import SQLiteStore
 GIB = 2**30
 KIND = "VirtualMachine"
 NODE = "node-a"
-EVERY_MACHINE = ServedMachines()
 
 
 def amounts(milli: int, gib: float) -> Resources:
@@ -172,11 +171,12 @@ def serving(
     *,
     store: Store | None = None,
     still: FrozenHosts | None = None,
-    machines: ServedMachines = EVERY_MACHINE,
     alone: bool = True,
     lease_seconds: float = 15.0,
+    **more: Any,
 ) -> Iterator[PermitBench]:
-    """A server in a thread, on a store at ``path``; it is stopped and its store closed in the end."""
+    """A server in a thread, on a store at ``path``; it is stopped and its store closed in the end. ``more``: as
+    ``PermitServices`` has it."""
     listening, ports = threading.Event(), []
 
     def ready(addresses: ServerAddresses) -> None:
@@ -187,12 +187,16 @@ def serving(
     with closing(SQLiteStore(path)) as own:
         there = store or own
         server = PermitServer(
-            there,
-            HostSource(hosts, still),
-            settings or Settings(port=0, dump_port=0),
-            right=permits_lease(there, new_holder(), node=machines.node, seconds=lease_seconds, alone=alone),
-            machines=machines,
-            reports=ServerReports(ready),
+            PermitServices(
+                store=there,
+                hosts=HostSource(hosts, still),
+                settings=settings or Settings(port=0, dump_port=0),
+                leadership=permits_lease(
+                    there, new_holder(), node=more.get("node"), seconds=lease_seconds, alone=alone
+                ),
+                ready=ready,
+                **more,
+            )
         )
 
         def run() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from devalloc.controller.permits import PermitServer, Settings
 from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import new_holder, permits_lease
-from devalloc.controller.permits.server import ServerAddresses, ServerReports
+from devalloc.controller.permits.server import PermitServices, ServerAddresses
 from devalloc.scaling.resources import Resources
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
@@ -33,7 +33,8 @@ def main(path: Path, limit: Resources, node: str = NODE, replaces: str = "") -> 
         settings = Settings(port=0, dump_port=None)
         right = permits_lease(store, new_holder(), alone=True)
         hosts = HostSource(node_of(limit, node))
-        PermitServer(store, hosts, settings, right=right, reports=ServerReports(ready)).run(stop)
+        services = PermitServices(store=store, hosts=hosts, settings=settings, leadership=right, ready=ready)
+        PermitServer(services).run(stop)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from devalloc.settings import OneOf, Setting, setting, settings_of
 if TYPE_CHECKING:
     from devalloc.scaling.permits.arithmetic import PermitArithmetic
     from devalloc.scaling.resources import Resources
-    from devalloc.scaling.versions import ProtocolEra
 
 COMPAT = Setting(
     "Which releases of other agents and permit servers to follow if they differ.",
@@ -68,17 +67,20 @@ OF_PERMITS = tuple(each.flag for each in settings_of(PermitsOptions))
 """The names of these options."""
 
 
-def permit_arithmetic(options: PermitsOptions, era: ProtocolEra) -> PermitArithmetic:
-    """The arithmetic that the options say, for a server of this era. Raises BadInput."""
+def permit_arithmetic(options: PermitsOptions, compat: str | None, unit: Resources | None = None) -> PermitArithmetic:
+    """The arithmetic that the options say, with ``--compat`` and the compute unit. Raises BadInput."""
     from devalloc.scaling.permits.arithmetic import PermitArithmetic
     from devalloc.scaling.versions import ProtocolEra
 
+    plain = PermitArithmetic()
+    era = plain.era if compat is None else ProtocolEra(compat)
     if options.overcommit is not None and era is not ProtocolEra.NEWEST:
         raise BadInput(f"--permits-overcommit needs --compat newest: {era.value} has no overcommit of permits")
-    plain = PermitArithmetic()
     marks = plain.cpu_watermark, plain.memory_watermark
     cpu, memory = marks if options.watermark is None else _fractions(options.watermark)
     return PermitArithmetic(
+        era=era,
+        unit=plain.unit if unit is None else unit,
         cpu_watermark=cpu,
         memory_watermark=memory,
         system=plain.system if options.system is None else amounts("--permits-system", options.system, "500m,1Gi"),

@@ -177,16 +177,13 @@ def _server_ports(options: ScalingOptions, door: Path, migration_seconds: float)
     """The local permit server; None if another one is used."""
     if options.permits is None:
         from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
-        from devalloc.controller.permits.settings import Settings
-        from devalloc.scaling.versions import ProtocolEra
         from devalloc_node.settings import ServerPorts
 
         if options.permits_without_token and options.permits_token_file is not None:
             raise BadInput("--permits-without-token and --permits-token-file exclude each other")
         requests = DEFAULT_PORT if options.permits_port is None else options.permits_port
-        era = Settings.era if options.compat is None else ProtocolEra(options.compat)
         dump = _listen_place(options.permits_dump_port, door, "permits")
-        return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, era), migration_seconds)
+        return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, options.compat), migration_seconds)
     for name in reversed(given_options(options)):
         if name in _OF_LOCAL_SERVER:
             raise BadInput(f"{name} configures the local permit server, which does not run with --permits")

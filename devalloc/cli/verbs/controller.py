@@ -353,8 +353,6 @@ def _listening(text: str | None, address: str | None) -> PermitListenAddress | N
 def _permits(options: ControllerOptions) -> PermitListenAddress | None:
     """Where the permit server listens, and how it counts. Raises BadInput."""
     from devalloc.cli.options.scaling import compute_unit
-    from devalloc.controller.permits.settings import Settings
-    from devalloc.scaling.versions import ProtocolEra
 
     at = _listening(options.permits, options.permits_address)
     if at is None:
@@ -362,12 +360,10 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
         if given := [each for each in given_options(options) if each in of_server]:
             raise BadInput(f"{given[0]} needs --permits")
         return None
-    era = Settings.era if options.compat is None else ProtocolEra(options.compat)
+    unit = None if options.compute_unit is None else compute_unit(options.compute_unit)
     return replace(
         at,
-        era=era,
-        unit=at.unit if options.compute_unit is None else compute_unit(options.compute_unit),
-        arithmetic=permit_arithmetic(options.arithmetic, era),
+        arithmetic=permit_arithmetic(options.arithmetic, options.compat, unit),
         plain=_plain(options),
         migration_seconds=options.migrations.deadline,
         neon=options.neon,

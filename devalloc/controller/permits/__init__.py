@@ -4,16 +4,17 @@ It writes a permit on the VirtualMachine before it answers. The ledgers of nodes
 from those objects.
 
 - ``server``: listen, and watch the lease, the objects and the hosts; ``leader_server``: the one of a leading controller
-- ``decider``: the one task that decides; ``transaction``: decisions that are not sent before they are written
-- ``ledgers``, ``vm_state``, ``hosts``: what nodes have, and what their machines count for
+- ``writer``: the one task that writes; ``decide``: decisions that are not sent before they are written
+- ``ledger``, ``hosts``: what nodes have, and what their machines count for; ``sources``: where machines come from
 - ``caller_auth``, ``leadership``: who may ask, and which server may answer
 - ``migration``, ``billing_usage``, ``metrics``: migrations, and what the server reports
 """
 
-from devalloc.controller.permits.hosts import Host, Hosts, HostSource, published
+from devalloc.controller.permits.hosts import Hosts, HostSource, published
 from devalloc.controller.permits.leadership import new_holder, permits_lease
+from devalloc.controller.permits.ledger import Host
 from devalloc.controller.permits.migration import Migrator
-from devalloc.controller.permits.server import PermitServer, ServedMachines
+from devalloc.controller.permits.server import PermitServer, PermitServices
 from devalloc.controller.permits.settings import Settings
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
     "Hosts",
     "Migrator",
     "PermitServer",
-    "ServedMachines",
+    "PermitServices",
     "Settings",
     "new_holder",
     "permits_lease",

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.ledger import PermitLedgers
 from devalloc.store import AlreadyExists, Conflict, NotFound, Object, StoreError
 
 log = logging.getLogger(__name__)

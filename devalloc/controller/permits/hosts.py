@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from devalloc.api.host_pool_names import CPU, FOR_OTHERS, MEMORY, node_of_host_pool
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.views import as_mappings
-from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.controller.permits.ledger import Host
 from devalloc.scaling.resources import Resources
-from devalloc.store import Object, Store
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One node, as far as permits go."""
-
-    limit: Resources
-    """What there is for machines: the effective limit, with the oversubscription that is configured."""
-    others: Mapping[MachineKey, Resources] = field(default_factory=dict)
-    """Pods that are no machines, by namespace and name, and what they take of the limit."""
-
+from devalloc.store import Store
 
 Hosts = Callable[[], Mapping[str, Host]]
 """All nodes by name, as they are now. On one that is not named nothing is granted."""
@@ -40,13 +29,6 @@ class HostSource:
     read: Hosts
     frozen: FrozenHosts | None = None
     """The same, and they stay so while a permit is written: where others take of the hosts, too."""
-
-
-OverheadFunction = Callable[[Object], Resources]
-"""What a VirtualMachine costs its node beside what it is permitted: its devices, its hypervisor."""
-
-CanMigrate = Callable[[Object], bool]
-"""Whether nothing that a VirtualMachine has keeps it on its node."""
 
 
 def published(store: Store) -> HostSource:

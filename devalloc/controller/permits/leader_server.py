@@ -10,31 +10,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 
-from devalloc.api.meta import LEADER
-from devalloc.api.views import ObjectView
 from devalloc.backoff import Backoff
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
-from devalloc.controller.permits import neon_vms
 from devalloc.controller.permits.billing_usage import ConfigMapStore, UsageStore
 from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
 from devalloc.controller.permits.hosts import published
 from devalloc.controller.permits.leadership import Leadership
-from devalloc.controller.permits.server import NeonFencing, PermitServer, ServedMachines, ServerAddresses, ServerReports
+from devalloc.controller.permits.server import PermitServer, PermitServices, ServerAddresses
 from devalloc.controller.permits.settings import PlainListener, Settings
+from devalloc.controller.permits.sources import MachineSource
 from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
-from devalloc.scaling.resources import Resources
-from devalloc.scaling.versions import ProtocolEra
-from devalloc.store import Conflict, NotFound, Object, Store, StoreError
-from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
+from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc.worker import Again, Pace, Why, Worker
 
 log = logging.getLogger(__name__)
@@ -56,10 +50,6 @@ class PermitListenAddress:
     """0: any that is free."""
     address: str
     """Where nodes reach it: an address or a name."""
-    era: ProtocolEra = Settings.era
-    """The release whose arithmetic it follows."""
-    unit: Resources = Settings.unit
-    """The compute unit, for agents that do not send one."""
     arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
     plain: PlainListener | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
@@ -69,16 +59,6 @@ class PermitListenAddress:
     """Time limit of the migrations that the server begins."""
     neon: bool = False
     """NeonVM's machines count as well, and get permits."""
-
-
-@dataclass(frozen=True, slots=True)
-class NeonAccess:
-    """How NeonVM's machines are counted and written."""
-
-    stamp: str = ""
-    """What fences them: a text that no leader had before."""
-    pods: Store | None = None
-    """Has the pods that run them (``RUNNER_PODS``); None: they count by their objects alone."""
 
 
 class LeaderPermitServer:
@@ -93,15 +73,13 @@ class LeaderPermitServer:
         namespace: str,
         at: PermitListenAddress,
         *,
-        neon: NeonAccess | None = None,
+        sources: Sequence[MachineSource] = (),
         on_serving: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
         """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
-        ``namespace``. ``neon``: what NeonVM's machines need, if the server counts them. ``on_serving``: called with
+        ``namespace``. ``sources``: of machines beside devalloc's own. ``on_serving``: called with
         the URL for nodes, and that of plain HTTP if there is one."""
-        self._store = store
         self._at = at
-        self._neon = neon or NeonAccess()
         self._config_map_store = config_map_store
         self._namespace = namespace
         self._on_serving = on_serving
@@ -120,23 +98,21 @@ class LeaderPermitServer:
             tls=context,
             callers=NodeTokenAuthenticator(post),
             plain=at.plain,
-            neon=at.neon,
-            era=at.era,
-            unit=at.unit,
             migration_seconds=at.migration_seconds,
             **vars(at.arithmetic),
         )
         self.server = PermitServer(
-            store,
-            published(store),
-            settings,
-            right=right,
-            machines=ServedMachines(
-                migrator=StoreMigrator(store) if at.migrates else None, can_move=MovableMachines(store)
-            ),
-            usage=UsageStore(config_map_store, namespace),
-            neon=NeonFencing(self._fence_neon_vms, self._neon.pods) if at.neon else None,
-            reports=ServerReports(ready=self._ready),
+            PermitServices(
+                store=store,
+                hosts=published(store),
+                settings=settings,
+                leadership=right,
+                sources=sources,
+                migrator=StoreMigrator(store) if at.migrates else None,
+                can_move=MovableMachines(store),
+                usage=UsageStore(config_map_store, namespace),
+                ready=self._ready,
+            )
         )
 
     @property
@@ -159,21 +135,6 @@ class LeaderPermitServer:
                 log.error("permit server not listening: %s port %d (--permits): %s", self._at.host, self._at.port, why)
                 stop.wait(backoff.next_delay())
         reporter.join(MAX_RETRY_SECONDS)
-
-    def _fence_neon_vms(self, stop: threading.Event) -> None:
-        """Have late permits of the last leader refused, unless ``stop`` is set. Raises StoreError.
-
-        The takeover of claims does not do that: it would wait for NeonVM's webhook, which these writes need, or for
-        rights that only ``devalloc install --neon`` gives.
-        """
-        # One first: writes that NeonVM's webhook does not answer must not use all of the store's threads.
-        there = self._store.list((neon_vms.KIND,)).objects
-        first = next((obj for obj in there if ObjectView(obj).annotation(LEADER) != self._neon.stamp), None)
-        if first is not None:
-            with suppress(Conflict, NotFound):
-                fence_object(self._store.replace, first)
-        with suppress(FencingInterrupted):
-            fence_objects(self._store, self._neon.stamp, stop, kinds=(neon_vms.KIND,))
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None

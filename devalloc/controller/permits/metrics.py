@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from devalloc.controller.permits.billing_usage import UsageTotal
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.controller.permits.decide import PermitGrant
+from devalloc.controller.permits.ledger import PermitLedgers
 from devalloc.scaling.permits.ledger import is_under_pressure
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"

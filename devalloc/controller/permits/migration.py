@@ -13,10 +13,15 @@ from typing import Protocol, TypeVar
 
 from devalloc.api.meta import parse_time
 from devalloc.api.reasons import Reason
-from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
+from devalloc.controller.permits.decide import NODE_PRESSURE, ConditionValue, PermitGrant
+from devalloc.controller.permits.ledger import (
+    MIGRATING,
+    SHOULD_MIGRATE,
+    PermitLedgers,
+    VmCondition,
+    machines_to_migrate,
+)
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.transaction import NODE_PRESSURE, ConditionValue, PermitGrant
-from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmCondition
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.scaling.permits.ledger import MachineKey
 

@@ -1,37 +1,24 @@
-"""What the pods that run NeonVM's machines take of their nodes.
+"""What the pods that run machines take of their nodes.
 
-NeonVM's objects say on which node a machine is only while its guest runs. Its pod is there earlier and longer: from
-when it is bound until QEMU has ended, also after the object was deleted. A pod counts if a machine of NeonVM that was
-seen in its namespace owns it, for at most what that machine may have. Anyone who may create pods there can name any
+The object of such a machine says on which node it is only while its guest runs. Its pod is there earlier and longer:
+from when it is bound until QEMU has ended, also after the object was deleted. A pod counts if a machine that was seen
+in its namespace owns it, for at most what that machine may have. Anyone who may create pods there can name any
 machine as the owner: so the pods of a machine that are on one node count together as one.
 
 Who begins to lead has not seen the machines that were deleted before. A pod that is there already, and whose owner is
 not, counts for what it says itself: its QEMU may still have that. It counts for no more than it says that its machine
 may have at most, than Kubernetes lets the pod have, by the limits of its containers where each has one, and than the
-node has for machines. Where the policy of ``deploy/neon`` is not installed, or was not yet, anyone who may create pods
-may have written what it says.
+node has for machines. Where no policy keeps them from it, or did not yet, anyone who may create pods may have
+written what it says.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
-from devalloc.api.quantity import NANO, Quantity, QuantityError
-from devalloc.api.views import as_mapping, as_mappings
-from devalloc.controller.permits.neon_vms import GROUP, upper_bound
-from devalloc.controller.permits.vm_state import USAGE, read_usage
-from devalloc.controller.runner_pods import has_ended
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.vm_info import from_pod
-from devalloc.store import Object
-
-log = logging.getLogger(__name__)
-
-_UNLIMITED = 1 << 63
 
 Owner = tuple[str, str]
 """A machine, by its namespace and the uid of its object: another machine of the name is another one."""
@@ -47,57 +34,29 @@ class RunnerPod:
     node: str
     owner: Owner
     requested: Resources
-    """What NeonVM asks it to have (``vm.neon.tech/resources``)."""
+    """What it was asked to have."""
     usage: Resources
-    """What it has (``vm.neon.tech/usage``)."""
+    """What it says that it has."""
     most: Resources
     """What it says that its machine may have at most."""
     limits: Resources
     """What the kernel lets it have, by the limits of its containers."""
+
+    account: MachineKey
+    """By which it counts on its node if its machine does not count there."""
 
     @property
     def place(self) -> RunnerPlace:
         return self.owner, self.node
 
 
-def read_runner_pod(pod: Object) -> RunnerPod | None:
-    """What counts of a pod; None for one that is on no node, has ended, or runs no machine of NeonVM."""
-    metadata, spec = (as_mapping(pod.get(part)) for part in ("metadata", "spec"))
-    node, uid = spec.get("nodeName"), _owner_uid(metadata)
-    if not isinstance(node, str) or not node or not uid or has_ended(pod):
-        return None
-    read = from_pod(pod)
-    if read.info is None:
-        log.warning("runner pod %s/%s does not count: %s", metadata["namespace"], metadata["name"], read.problems[0])
-        return None
-    usage = read_usage(as_mapping(metadata.get("annotations")).get(USAGE), read.info.max)
-    namespace = metadata["namespace"]
-    limits = Resources(_limit(spec, "cpu", NANO // 1000), _limit(spec, "memory", NANO))
-    most = read.info.min.most(read.info.max)
-    return RunnerPod((namespace, metadata["name"]), node, (namespace, uid), read.info.using, usage, most, limits)
+@dataclass(frozen=True, slots=True)
+class PodOwner:
+    """A machine that pods run, as the ledgers know it."""
 
-
-def _limit(spec: Mapping[str, Any], resource: str, unit: int) -> int:
-    """That of the pod, or else of its containers together, in whole units. If one of them has none, neither has the
-    pod; 0 is none."""
-    whole, *parts = (
-        as_mapping(as_mapping(each.get("resources")).get("limits")).get(resource)
-        for each in (spec, *as_mappings(spec.get("containers")))
-    )
-    try:
-        limits = [Quantity.parse(amount).nano for amount in (parts if whole is None else [whole])]
-    except QuantityError:
-        return _UNLIMITED
-    return -(-sum(limits) // unit) if limits and min(limits) > 0 else _UNLIMITED
-
-
-def _owner_uid(metadata: Mapping[str, Any]) -> str:
-    references = metadata.get("ownerReferences")
-    for reference in references if isinstance(references, list) else ():
-        of = as_mapping(reference)
-        if of.get("kind") == "VirtualMachine" and str(of.get("apiVersion")).startswith(f"{GROUP}/"):
-            return str(of.get("uid") or "")
-    return ""
+    uid: str
+    most: Resources | None
+    """The most that it may have, wherever it is; None if that cannot be read."""
 
 
 @dataclass(slots=True)
@@ -120,7 +79,7 @@ class RunnerUsage:
 
     @property
     def machines(self) -> Collection[MachineKey]:
-        """The machines of NeonVM that there are, wherever they are."""
+        """The machines that there are, wherever they are."""
         return self._owners.keys()
 
     def put(self, pod: RunnerPod, *, is_inherited: bool = False) -> list[RunnerPlace]:
@@ -160,14 +119,14 @@ class RunnerUsage:
         if owner not in self._at and owner not in self._present:
             self._most.pop(owner, None)
 
-    def own(self, key: MachineKey, machine: Object) -> list[RunnerPlace]:
-        """A machine of NeonVM as it is now."""
-        owner = key[0], str(machine["metadata"].get("uid") or "")
+    def own(self, key: MachineKey, machine: PodOwner) -> list[RunnerPlace]:
+        """A machine as it is now."""
+        owner = key[0], machine.uid
         concerned = self.disown(key) if self._owners.get(key, owner) != owner else []
         self._owners[key] = owner
         self._present[owner] = key
-        if owner[1] and (most := upper_bound(machine)) is not None:
-            self._most[owner] = most
+        if machine.uid and machine.most is not None:
+            self._most[owner] = machine.most
         return [*concerned, *self._places(owner)]
 
     def disown(self, key: MachineKey) -> list[RunnerPlace]:

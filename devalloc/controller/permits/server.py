@@ -14,26 +14,24 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
-from devalloc.controller.permits import neon_vms, vm_state
 from devalloc.controller.permits.billing_usage import BillingUsage, UsageStore
 from devalloc.controller.permits.caller_auth import ANYONE, PROXY, Caller, CallerRejected
-from devalloc.controller.permits.decider import NEON_SECONDS, RETRY_SECONDS, PermitDecider, StoreChanges
-from devalloc.controller.permits.hosts import CanMigrate, HostSource
+from devalloc.controller.permits.decide import PermitGrant
+from devalloc.controller.permits.hosts import HostSource
 from devalloc.controller.permits.leadership import Leadership, new_holder, permits_lease
-from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices
-from devalloc.controller.permits.machine_objects import object_key
+from devalloc.controller.permits.ledger import CanMigrate, PermitLedgers, has_no_devices
 from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.controller.permits.sources import MachineSource, MachineSources
+from devalloc.controller.permits.writer import RETRY_SECONDS, PermitWriter, StoreChanges
 from devalloc.controller.runner_pods import POD
 from devalloc.net.http_server import (
     JSON,
@@ -49,9 +47,7 @@ from devalloc.scaling.messages.permits import MAX_BODY, RequestError, decode_req
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources
-from devalloc.store import Conflict, Event, NotFound, Object, Store, StoreError, Unavailable
-from devalloc.store import Key as ObjectKey
-from devalloc.store.fencing import fence_object
+from devalloc.store import Event, Object, Store, StoreError, Unavailable
 from devalloc.store.watcher import Listed, Watcher
 
 
@@ -105,8 +101,6 @@ def _amounts(of: Resources) -> dict[str, Any]:
 
 
 log = logging.getLogger(__name__)
-MAX_SETTLE_SECONDS = 30.0
-"""How often at least a write of NeonVM's machines is tried again."""
 DUMP_RETRY_SECONDS = 30.0
 """How long after a port other than that for requests was in use it is tried again."""
 CLIENT_SECONDS = 60.0
@@ -153,68 +147,49 @@ class ClientLog:
         log.warning(self._message, address or "a client", more)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedMachines:
-    """Which machines a server answers for, and how they leave a node that has too little room."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitServices:
+    """What a server stands on, which machines it answers for, and how they leave a node that has too little room."""
 
+    store: Store
+    hosts: HostSource
+    settings: Settings = field(default_factory=Settings)
+    leadership: Leadership | None = None
+    """The one that it grants by; None: a lease of its own."""
     node: str | None = None
-    """Those of this node only, beside the servers of other nodes; None: those of all."""
+    """It answers for the machines of this node only, beside the servers of other nodes; None: for those of all."""
+    sources: Sequence[MachineSource] = ()
+    """Of machines beside devalloc's own. The store must support their kinds."""
     migrator: Migrator | None = None
     can_move: CanMigrate = has_no_devices
-
-
-@dataclass(frozen=True, slots=True)
-class NeonFencing:
-    """How machines of NeonVM are kept from late permits."""
-
-    fence: Callable[[threading.Event], None] | None = None
-    """Has those of the last leader refused; until it returns, these machines get none. Raises StoreError."""
-    pods: Store | None = None
-    """Has the pods that run them; None: they count by their objects alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReports:
-    """What a server calls in its thread."""
-
+    usage: UsageStore | None = None
+    """Where it stores what is billed; None: in the store."""
     ready: Callable[[ServerAddresses], None] = lambda addresses: None
-    """Each time it begins to listen."""
+    """Called in its thread each time it begins to listen."""
     waiting: Callable[[str], None] = log.warning
-    """Each time it begins to wait for another process's lease."""
+    """The same each time it begins to wait for another process's lease."""
 
 
 class PermitServer:
     """Everything of one server. ``run`` in a thread."""
 
-    def __init__(
-        self,
-        store: Store,
-        hosts: HostSource,
-        settings: Settings | None = None,
-        *,
-        right: Leadership | None = None,
-        machines: ServedMachines | None = None,
-        usage: UsageStore | None = None,
-        neon: NeonFencing | None = None,
-        reports: ServerReports | None = None,
-    ) -> None:
-        """``right``: the leadership it grants by; None: a lease of its own. ``usage``: where it stores what is billed;
-        None: in the store."""
-        self.settings = settings or Settings()
-        machines, usage = machines or ServedMachines(), usage or UsageStore(store)
-        migrates = machines.migrator is not None
-        self.book = PermitLedgers(self.settings, can_move=machines.can_move, migrates=migrates, node=machines.node)
-        self.lease = right or permits_lease(store, new_holder(), node=machines.node)
+    def __init__(self, services: PermitServices) -> None:
+        self._services = services
+        self._sources = MachineSources(*services.sources)
+        self.settings = services.settings
+        self.book = PermitLedgers(
+            self.settings,
+            self._sources,
+            can_move=services.can_move,
+            migrates=services.migrator is not None,
+            node=services.node,
+        )
+        self.lease = services.leadership or permits_lease(services.store, new_holder(), node=services.node)
+        usage = services.usage or UsageStore(services.store)
         self.usage = BillingUsage(
             usage.config_maps, self.book, self.lease.name, self.lease.holder, namespace=usage.namespace
         )
         self.metrics = PermitMetrics(self.book, lambda: self.usage.stored_totals)
-        self._store = store
-        self._machine_kinds = frozenset({vm_state.KIND}) | ({neon_vms.KIND} if self.settings.neon else set())
-        self._hosts = hosts
-        self._migrator = machines.migrator
-        self._neon = neon or NeonFencing()
-        self._reports = reports or ServerReports()
         self._waits_for: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """While it serves."""
@@ -241,7 +216,7 @@ class PermitServer:
             try:
                 taken = self.lease.take()
                 if (waits_for := self.lease.held_by) not in (None, self._waits_for):
-                    self._reports.waiting(f"not serving permits yet: waiting for {waits_for}")
+                    self._services.waiting(f"not serving permits yet: waiting for {waits_for}")
                 self._waits_for = waits_for
                 if taken:
                     asyncio.run(self._serve(stop))
@@ -266,40 +241,34 @@ class PermitServer:
     async def _serve(self, stop: threading.Event) -> None:
         s = self.settings
         # One thread: what is written is written in order.
-        with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(4, "permits-watch") as helpers:
-            decider = PermitDecider(
-                self._store,
-                self.book,
-                self.lease,
-                self.metrics,
-                writer,
-                self._hosts.frozen,
-                self._machine_kinds,
-                settles=self._neon.fence is not None,
+        with ThreadPoolExecutor(1, "permits-store") as thread, ThreadPoolExecutor(4, "permits-watch") as helpers:
+            services = self._services
+            writer = PermitWriter(
+                services.store, self.book, self._sources, self.lease, self.metrics, thread, services.hosts.frozen
             )
-            moves = MigrationTracker(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
+            moves = MigrationTracker(self.book, writer.tell, self.metrics, services.migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
-                await self._load(decider, helpers)
-                await self.usage.begin(decider.run_in_writer)
+                await self._load(writer, helpers)
+                await self.usage.begin(writer.run_in_writer)
             over = threading.Event()
             bounds = ServerLimits(s.max_connections, s.request_seconds, s.idle_seconds)
             shows_people = s.tls is None and is_loopback(s.host)
             door = HttpServer(
-                lambda request: self._respond(request, decider, moves),
+                lambda request: self._respond(request, writer, moves),
                 bounds,
                 token=s.token,
                 refused=self._refused,
                 plain_http=ClientLog(PLAIN_HTTP).note,
             )
             dump = HttpServer(
-                lambda request: self._show(request, decider),
+                lambda request: self._show(request, writer),
                 bounds,
                 token=None if s.shown_to_all else s.token,
                 for_people=shows_people,
                 refused=self._refused,
             )
             plain = HttpServer(
-                lambda request: self._respond(request, decider, moves, by_pod=True),
+                lambda request: self._respond(request, writer, moves, by_pod=True),
                 bounds,
                 refused=partial(self._refused, strangers=ClientLog(NOT_ADMITTED)),
                 networks=() if s.plain is None else s.plain.networks,
@@ -308,23 +277,20 @@ class PermitServer:
             tasks = [
                 asyncio.create_task(work)
                 for work in (
-                    decider.run(),
-                    self._mind_lease(writer),
-                    self._mind_hosts(decider, helpers),
+                    writer.run(),
+                    self._mind_lease(thread),
+                    self._mind_hosts(writer, helpers),
                     moves.run(s.resync),
-                    self.usage.run(decider.run_in_writer, s.resync),
+                    self.usage.run(writer.run_in_writer, s.resync),
                     _wait_until(stop),
-                    self._watch(decider, over, helpers),
-                    self._watch_pods(decider, over, helpers),
-                    self._settle_neon(decider, over, helpers),
+                    self._watch(writer, over, helpers),
+                    self._watch_pods(writer, over, helpers),
+                    *writer.settling(over, helpers),
                 )
             ]
             try:
                 self._loop = asyncio.get_running_loop()
-                with suppress(TimeoutError):  # usually it takes less, and no agent has to ask twice
-                    async with asyncio.timeout(NEON_SECONDS):
-                        while decider.is_suspended and not stop.is_set():
-                            await asyncio.sleep(0.02)
+                await writer.settled(stop)  # usually it takes little, and no agent has to ask twice
                 address = await door.listen(s.host, s.port, s.tls)
                 extra = [
                     None if place is None else await self._listen_beside(place, tasks)
@@ -339,7 +305,7 @@ class PermitServer:
                         ),
                     )
                 ]
-                self._reports.ready(ServerAddresses(address, *extra))
+                self._services.ready(ServerAddresses(address, *extra))
                 log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -350,12 +316,12 @@ class PermitServer:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                decider.reject_waiting()
+                writer.reject_waiting()
                 for door in doors:
                     await door.close()
                 if self.lease.is_valid:
                     with suppress(StoreError):
-                        await self.usage.save(decider.run_in_writer)
+                        await self.usage.save(writer.run_in_writer)
 
     async def _listen_beside(self, place: _ExtraPort, tasks: list[asyncio.Task[None]]) -> tuple[str, int] | None:
         """Where it listens; None if it cannot yet. Machines do not wait for that: a busy port is logged once, and
@@ -379,80 +345,47 @@ class PermitServer:
         if strangers is not None and reason == "address":
             strangers.note(address)
 
-    async def _load(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
+    @property
+    def _pods(self) -> Store | None:
+        """Has the pods that run machines."""
+        return next((source.pods for source in self._sources.all if source.pods is not None), None)
+
+    async def _load(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
         """The hosts, and all objects. Raises StoreError, LeaseLost."""
         try:
-            hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._hosts.read)
+            hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._services.hosts.read)
         except Exception as error:
             log.exception("cannot read the hosts")
             raise Unavailable(f"cannot read the hosts: {error}") from error
         pods: Sequence[Object] | None = None
-        if (store := self._neon.pods) is not None:
+        if (store := self._pods) is not None:
             with suppress(StoreError):  # the watch says so, and tries again; its machines count by their objects
                 listing = partial(store.list, (POD,))
                 pods = (await asyncio.get_running_loop().run_in_executor(helpers, listing)).objects
-        await decider.load(hosts, pods)
+        await writer.load(hosts, pods)
 
-    async def _watch(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+    async def _watch(self, writer: PermitWriter, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """Tell the deciding task what changes."""
         loop = asyncio.get_running_loop()
 
         def tell(seen: StoreChanges) -> None:
             with suppress(RuntimeError):  # the loop is closed, and with it all connections
-                loop.call_soon_threadsafe(decider.see, seen)
+                loop.call_soon_threadsafe(writer.see, seen)
 
-        await loop.run_in_executor(helpers, _watch, self._store, decider, over, tell)
+        await loop.run_in_executor(helpers, _watch, self._services.store, writer, over, tell)
 
-    async def _watch_pods(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
-        """Tell the deciding task which pods run machines of NeonVM."""
+    async def _watch_pods(self, writer: PermitWriter, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+        """Tell the deciding task which pods run machines."""
         loop = asyncio.get_running_loop()
 
         def tell(seen: StoreChanges) -> None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(decider.see, seen)
+                loop.call_soon_threadsafe(writer.see, seen)
 
-        if self._neon.pods is None:
+        if self._pods is None:
             await asyncio.Event().wait()
         else:
-            await loop.run_in_executor(helpers, _watch_pods, self._neon.pods, over, tell)
-
-    async def _settle_neon(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
-        """While machines of NeonVM cannot be written, try to; beside the decisions, which do not wait for it."""
-        backoff = Backoff(RETRY_SECONDS, MAX_SETTLE_SECONDS)
-        while True:
-            while not decider.is_suspended:
-                await asyncio.sleep(RETRY_SECONDS / 4)
-            doubtful = decider.book.doubtful
-            keys = None if doubtful is None else [object_key(key) for key in doubtful]
-            if (write := decider.neon_write) is not None:
-                await asyncio.wait([write])
-                _ = write.cancelled() or write.exception()  # it was logged when it was given up
-            try:
-                await asyncio.get_running_loop().run_in_executor(helpers, self._settle, keys, over)
-            except StoreError as error:
-                if backoff.failures in (0, 5) or backoff.failures % 20 == 0:
-                    log.warning("cannot write machines of NeonVM, so they get no permits: %s; trying again", error)
-                await asyncio.sleep(backoff.next_delay())
-                continue
-            backoff.reset()
-            decider.see(StoreChanges(is_settled=True))
-            while decider.is_suspended:
-                await asyncio.sleep(0.02)
-
-    def _settle(self, keys: Sequence[ObjectKey] | None, over: threading.Event) -> None:
-        """Have late writes of these machines of NeonVM refused; None: of all. Raises StoreError."""
-        if keys is None and self._neon.fence is not None:
-            self._neon.fence(over)
-        for key in keys or ():
-            while not over.is_set():
-                try:
-                    fence_object(self._store.replace, self._store.get(*key))
-                    break
-                except NotFound:
-                    break
-                except Conflict:
-                    over.wait(RETRY_SECONDS / 10)
-        self._store.commit_each([])  # settles what the store itself is in doubt of
+            await loop.run_in_executor(helpers, _watch_pods, self._pods, over, tell)
 
     async def _mind_lease(self, writer: ThreadPoolExecutor) -> None:
         """Renew it in time. Raises LeaseLost."""
@@ -465,21 +398,20 @@ class PermitServer:
                 if not self.lease.is_valid:
                     raise LeaseLost("the lease expired, because it could not be renewed") from error
 
-    async def _mind_hosts(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
+    async def _mind_hosts(self, writer: PermitWriter, helpers: ThreadPoolExecutor) -> None:
         """Look at the hosts now and then."""
         while True:
             await asyncio.sleep(self.settings.resync)
             try:
-                decider.see(
-                    StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts.read))
-                )
+                read = self._services.hosts.read
+                writer.see(StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, read)))
             except Exception:
                 log.exception("cannot read the hosts; continuing with the last known state")
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
     async def _respond(
-        self, request: web.BaseRequest, decider: PermitDecider, moves: MigrationTracker, *, by_pod: bool = False
+        self, request: web.BaseRequest, writer: PermitWriter, moves: MigrationTracker, *, by_pod: bool = False
     ) -> HttpResponse:
         """``by_pod``: the caller is known by nothing but its address, and names machines by their runner pods."""
         began, version = time.perf_counter(), "none"
@@ -489,7 +421,7 @@ class PermitServer:
             body = await read_body(request, MAX_BODY, self.settings.request_seconds) if posted else b""
             decoded = decode_request(body, request.method)
             version = str(decoded.version)
-            decision = await decider.ask(decoded, lambda: is_disconnected(request), caller.node, by_pod=caller.by_pod)
+            decision = await writer.ask(decoded, lambda: is_disconnected(request), caller.node, by_pod=caller.by_pod)
             response = await moves.answered(decision) if isinstance(decision, PermitGrant) else decision
         except RequestError as refused:
             log.debug("refused: %s", refused)
@@ -509,12 +441,12 @@ class PermitServer:
             raise RequestError(caller.status, caller.text, caller.text)
         return caller
 
-    async def _show(self, request: web.BaseRequest, decider: PermitDecider) -> HttpResponse:
+    async def _show(self, request: web.BaseRequest, writer: PermitWriter) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):
             return HttpResponse(405, b"must be GET")
         if request.path == "/metrics":
             return HttpResponse(200, self.metrics.text(), TYPE)
-        return HttpResponse(200, self.shown(waiting=decider.waiting), JSON)
+        return HttpResponse(200, self.shown(waiting=writer.waiting), JSON)
 
     async def seen(self, show: Callable[[], bytes]) -> bytes | None:
         """What ``shown`` or the metrics' ``text`` tells, for another event loop; None while nothing is served."""
@@ -534,13 +466,13 @@ class PermitServer:
         return json.dumps(shown, indent=1).encode()
 
 
-def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
+def _watch(store: Store, writer: PermitWriter, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
     """Tell what changes, until it is over. In a thread of its own."""
 
     def hear(change: Listed | Event) -> None:
         tell(StoreChanges(events=(change,)) if isinstance(change, Event) else StoreChanges(gap=True))
 
-    Watcher(store, decider.kinds, hear, "cannot watch VirtualMachines", lists=False, since=decider.seen).run(over)
+    Watcher(store, writer.kinds, hear, "cannot watch VirtualMachines", lists=False, since=writer.seen).run(over)
 
 
 def _watch_pods(store: Store, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
@@ -549,7 +481,7 @@ def _watch_pods(store: Store, over: threading.Event, tell: Callable[[StoreChange
     def hear(change: Listed | Event) -> None:
         tell(StoreChanges(pods=(change,)) if isinstance(change, Event) else StoreChanges(all_pods=change.objects))
 
-    Watcher(store, POD, hear, "cannot read which pods run machines of NeonVM").run(over)
+    Watcher(store, POD, hear, "cannot read which pods run machines").run(over)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,6 @@ from devalloc.net.http_server import Network
 from devalloc.net.localhost import is_loopback
 from devalloc.scaling.messages.permits import PORT as PORT
 from devalloc.scaling.permits.arithmetic import PermitArithmetic
-from devalloc.scaling.permits.ledger import fraction_of
-from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
-from devalloc.scaling.versions import ProtocolEra
 
 DUMP_PORT = 10298
 MIN_TOKEN_LENGTH = 16
@@ -71,12 +68,6 @@ class Settings(PermitArithmetic):
     """Serve with TLS; with ``verify_mode=CERT_REQUIRED``, only callers with a valid certificate."""
     plain: PlainListener | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
-    neon: bool = False
-    """NeonVM's machines count as well, and get permits. The store must support their kind."""
-    era: ProtocolEra = ProtocolEra.V0_31
-    """The release whose arithmetic it follows (``compat``)."""
-    unit: Resources = DEFAULT_COMPUTE_UNIT
-    """The compute unit, for agents that do not send one."""
     migration_seconds: float = 3600.0
     """How long a migration may take before the server withdraws it."""
     resync: float = 30.0
@@ -96,8 +87,6 @@ class Settings(PermitArithmetic):
             raise UnsafeSettings(
                 f"the token must have at least {MIN_TOKEN_LENGTH} characters, but has {len(self.token)}"
             )
-        if self.unit.cpu == 0 or self.unit.memory == 0:
-            raise ValueError("the compute unit must have both CPU and memory")
         if self.callers is not None and self.tls is None:
             raise UnsafeSettings("tokens of nodes would be sent unencrypted: give a TLS context")
         is_authenticated = self.tls is not None and (
@@ -108,11 +97,6 @@ class Settings(PermitArithmetic):
                 f"on {self.host} anyone could request permits: give a token, or a TLS context that verifies clients, "
                 "or listen on 127.0.0.1"
             )
-
-    def limits(self, limit: Resources) -> tuple[Resources, Resources]:
-        """Of a node with this effective limit: the total for machines, and the watermark."""
-        total = limit.excess_over(self.system)
-        return total, fraction_of(total, self.cpu_watermark, self.memory_watermark)
 
 
 def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SSLContext:

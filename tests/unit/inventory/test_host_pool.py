@@ -16,7 +16,8 @@ from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.host_inventory import with_host_pool
-from devalloc.controller.permits.hosts import Host, published
+from devalloc.controller.permits.hosts import published
+from devalloc.controller.permits.ledger import Host
 from devalloc.inventory.capacity import Capacity, CapacityConfig, CapacityError, NumaNode, host_pool
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.discover import Discovery

@@ -15,15 +15,15 @@ import pytest
 
 from devalloc.controller.cluster_process import ObjectClient
 from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
-from devalloc.controller.permits.decider import PermitDecider
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.leader_server import LeaderPermitServer, NeonAccess, PermitListenAddress
+from devalloc.controller.permits.decide import PermitGrant
+from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.neon_vms import NEON_MACHINES
+from devalloc.controller.permits.neon_vms import NEON_MACHINES, NeonMachines
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.controller.permits.sources import MachineSources
+from devalloc.controller.permits.writer import PermitWriter
 from devalloc.scaling.messages.permits import PermitRequest, PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.scaling.permits.ledger import NO_RESOURCES
@@ -44,6 +44,7 @@ Object = dict[str, Any]
 NAMESPACE = "devalloc-system"
 LIMIT = amounts(8000, 16)
 UNIT = amounts(250, 1)
+OWN = MachineSources()
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def kube() -> FakeKube:
 class Leading:
     """One process; it may be over any moment. What it writes of NeonVM's machines passes ``webhook``."""
 
-    def __init__(self, kube: FakeKube, name: str, port: int = 0, *, neon: bool = False) -> None:
+    def __init__(self, kube: FakeKube, name: str, port: int = 0, *, neon: bool = False, patience: float = 2.0) -> None:
         self.client = FakeClient(kube)
         self.webhook: Callable[[], None] = lambda: None
         self.client.before = lambda number, what: self.webhook() if "vm.neon.tech" in what else None
@@ -84,17 +85,22 @@ class Leading:
             self.client.create,
             ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
-            PermitListenAddress("127.0.0.1", port, "127.0.0.1", neon=neon),
-            neon=NeonAccess(f"1 {name}") if neon else None,
+            PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
+            sources=[NeonMachines(self.store, f"1 {name}", patience=patience)] if neon else [],
             on_serving=lambda url, plain: self.urls.append(url),
         )
 
 
 @contextmanager
 def leading(
-    kube: FakeKube, name: str, *, neon: bool = False, webhook: Callable[[], None] = lambda: None
+    kube: FakeKube,
+    name: str,
+    *,
+    neon: bool = False,
+    webhook: Callable[[], None] = lambda: None,
+    patience: float = 2.0,
 ) -> Iterator[Leading]:
-    process = Leading(kube, name, neon=neon)
+    process = Leading(kube, name, neon=neon, patience=patience)
     process.webhook = webhook
     with closing(process.store), in_threads(process.permits.run):
         until(lambda: process.urls, "it serves, and says where")
@@ -144,9 +150,9 @@ def test_agents_that_wait_when_a_server_stops_get_an_answer(kube: FakeKube, monk
     """The agent asks the next server at once, and not after its own deadline."""
     queued: list[str] = []
     writing, go_on, stop = threading.Event(), threading.Event(), threading.Event()
-    enqueue = PermitDecider.ask
+    enqueue = PermitWriter.ask
 
-    async def ask_decider(self: PermitDecider, request: PermitRequest, *how: Any, **more: Any) -> Any:
+    async def ask_decider(self: PermitWriter, request: PermitRequest, *how: Any, **more: Any) -> Any:
         queued.append(request.pod.name)
         return await enqueue(self, request, *how, **more)
 
@@ -169,7 +175,7 @@ def test_agents_that_wait_when_a_server_stops_get_an_answer(kube: FakeKube, monk
             with suppress(NodeError):
                 await first
 
-    monkeypatch.setattr(PermitDecider, "ask", ask_decider)
+    monkeypatch.setattr(PermitWriter, "ask", ask_decider)
     process = Leading(kube, "one")
     process.client.before = hang
     with closing(process.store):
@@ -313,9 +319,10 @@ class Process:
     async def course(self, agents: dict[str, Agent], steps: list[dict[str, Resources]]) -> None:
         """Ask step by step, each until all are answered; what is done is taken off. Raises ClientKilled."""
         fence_objects(self.store, f"leader-{self.number}", threading.Event())
-        book, right = PermitLedgers(Settings()), ProcessLeadership(f"p{self.number}", lambda: self.alive)
+        book = PermitLedgers(Settings(), OWN)
+        right = ProcessLeadership(f"p{self.number}", lambda: self.alive)
         with ThreadPoolExecutor(1) as writer:
-            decider = PermitDecider(self.store, book, right, PermitMetrics(book), writer)
+            decider = PermitWriter(self.store, book, OWN, right, PermitMetrics(book), writer)
             await decider.load({"node-a": Host(LIMIT)})
             deciding = asyncio.create_task(decider.run())
             try:
@@ -328,7 +335,7 @@ class Process:
                     await deciding
 
     async def _step(
-        self, decider: PermitDecider, deciding: asyncio.Task[None], agents: dict[str, Agent], left: dict[str, Resources]
+        self, decider: PermitWriter, deciding: asyncio.Task[None], agents: dict[str, Agent], left: dict[str, Resources]
     ) -> None:
         while left:
             asking = {
@@ -449,7 +456,7 @@ def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lowe
     """No server can have permitted it anything, as another may have before this one began: that one counts for its
     upper bound until it asks. The server has not heard of the new one, so that it has to read all objects anew."""
     kube = FakeKube()
-    process, book = Process(kube, 0), PermitLedgers(Settings())
+    process, book = Process(kube, 0), PermitLedgers(Settings(), OWN)
     running(process.store, machine("before", most=amounts(1000, 2)))
     running(process.store, machine("a"))
 
@@ -457,7 +464,7 @@ def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lowe
         fence_objects(process.store, "leader", threading.Event())
         with ThreadPoolExecutor(1) as writer:
             right = ProcessLeadership("p", lambda: True)
-            decider = PermitDecider(process.store, book, right, PermitMetrics(book), writer)
+            decider = PermitWriter(process.store, book, OWN, right, PermitMetrics(book), writer)
             await decider.load({"node-a": Host(LIMIT)})
             running(process.store, machine("new"))
             deciding = asyncio.create_task(decider.run())

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
+from devalloc.controller.permits.decide import PermitGrant, PermitTransaction, RetryLater
+from devalloc.controller.permits.ledger import Host, PermitLedgers, machines_to_migrate
 from devalloc.controller.permits.server import dump_ledgers
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import PermitGrant, PermitTransaction, RetryLater
 from devalloc.scaling.messages.permits import RequestError, decode_request
 from devalloc.scaling.permits.ledger import NO_RESOURCES, next_to_migrate
 from devalloc.scaling.resources import Resources
@@ -23,6 +22,7 @@ from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
 from tests.support.examples import examples
 from tests.support.permit_bench import GIB, amounts, machine
+from tests.support.permit_records import SOURCES, changes_of
 
 NOW = "2026-02-02T00:00:00Z"
 LIMIT = amounts(10_000, 20)
@@ -36,7 +36,7 @@ class World:
         self.settings = Settings(era=era, **more)
         self.hosts = {"node-a": Host(limit)}
         self.objects: dict[str, Object] = {}
-        self.book = PermitLedgers(self.settings)
+        self.book = PermitLedgers(self.settings, SOURCES)
         self.book.begin(self.hosts)
 
     def write(self, obj: Object, **status: Any) -> None:
@@ -73,14 +73,14 @@ class World:
         try:
             granted = draft.answer(decode_request(json.dumps(message).encode()))
         except RequestError as refused:
-            assert draft.changes() == []
+            assert draft.records() == []
             return refused.status
         self.commit(draft)
         return granted
 
     def commit(self, draft: PermitTransaction) -> None:
         stored = []
-        for change in draft.changes():
+        for change in changes_of(draft, self.book):
             obj = self.objects[change.key.name]
             assert change.resource_version == obj["metadata"]["resourceVersion"]
             if change.status != obj.get("status"):
@@ -96,7 +96,7 @@ class World:
 
     def anew(self) -> PermitLedgers:
         """What the next server makes of what is written."""
-        book = PermitLedgers(self.settings)
+        book = PermitLedgers(self.settings, SOURCES)
         book.begin(self.hosts)
         for obj in self.objects.values():
             book.put(obj, starting=True)
@@ -233,7 +233,7 @@ def test_a_pod_of_others_counts_until_it_is_gone_and_a_machine_of_its_name_takes
 
 def test_a_machine_can_leave_once_another_node_receives_it_though_its_object_does_not_change() -> None:
     world, receives = World(), {"node-b": False}
-    world.book = PermitLedgers(world.settings, can_move=lambda obj: receives["node-b"], migrates=True)
+    world.book = PermitLedgers(world.settings, SOURCES, can_move=lambda obj: receives["node-b"], migrates=True)
     world.book.begin(world.hosts)
     world.runs("a", labels={"autoscaling.neon.tech/auto-migration-enabled": "true"})
     world.runs("b")
@@ -245,7 +245,7 @@ def test_a_machine_can_leave_once_another_node_receives_it_though_its_object_doe
 
 def test_overhead_and_the_whole_maximum_count() -> None:
     world = World()
-    world.book = PermitLedgers(world.settings, overhead=lambda obj: amounts(0, 2))
+    world.book = PermitLedgers(world.settings, SOURCES, overhead=lambda obj: amounts(0, 2))
     world.book.begin(world.hosts)
     world.runs("a", reserveMax=True)
     assert world.book.nodes["node-a"].counted == amounts(8000, 18)
@@ -438,7 +438,7 @@ def test_another_machine_of_the_same_name_has_nothing_of_the_one_before() -> Non
 
 def test_a_server_of_one_node_knows_its_machines_only() -> None:
     world = World()
-    world.book = PermitLedgers(world.settings, node="node-a")
+    world.book = PermitLedgers(world.settings, SOURCES, node="node-a")
     world.book.begin(world.hosts)
     world.runs("a")
     world.runs("b", node="node-b")
@@ -524,7 +524,7 @@ def test_whatever_part_of_a_draft_is_written_no_node_has_given_more_than_it_has(
         with suppress(RetryLater):
             draft.answer(request(name, amount, last))
     stored, lost = [], []
-    for change in draft.changes():
+    for change in changes_of(draft, world.book):
         key = (change.key.namespace or "default", change.key.name)
         if key[1] not in written:
             lost.append(key)

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.decide import ConditionValue, PermitGrant
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd, MigrationTracker
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import ConditionValue, PermitGrant
 from devalloc.scaling.permits.ledger import MachineKey, should_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.permit_bench import amounts, machine
+from tests.support.permit_records import SOURCES
 
 LATE = "9999-12-31T23:59:59Z"
 LABELS = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}
@@ -25,7 +25,7 @@ LABELS = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-m
 
 def crowded(era: ProtocolEra, *names: str, since: str | None = None) -> PermitLedgers:
     """A node that is too full, with machines that can leave it; on their way since then."""
-    book = PermitLedgers(Settings(era=era), migrates=True)
+    book = PermitLedgers(Settings(era=era), SOURCES, migrates=True)
     book.begin({"node-a": Host(amounts(4000, 4))})
     for number, name in enumerate(names):
         obj = machine(name, labels=LABELS)

@@ -7,43 +7,49 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from devalloc.controller.permits import decider, server
-from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits import writer as writer_module
+from devalloc.controller.permits.decide import PermitGrant, PermitRecord
 from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import object_key
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT
+from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT, NeonMachines
 from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.sources import MachineSources
+from devalloc.controller.permits.writer import OutcomeUnknown, PermitWriter, StoreChanges
+from devalloc.net.http_server import HttpResponse
+from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
+from devalloc.store import Change, CommitOutcomes
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.errors import NodeError
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.neon_installation import MACHINES, vm
 from tests.support.permit_bench import amounts
+from tests.support.permit_records import SOURCES
 from tests.support.waiting import until
-from tests.unit.controller.permits.test_leader import ask, kube, leading, server_of
+from tests.unit.controller.permits.test_leader import Agent, ask, kube, leading, server_of
 from tests.unit.controller.permits.test_runner_usage import OWNER
 from tests.unit.controller.permits.test_runner_usage import pod as runner_pod
 
 __all__ = ["kube"]
 POD = "vm1-x7k2p"
+UNIT = amounts(250, 1)
+NOW = "2026-02-02T00:00:00Z"
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(server, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(server, "MAX_SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr(server, "NEON_SECONDS", 0.2)
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(writer_module, "MAX_SETTLE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -113,10 +119,9 @@ def test_devallocs_machines_get_permits_and_neonvms_do_when_its_webhook_is_back(
         assert answered(both, "a", amounts(8000, 4), amounts(1000, 4)) == amounts(4000, 4)
 
 
-def test_a_webhook_that_hangs_holds_up_its_own_machines_only(both: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decider, "NEON_SECONDS", 0.1)
+def test_a_webhook_that_hangs_holds_up_its_own_machines_only(both: FakeKube) -> None:
     go_on = threading.Event()
-    with leading(both, "one", neon=True) as process:
+    with leading(both, "one", neon=True, patience=0.1) as process:
         begin(both, amounts(1000, 2))
         process.webhook = lambda: go_on.wait(60) and None  # type: ignore[func-returns-value]
         try:
@@ -164,13 +169,13 @@ def test_a_leader_that_begins_counts_the_pods_of_machines_that_were_deleted_befo
     both: FakeKube, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = runner_pod(phase="Running", name="gone-p", use=("2", 3), owner={**OWNER, "uid": "u-gone"})
-    book = PermitLedgers(Settings())
+    book = PermitLedgers(Settings(), SOURCES)
     with (
         closing(KubernetesStore(FakeClient(both), resources=(NEON_MACHINES,))) as store,  # type: ignore[arg-type]
         ThreadPoolExecutor(1) as writer,
     ):
         leader = ProcessLeadership("one", lambda: True)
-        deciding = decider.PermitDecider(store, book, leader, PermitMetrics(book), writer)
+        deciding = PermitWriter(store, book, SOURCES, leader, PermitMetrics(book), writer)
         asyncio.run(deciding.load({"node-a": Host(amounts(8000, 16))}, [gone]))
         with_it = book.nodes["node-a"].counted
         assert "runner pod default/gone-p counts on node node-a for what it says itself" in caplog.text
@@ -194,18 +199,57 @@ def test_machines_without_number_are_written_a_few_at_a_time(both: FakeKube) -> 
         assert asyncio.run(course()) == [amounts(500, 1)] * 11
 
 
-def test_a_batch_with_a_machine_of_devalloc_is_written_as_its_machines_are(
+@contextmanager
+def slow_writer(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[PermitWriter]:
+    """Each write takes longer than NeonVM's machines are waited for."""
+    with (
+        closing(KubernetesStore(FakeClient(kube), resources=(NEON_MACHINES,))) as store,  # type: ignore[arg-type]
+        ThreadPoolExecutor(1) as thread,
+    ):
+        sources = MachineSources(NeonMachines(store, patience=0.05))
+        book, leader = PermitLedgers(Settings(), sources), ProcessLeadership("one", lambda: True)
+        writer = PermitWriter(store, book, sources, leader, PermitMetrics(book), thread)
+        commit = writer._commit
+
+        def slowly(changes: Sequence[Change]) -> CommitOutcomes:
+            time.sleep(0.3)
+            return commit(changes)
+
+        monkeypatch.setattr(writer, "_commit", slowly)
+        asyncio.run(writer.load({"node-a": Host(amounts(8000, 16))}))
+        yield writer
+
+
+def test_only_the_writes_of_neonvms_machines_have_a_time_limit(both: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would make the server doubt a write of devalloc's own machine."""
+    keys = ("default", "a"), ("default", "vm.neon.tech/vm1")
+    own, neon = (PermitRecord(key, UNIT, NO_RESOURCES, {}, UNIT, "one", NOW) for key in keys)
+    with slow_writer(both, monkeypatch) as writer:
+        lane, _ = writer._lanes.values()
+        assert len(asyncio.run(writer._write(lane, [own]))) == 1
+    with slow_writer(both, monkeypatch) as writer:
+        _, lane = writer._lanes.values()
+        with pytest.raises(OutcomeUnknown):
+            asyncio.run(writer._write(lane, [neon]))
+
+
+def test_a_request_for_a_machine_that_came_unheard_of_is_written_as_that_machines_are(
     both: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever else is in it: NeonVM's time limit would make the server doubt a write of devalloc's own machine."""
-    monkeypatch.setattr(decider, "NEON_SECONDS", 0.05)
-    own, neon = (Mock(key=object_key(("default", name))) for name in ("a", "vm.neon.tech/vm1"))
-    book, draft = PermitLedgers(Settings()), Mock()
-    with closing(KubernetesStore(FakeClient(both))) as store, ThreadPoolExecutor(1) as writer:  # type: ignore[arg-type]
-        leader = ProcessLeadership("one", lambda: True)
-        deciding = decider.PermitDecider(store, book, leader, PermitMetrics(book), writer)
-        monkeypatch.setattr(deciding, "_commit", lambda changes: time.sleep(0.5) or len(changes))
-        assert asyncio.run(deciding._write([own, neon], draft)) == 2
-        assert asyncio.run(deciding._write([own], draft)) == 1
-        with pytest.raises(decider._NeonWriteFailed):
-            asyncio.run(deciding._write([neon, neon], draft))
+    """Nothing was known by its name when it was taken up; all is read before it is decided."""
+    obj = both.get(f"{MACHINES}/vm1")
+    both.delete(f"{MACHINES}/vm1", obj["metadata"]["uid"], obj["metadata"]["resourceVersion"])
+    with slow_writer(both, monkeypatch) as writer:
+        put(both, "vm1", obj)
+
+        async def course() -> HttpResponse | PermitGrant:
+            writer.see(StoreChanges(gap=True))
+            deciding = asyncio.create_task(writer.run())
+            try:
+                return await writer.ask(Agent(POD).request(amounts(2000, 4)), lambda: False, by_pod=True)
+            finally:
+                deciding.cancel()
+
+        answer = asyncio.run(course())
+        assert isinstance(answer, HttpResponse)
+        assert answer == HttpResponse(503, b"machines of NeonVM cannot be written now; ask again")

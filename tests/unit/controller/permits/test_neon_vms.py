@@ -10,18 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.controller.permits import Settings
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import (
-    key_of_object,
-    machine_key,
-    object_key,
-    permit_change,
-    read_machine,
-)
+from devalloc.controller.permits.decide import PermitTransaction
+from devalloc.controller.permits.ledger import Host, PermitLedgers, VmState
 from devalloc.controller.permits.neon_vms import APPROVED, KIND, PERMIT
-from devalloc.controller.permits.transaction import PermitTransaction
-from devalloc.controller.permits.vm_state import VmState
 from devalloc.scaling.messages.permits import RequestError, WireResources, decode_reply, decode_request
 from devalloc.scaling.resources import Resources
 from devalloc.store import Key
@@ -29,6 +20,7 @@ from devalloc.store.metadata_rules import with_annotations
 from tests.support.neon_installation import SCALED, vm
 from tests.support.neon_plugin import scheduler_reserved
 from tests.support.permit_bench import GIB, amounts, machine
+from tests.support.permit_records import SOURCES, changes_of, permit_change
 
 Object = dict[str, Any]
 RUNS = {"phase": "Running", "node": "node-a", "podName": "vm1-x7k2p"}
@@ -42,7 +34,7 @@ def neon_vm(status: Object = RUNS, *, version: int = 1, **metadata: dict[str, st
 
 
 def state(obj: Object) -> VmState:
-    record = read_machine(obj)
+    record = SOURCES.read(obj)
     assert record is not None
     return record
 
@@ -75,7 +67,7 @@ def test_the_larger_of_spec_and_status_counts(status: Object, use: Resources) ->
     "status", [{}, {"phase": "Pending"}, {**RUNS, "phase": "Succeeded"}, {**RUNS, "phase": "Failed"}]
 )
 def test_machines_without_a_node_and_ended_ones_do_not_count(status: Object) -> None:
-    assert read_machine(neon_vm(status)) is None
+    assert SOURCES.read(neon_vm(status)) is None
 
 
 @pytest.mark.parametrize(
@@ -154,17 +146,17 @@ def test_a_damaged_record_is_none(text: str) -> None:
 def test_names_of_both_kinds_never_coincide() -> None:
     own = {**machine("vm1"), "status": {}}
     for obj in (own, neon_vm()):
-        assert object_key(machine_key(obj)) == Key.of(obj)
-        assert key_of_object(Key.of(obj)) == machine_key(obj)
-    assert machine_key(own) == ("default", "vm1")
-    assert machine_key(neon_vm()) == ("default", "vm.neon.tech/vm1")
+        assert SOURCES.object_key(SOURCES.key(obj)) == Key.of(obj)
+        assert SOURCES.key_of(Key.of(obj)) == SOURCES.key(obj)
+    assert SOURCES.key(own) == ("default", "vm1")
+    assert SOURCES.key(neon_vm()) == ("default", "vm.neon.tech/vm1")
 
 
 # -- in a ledger -------------------------------------------------------------------------------------------------------
 
 
 def book_of(*objects: Object) -> PermitLedgers:
-    book = PermitLedgers(Settings(neon=True))
+    book = PermitLedgers(Settings(), SOURCES)
     book.begin({"node-a": TEN})
     for obj in objects:
         book.put(obj)
@@ -182,8 +174,8 @@ def permitted(book: PermitLedgers, pod: str, cpu: int, gib: int, **more: Any) ->
     draft = PermitTransaction(book, "s-1", "now")
     grant = draft.answer(decode_request(json.dumps(body).encode()), by_pod=True, **more)
     stored = []
-    for change in draft.changes():
-        obj = book.objects[key_of_object(change.key)]
+    for change in changes_of(draft, book):
+        obj = book.objects[SOURCES.key_of(change.key)]
         version = str(int(obj["metadata"]["resourceVersion"]) + 1)
         obj = with_annotations({**obj, "status": change.status}, change.annotations)
         stored.append({**obj, "metadata": {**obj["metadata"], "resourceVersion": version}})
@@ -242,7 +234,7 @@ def test_a_full_node_requests_no_migration_of_it() -> None:
     grant = draft.answer(decode_request(json.dumps(body).encode()), by_pod=True)
     assert not grant.begins_migration
     assert not grant.wants_migration
-    assert draft.changes() == []
+    assert draft.records() == []
 
 
 @given(st.integers(250, 4000), st.integers(1, 8), st.integers(250, 4000), st.integers(1, 8))

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.vm_state import has_devices, permit_change, read_vm
+from devalloc.controller.permits.ledger import has_no_devices
+from devalloc.controller.permits.sources import read_vm
 from devalloc.scaling.resources import Resources
 from tests.support.permit_bench import GIB, amounts, machine
+from tests.support.permit_records import permit_change
 
 RUNS = {"phase": "Running", "machineID": "run-2", "observed": {"cpus": "500m", "memory": "2Gi"}}
 
@@ -165,9 +167,9 @@ def test_a_record_is_written_with_the_run_it_is_for_and_leaves_the_rest_alone() 
 
 
 def test_devices_keep_a_machine_where_it_is() -> None:
-    assert not has_devices(machine("a"))
-    assert has_devices(machine("a", claims=["gpu"]))
-    assert has_devices({**machine("a"), "status": {"devices": [{"claim": "gpu"}]}})
+    assert has_no_devices(machine("a"))
+    assert not has_no_devices(machine("a", claims=["gpu"]))
+    assert not has_no_devices({**machine("a"), "status": {"devices": [{"claim": "gpu"}]}})
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.controller.permits import Settings
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import machine_key
-from devalloc.controller.permits.runner_usage import read_runner_pod
+from devalloc.controller.permits.ledger import Host, PermitLedgers
+from devalloc.controller.permits.neon_vms import read_runner_pod
 from devalloc.controller.runner_pods import RUNNER_PODS
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes.reflector import clean_object
 from tests.support.neon_installation import vm
 from tests.support.permit_bench import amounts, machine
+from tests.support.permit_records import SOURCES
 
 Object = dict[str, Any]
 LIMIT = amounts(10_000, 20)
@@ -71,7 +70,7 @@ def pod(
 
 class Book:
     def __init__(self) -> None:
-        self.ledgers = PermitLedgers(Settings())
+        self.ledgers = PermitLedgers(Settings(), SOURCES)
         self.ledgers.begin({"node-a": Host(LIMIT), "node-b": Host(LIMIT)})
 
     def put(self, obj: Object) -> None:
@@ -108,7 +107,7 @@ def test_a_pod_counts_until_it_has_ended_though_its_machine_was_deleted(book: Bo
     book.put(running(1))
     book.put(pod(phase="Running", usage=amounts(2000, 4)))
     assert book.counted() == amounts(2000, 4), "what the pod says counts with its machine"
-    book.ledgers.drop(machine_key(running(1)))
+    book.ledgers.drop(SOURCES.key(running(1)))
     assert book.counted() == amounts(2000, 4)
     book.put(pod(phase="Succeeded", usage=amounts(2000, 4)))
     assert book.counted() == NO_RESOURCES
@@ -118,7 +117,7 @@ def test_a_pod_that_changes_after_its_machine_was_deleted_still_counts(book: Boo
     """As each does that ends: its deletion, its conditions and its containers are written one after the other."""
     book.put(running(1))
     book.put(pod(phase="Running", usage=amounts(2000, 4)))
-    book.ledgers.drop(machine_key(running(1)))
+    book.ledgers.drop(SOURCES.key(running(1)))
     for _ in range(3):
         ending = pod(phase="Running", usage=amounts(2000, 4))
         ending["metadata"]["deletionTimestamp"] = "2026-11-29T10:00:00Z"
@@ -131,7 +130,7 @@ def test_a_pod_that_changes_after_its_machine_was_deleted_still_counts(book: Boo
 def test_what_a_machine_had_counts_although_its_pod_says_less(book: Book) -> None:
     book.put({**running(1), "status": {**running(1)["status"], "cpus": "3", "memorySize": "6Gi"}})
     book.put(pod(phase="Running"))
-    book.ledgers.drop(machine_key(running(1)))
+    book.ledgers.drop(SOURCES.key(running(1)))
     assert book.counted() == amounts(3000, 6)
     book.ledgers.drop_runner(POD)
     assert book.counted() == NO_RESOURCES
@@ -152,9 +151,9 @@ def test_a_machine_that_migrates_counts_on_both_nodes(book: Book) -> None:
 def test_a_pod_of_a_machine_that_is_no_longer_there_takes_no_room(book: Book, successor: Object | None) -> None:
     """A pod that comes after its machine has gone: a user who may create pods can name it as the owner."""
     book.put(neon_vm(1))
-    assert machine_key(neon_vm(1)) in book.ledgers.machines
+    assert SOURCES.key(neon_vm(1)) in book.ledgers.machines
     if successor is None:
-        book.ledgers.drop(machine_key(neon_vm(1)))
+        book.ledgers.drop(SOURCES.key(neon_vm(1)))
         assert not book.ledgers.machines
     else:
         book.put(successor)
@@ -198,7 +197,7 @@ def test_a_pod_that_takes_another_owner_counts_for_that_one(book: Book) -> None:
     book.put(other)
     book.put(pod(owner={**OWNER, "uid": "u-2"}))
     assert book.counted() == amounts(1000, 2)
-    book.ledgers.drop(machine_key(neon_vm(1)))
+    book.ledgers.drop(SOURCES.key(neon_vm(1)))
     assert book.counted() == amounts(1000, 2)
     book.ledgers.drop_runner(POD)
     assert book.counted() == NO_RESOURCES
@@ -322,7 +321,7 @@ def test_whatever_the_order_of_events_the_ledger_is_that_of_the_last_state(event
     for version, event in enumerate(events, 1):
         change = changes[event]
         if change is None and event == 3:
-            book.ledgers.drop(machine_key(neon_vm(1)))
+            book.ledgers.drop(SOURCES.key(neon_vm(1)))
             last_vm = None
         elif change is None:
             book.ledgers.drop_runner(POD)

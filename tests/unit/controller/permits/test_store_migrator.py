@@ -10,8 +10,7 @@ import pytest
 
 from devalloc.api import machine_location
 from devalloc.controller.migrations import begin_migration
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
@@ -26,6 +25,7 @@ from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import host, machine
 from tests.support.migration_nodes import KIND, handed_over, migration, movable
 from tests.support.permit_bench import amounts
+from tests.support.permit_records import SOURCES
 
 Object = dict[str, Any]
 KEY = ("default", "web")
@@ -218,7 +218,7 @@ def moving(phase: str = "Running") -> Object:
 class TestLedgers:
     @staticmethod
     def book(node: str | None = None) -> PermitLedgers:
-        book = PermitLedgers(Settings(), node=node)
+        book = PermitLedgers(Settings(), SOURCES, node=node)
         book.begin({name: Host(amounts(8000, 8)) for name in "ab"})
         return book
 
@@ -249,7 +249,7 @@ class TestLedgers:
     @pytest.mark.parametrize("era", [ProtocolEra.NEWEST, ProtocolEra.V0_31])
     def test_no_other_machine_leaves_its_source_while_its_target_has_not_taken_it(self, era: ProtocolEra) -> None:
         """The source gets back soon what it keeps until then."""
-        book = PermitLedgers(Settings(era=era))
+        book = PermitLedgers(Settings(era=era), SOURCES)
         book.begin({"a": Host(amounts(4000, 8)), "b": Host(amounts(8000, 8))})
         other = machine("other", "2", "1Gi")
         metadata = {**other["metadata"], "uid": "2", "resourceVersion": "1", "labels": {LABEL_MIGRATION: "true"}}

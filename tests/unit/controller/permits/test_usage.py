@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from devalloc.controller.permits.billing_usage import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
-from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.settings import Settings
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import GIB, amounts, machine
+from tests.support.permit_records import SOURCES
 
 T = TypeVar("T")
 START = 1_800_000_000.0
@@ -29,7 +29,7 @@ class Server:
 
     def __init__(self, store: SQLiteStore, holder: str = "first") -> None:
         self.now = START
-        self.book = PermitLedgers(Settings())
+        self.book = PermitLedgers(Settings(), SOURCES)
         self.book.begin({"node-a": Host(amounts(100_000, 100))})
         self.usage = BillingUsage(store, self.book, "lease", holder, clock=lambda: self.now)
 

@@ -1,4 +1,4 @@
-"""A transaction of permit decisions that are not sent before they are written.
+"""A transaction of permit decisions that are not sent before they are written. Pure: who writes it, writes ``records``.
 
 What a draft wants written is written machine by machine, in any order, and each write may be the last one before a
 crash. So what a decision of a draft gives back no other one of the same draft gives away: with whatever part of its
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import permit_change
-from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState
+from devalloc.controller.permits.ledger import MIGRATING, SHOULD_MIGRATE, Object, PermitLedgers, VmState
 from devalloc.scaling.messages.permits import (
     PermitRequest,
     RequestError,
@@ -33,7 +31,6 @@ from devalloc.scaling.permits.ledger import (
 )
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.store import Change, Object
 
 NODE_PRESSURE = "NodePressure"
 """The reason of conditions that say that a machine should leave its node."""
@@ -60,6 +57,27 @@ class PermitGrant:
     """The migrator is to be told; the body says so already."""
     without_migration: bytes = b""
     """What to say if the machine is on its way already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermitRecord:
+    """What is to be written of one machine."""
+
+    key: MachineKey
+    permit: Resources | None
+    """None: none is recorded any more."""
+    previous: Resources
+    conditions: Mapping[str, ConditionValue]
+    unit: Resources
+    """The compute unit."""
+    given_by: str
+    now: str
+    """RFC 3339."""
+
+    @property
+    def most(self) -> Resources:
+        """What the machine may have at most once this is written."""
+        return self.previous if self.permit is None else self.permit.most(self.previous)
 
 
 class RetryLater(Exception):
@@ -157,25 +175,21 @@ class PermitTransaction:
         changes = (permit, previous) != (record.permit, record.previous) or bool(self._conditions.get(key))
         return changes or key in self._unsure
 
-    def changes(self) -> Sequence[Change]:
-        """What must be written; nothing if all stays as it is. Changes that change nothing confirm that an object is
+    def records(self) -> Sequence[PermitRecord]:
+        """What must be written; nothing if all stays as it is. Records that change nothing confirm that an object is
         still the one on which the decision was based."""
-        changes = []
-        for key in dict.fromkeys((*self._permits, *self._conditions)):  # the caller is among the permits
-            if self.writes(key):
-                permit, previous = self._amounts(key, self._book.records[key])
-                changes.append(
-                    permit_change(
-                        self._book.objects[key],
-                        permit=permit,
-                        previous=previous,
-                        unit=self._book.settings.unit,
-                        given_by=self._given_by,
-                        conditions=self._conditions.get(key, {}),
-                        now=self._now,
-                    )
-                )
-        return changes
+        return [
+            PermitRecord(
+                key,
+                *self._amounts(key, self._book.records[key]),
+                conditions=self._conditions.get(key, {}),
+                unit=self._book.settings.unit,
+                given_by=self._given_by,
+                now=self._now,
+            )
+            for key in dict.fromkeys((*self._permits, *self._conditions))  # the caller is among the permits
+            if self.writes(key)
+        ]
 
     def adopt(self, stored: Iterable[Object], lost: Iterable[MachineKey] = ()) -> None:
         """It is written: the book has it now. ``lost``: the machines of which it is not."""
@@ -187,11 +201,6 @@ class PermitTransaction:
         self._book.nodes.update(self._nodes)
         for obj in stored:
             self._book.put(obj)
-
-    def wanted(self, key: MachineKey) -> Resources:
-        """What a machine may have at most once the draft is written."""
-        permit, previous = self._amounts(key, self._book.records[key])
-        return previous if permit is None else permit.most(previous)
 
     def _amounts(self, key: MachineKey, record: VmState) -> tuple[Resources | None, Resources]:
         """The permit, and what is kept beside it."""

@@ -1,34 +1,36 @@
-"""The only task that decides: it handles requests and pending writes one after the other, on the state of the store.
+"""The only task that writes permits: it handles requests and pending writes one after the other, on the state of the
+store.
 
 It takes all requests since the last write, and writes their results at once: in one transaction if the store has
 transactions, else in parallel, each machine by itself. Each caller gets what was written for its machine. A decision
 that changes nothing is not written. A write without a request stays due until it succeeds.
+
+The machines of each source are written by themselves, so that one whose writes hang holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import KIND as LEASE
 from devalloc.controller.leader.lease import LeaseLost
-from devalloc.controller.permits.hosts import FrozenHosts, Host
+from devalloc.controller.permits.decide import ConditionValue, PermitGrant, PermitRecord, PermitTransaction, RetryLater
+from devalloc.controller.permits.hosts import FrozenHosts
 from devalloc.controller.permits.leadership import Leadership
-from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import is_neon_key, key_of_object, machine_key, object_key
+from devalloc.controller.permits.ledger import Host, PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.neon_vms import KIND as NEON_KIND
-from devalloc.controller.permits.runner_usage import read_runner_pod
-from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
-from devalloc.controller.permits.vm_state import KIND
+from devalloc.controller.permits.sources import MAX_BATCH, MachineSource, MachineSources
 from devalloc.net.http_server import HttpResponse
 from devalloc.scaling.messages.permits import PermitRequest
 from devalloc.scaling.messages.permits import RequestError as BadRequest
@@ -55,15 +57,11 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 10
 """How often a decision is made anew because an object changed meanwhile."""
-MAX_BATCH = 512
-"""Requests that are decided and written together."""
 MAX_WAITING = 8192
 """Requests and news that may wait. A store that stands still must not fill the memory with what is asked meanwhile."""
 RETRY_SECONDS = 1.0
-NEON_SECONDS = 2.0
-"""How long writes of permits on machines of NeonVM are waited for: the API server asks NeonVM's webhook first."""
-MAX_NEON_BATCH = 4
-"""How many of them are written together: they must not use all of the store's threads if the webhook hangs."""
+MAX_SETTLE_SECONDS = 30.0
+"""How often at least a write is tried again of machines that cannot be written."""
 T = TypeVar("T")
 
 
@@ -94,8 +92,8 @@ class StoreChanges:
     """Of runner pods."""
     all_pods: Sequence[Object] | None = None
     """All runner pods that there are."""
-    is_settled: bool = False
-    """No late permit can be written on a machine of NeonVM any more."""
+    settled: _Lane | None = None
+    """No late permit can be written on machines of this source any more."""
 
 
 @dataclass(slots=True)
@@ -106,8 +104,19 @@ class _PendingWrite:
     retract: bool = False
 
 
-class _NeonWriteFailed(Exception):
-    """It is unknown whether permits were written on machines of NeonVM."""
+@dataclass(slots=True)
+class _Lane:
+    """The machines of one source, as they are written."""
+
+    source: MachineSource
+    is_suspended: bool
+    """Whether they get no permits, because writing them fails, or late permits may still be written."""
+    late: asyncio.Future[CommitOutcomes] | None = None
+    """The last write of them that failed; perhaps it is still under way."""
+
+
+class OutcomeUnknown(Exception):
+    """It is unknown whether permits were written that were not waited for any longer."""
 
     def __init__(self, permits: Mapping[MachineKey, Resources], why: str) -> None:
         super().__init__(why)
@@ -127,24 +136,21 @@ class _WakeUp:
     """Something is due."""
 
 
-class PermitDecider:
+class PermitWriter:
     """Use from one event loop, and make another one for the next."""
 
     def __init__(
         self,
         store: Store,
         book: PermitLedgers,
+        sources: MachineSources,
         lease: Leadership,
         metrics: PermitMetrics,
-        writer: ThreadPoolExecutor,
+        thread: ThreadPoolExecutor,
         still: FrozenHosts | None = None,
-        machine_kinds: frozenset[str] = frozenset({KIND}),
-        *,
-        settles: bool = False,
     ) -> None:
-        """``writer``: one thread, so that what is written is written in order. ``still``: what is written within.
-        ``machine_kinds``: the kinds of objects that are machines. ``settles``: late permits of
-        the last leader may be written on machines of NeonVM until ``is_settled`` is seen."""
+        """``sources``: those of the book. ``thread``: one, so that what is written is written in order. ``still``:
+        what is written within."""
         self.book = book
         self._still = still
         self._hosts: Mapping[str, Host] = {}
@@ -154,10 +160,12 @@ class PermitDecider:
         one object as the last of them, after those that others had meanwhile."""
         self._store = store
         self._lease = lease
-        self.kinds = machine_kinds | lease.kinds
+        self.kinds = sources.kinds | lease.kinds
         """What decisions are made on."""
         self._metrics = metrics
-        self._writer = writer
+        self._thread = thread
+        self._sources = sources
+        self._lanes = {source.kind: _Lane(source, not source.is_settled) for source in sources.all}
         self._queue: asyncio.Queue[_QueuedRequest | StoreChanges | _WakeUp] = asyncio.Queue()
         self._waiting = 0
         self._due: dict[MachineKey, _PendingWrite] = {}
@@ -167,11 +175,6 @@ class PermitDecider:
         """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self._must_inherit = True
         """Whether the runner pods were not listed yet."""
-        self.is_suspended = settles
-        """Whether machines of NeonVM get no permits, because writing them fails, or late permits may still be written.
-        NeonVM's webhook may be down for long; devalloc's own machines do not wait for it."""
-        self.neon_write: asyncio.Future[CommitOutcomes] | None = None
-        """The last write of such machines that failed; perhaps it is still under way."""
         self._is_certain = True
         """Whether no such write may still arrive, though all was read since: the next one that is done says so."""
 
@@ -188,8 +191,9 @@ class PermitDecider:
         self._must_inherit = True
         if pods is not None:
             self._list_pods(pods)
-        if self.is_suspended:
-            self.book.doubt(None)
+        for kind, lane in self._lanes.items():
+            if lane.is_suspended:
+                self.book.doubt(kind, None)
         await self._reload(starting=True)
         for runner in self.book.ownerless_runners:
             log.warning(
@@ -224,7 +228,7 @@ class PermitDecider:
 
     async def run_in_writer(self, work: Callable[[], T]) -> T:
         """What speaks with the store, after all that was to be done there before."""
-        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def reject_waiting(self) -> None:
         """Answer all waiting requests, so that no caller waits in vain."""
@@ -282,9 +286,9 @@ class PermitDecider:
             self._list_pods(seen.all_pods)
         for event in seen.pods:
             self._see_pod(event.object, event.type is EventType.DELETED)
-        if seen.is_settled:
-            self.is_suspended, self._stale = False, True
-            self.book.doubt({})
+        if (lane := seen.settled) is not None:
+            lane.is_suspended, self._stale = False, True
+            self.book.doubt(lane.source.kind, {})
         for event in seen.events:
             if int(event.resource_version) <= self._listed:
                 continue
@@ -303,8 +307,8 @@ class PermitDecider:
         self._must_inherit = False
 
     def _see_pod(self, pod: Object, gone: bool) -> None:
-        runner = None if gone else read_runner_pod(pod)
-        if runner is None:
+        read = (source.read_pod(pod) for source in self._sources.all if not gone)
+        if (runner := next(filter(None, read), None)) is None:
             self.book.drop_runner((pod["metadata"]["namespace"], pod["metadata"]["name"]))
         else:
             self.book.put_runner(runner, is_inherited=self._must_inherit)
@@ -315,12 +319,12 @@ class PermitDecider:
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         if gone:
-            self.book.drop(machine_key(obj), obj["metadata"]["resourceVersion"])
+            self.book.drop(self._sources.key(obj), obj["metadata"]["resourceVersion"])
         else:
             self._put(obj)
 
     def _put(self, obj: Object, *, starting: bool = False) -> None:
-        key = machine_key(obj)
+        key = self._sources.key(obj)
         before = self.book.records.get(key)
         self.book.put(obj, starting=starting)
         after = self.book.records.get(key)
@@ -333,44 +337,52 @@ class PermitDecider:
         while True:
             some, waiting = self._one_each(waiting)
             due, self._due = self._due, {}
-            own_due = {key: one for key, one in due.items() if not is_neon_key(key)}
-            neon_due = {key: one for key, one in due.items() if is_neon_key(key)}
-            of_neon = [item for item in some if self._is_of_neon(item)]
+            lanes = [(lane, [item for item in some if self._lane_of(item) is lane]) for lane in self._lanes.values()]
+            dues = [{key: one for key, one in due.items() if self._lane(key) is lane} for lane, _ in lanes]
             try:
-                waiting += await self._decide_some([item for item in some if item not in of_neon], own_due)
-                if of_neon or neon_due:
-                    waiting += await self._decide_neon(of_neon[:MAX_NEON_BATCH], neon_due)
-                    waiting += of_neon[MAX_NEON_BATCH:]
+                for (lane, items), of_lane in zip(lanes, dues, strict=True):
+                    if items or of_lane:
+                        waiting += await self._decide_in(lane, items[: lane.source.batch], of_lane)
+                        waiting += items[lane.source.batch :]
             finally:
-                for key, one in (own_due | neon_due).items():  # what is not written
+                for key, one in ((key, one) for of_lane in dues for key, one in of_lane.items()):  # what is not written
                     newer = self._due.setdefault(key, _PendingWrite())
                     newer.conditions = {**one.conditions, **newer.conditions}
                     newer.retract |= one.retract
             if not waiting:
                 return
 
-    async def _decide_neon(
-        self, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
-    ) -> list[_QueuedRequest]:
-        """As ``_decide_some``, for machines of NeonVM: if they cannot be written, only they get no permits. Raises
-        StoreError, LeaseLost."""
-        if not self.is_suspended:
-            try:
-                return await self._decide_some(requests, due)
-            except _NeonWriteFailed as failed:
-                log.warning("machines of NeonVM get no permits until they can be written again: %s", failed)
-                self.is_suspended = True
-                self.book.doubt(failed.permits)
-                self._metrics.commits.labels("failed").inc()
-        _answer_all(requests, HttpResponse(503, b"machines of NeonVM cannot be written now; ask again"))
-        return []
+    def _lane(self, key: MachineKey) -> _Lane:
+        return self._lanes[self._sources.of(key).kind]
 
-    def _is_of_neon(self, item: _QueuedRequest) -> bool:
-        pod = item.request.pod
+    def _lane_of(self, item: _QueuedRequest) -> _Lane:
+        """That of the machine; the first one for a request that names none."""
         try:
-            return not self.book.find((pod.namespace, pod.name), item.node, by_pod=item.by_pod).is_own
+            return self._lane(self._machine_of(item))
         except BadRequest:
-            return False
+            return next(iter(self._lanes.values()))
+
+    def _machine_of(self, item: _QueuedRequest) -> MachineKey:
+        """Raises RequestError."""
+        pod = item.request.pod
+        return self.book.find((pod.namespace, pod.name), item.node, by_pod=item.by_pod).key
+
+    async def _decide_in(
+        self, lane: _Lane, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
+    ) -> list[_QueuedRequest]:
+        """As ``_decide_some``: if machines cannot be written in time, only those of their source get no permits.
+        Raises StoreError, LeaseLost."""
+        name = lane.source.name
+        if not lane.is_suspended:
+            try:
+                return await self._decide_some(lane, requests, due)
+            except OutcomeUnknown as failed:
+                log.warning("%s get no permits until they can be written again: %s", name, failed)
+                lane.is_suspended = True
+                self.book.doubt(lane.source.kind, failed.permits)
+                self._metrics.commits.labels("failed").inc()
+        _answer_all(requests, HttpResponse(503, f"{name} cannot be written now; ask again".encode()))
+        return []
 
     def _one_each(self, requests: Iterable[_QueuedRequest]) -> tuple[list[_QueuedRequest], list[_QueuedRequest]]:
         """The first request for each machine, and all others: each answer has to be written by itself."""
@@ -379,8 +391,7 @@ class PermitDecider:
         seen: set[MachineKey] = set()
         for item in requests:
             try:
-                pod = item.request.pod
-                key = self.book.find((pod.namespace, pod.name), item.node, by_pod=item.by_pod).key
+                key = self._machine_of(item)
             except BadRequest:
                 first.append(item)
                 continue
@@ -389,7 +400,7 @@ class PermitDecider:
         return first, others
 
     async def _decide_some(
-        self, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
+        self, lane: _Lane, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
     ) -> list[_QueuedRequest]:
         """Those that are to be decided after this. What is written of ``due`` is taken off it: someone may write the
         objects again and again. Raises StoreError, LeaseLost."""
@@ -406,21 +417,23 @@ class PermitDecider:
                     draft.retract(key)
             decided: list[_DecidedRequest] = []
             for item in requests:
-                if not _is_abandoned(item):
+                if self._lane_of(item) is not lane:  # the machine that it names is another one by now
+                    later.append(item)
+                elif not _is_abandoned(item):
                     try:
                         decided.append((item, self._decided(draft, item)))
                     except RetryLater:
                         later.append(item)
             requests = [item for item, _ in decided]
-            changes = draft.changes()
-            if not changes:
+            records = draft.records()
+            if not records:
                 draft.adopt([])
                 due.clear()
                 self._tell(decided)
                 return later
             self._tell((item, answer) for item, answer in decided if not _is_written(draft, answer))
             try:
-                outcomes = await self._write(changes, draft)
+                outcomes = await self._write(lane, records)
             except _HostsChanged as moved:
                 self._limit(moved.hosts)
             except (FenceBroken, Expired):
@@ -428,7 +441,7 @@ class PermitDecider:
                 self._metrics.commits.labels("fenced").inc()
                 await self._reload()
             else:
-                requests = await self._take_over(draft, decided, outcomes, changes, due)
+                requests = await self._take_over(draft, decided, outcomes, records, due)
                 if not requests and not due:
                     return later
         _answer_all(requests, HttpResponse(503, b"the VirtualMachine keeps changing; ask again"))
@@ -439,13 +452,13 @@ class PermitDecider:
         draft: PermitTransaction,
         decided: Sequence[_DecidedRequest],
         outcomes: CommitOutcomes,
-        changes: Sequence[Change],
+        records: Sequence[PermitRecord],
         due: dict[MachineKey, _PendingWrite],
     ) -> list[_QueuedRequest]:
         """Apply and answer what was written. Returns the requests that must be decided again, because their write
         failed."""
         self._is_certain = True
-        ends = {key_of_object(change.key): outcome for change, outcome in zip(changes, outcomes, strict=True)}
+        ends = {record.key: outcome for record, outcome in zip(records, outcomes, strict=True)}
         lost = {key: outcome for key, outcome in ends.items() if isinstance(outcome, Conflict)}
         self._metrics.commits.labels("conflict" if lost else "done").inc()
         draft.adopt([obj for outcome in ends.values() if not isinstance(outcome, Conflict) for obj in outcome], lost)
@@ -469,20 +482,21 @@ class PermitDecider:
         await self._reread(lost)
         return left
 
-    async def _write(self, changes: Sequence[Change], draft: PermitTransaction) -> CommitOutcomes:
-        """Raises as ``_commit``; _NeonWriteFailed if machines of NeonVM are not written in time."""
-        keys = [key_of_object(change.key) for change in changes]
-        if not all(map(is_neon_key, keys)):
+    async def _write(self, lane: _Lane, records: Sequence[PermitRecord]) -> CommitOutcomes:
+        """Raises as ``_commit``; OutcomeUnknown if machines that are not waited for without end are not written."""
+        source, patience = lane.source, lane.source.patience
+        changes = [source.change(self.book.objects[record.key], record) for record in records]
+        if patience is None:
             return await self.run_in_writer(partial(self._commit, changes))
         writing = asyncio.get_running_loop().run_in_executor(None, self._commit, changes)
         try:
-            return await asyncio.wait_for(asyncio.shield(writing), NEON_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(writing), patience)
         except (FenceBroken, Expired, NotLeader):
             raise
         except (StoreError, TimeoutError) as error:
-            self.neon_write = writing
-            why = str(error) or f"the API server did not answer in {NEON_SECONDS:.0f} s"
-            raise _NeonWriteFailed({key: draft.wanted(key) for key in keys}, why) from error
+            lane.late = writing
+            why = str(error) or f"the API server did not answer in {patience:.0f} s"
+            raise OutcomeUnknown({record.key: record.most for record in records}, why) from error
 
     def _commit(self, changes: Sequence[Change]) -> CommitOutcomes:
         """Each by itself: see ``PermitTransaction``."""
@@ -491,7 +505,7 @@ class PermitDecider:
             with nullcontext(self._hosts) if self._still is None else self._still() as hosts:
                 if hosts != self._hosts:
                     raise _HostsChanged(hosts)
-                unsettled = frozenset({NEON_KIND}) if self.is_suspended else frozenset[str]()
+                unsettled = frozenset(kind for kind, lane in self._lanes.items() if lane.is_suspended)
                 fence = Fence(self.seen, specs=self.kinds, statuses=self.kinds, unsettled=unsettled)
                 return self._store.commit_each([[change] for change in changes], fence)
         finally:
@@ -527,7 +541,7 @@ class PermitDecider:
         for obj in listing.objects:
             if obj["kind"] != LEASE:
                 self._put(obj, starting=starting)
-                there.add(machine_key(obj))
+                there.add(self._sources.key(obj))
         for key in {*self.book.machines} - there:
             self.book.drop(key)
         self.seen = listing.resource_version
@@ -538,11 +552,48 @@ class PermitDecider:
         """The objects that others changed, as they are now."""
         for key in keys:
             try:
-                obj = await self.run_in_writer(partial(self._store.get, *object_key(key)))
+                obj = await self.run_in_writer(partial(self._store.get, *self._sources.object_key(key)))
             except NotFound:
                 self.book.drop(key)
             else:
                 self._put(obj)
+
+    # -- machines that cannot be written -------------------------------------------------------------------------------
+
+    async def settled(self, stop: threading.Event) -> None:
+        """Wait until all machines can be written, if that does not take long."""
+        for lane in self._lanes.values():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(lane.source.patience):
+                    while lane.is_suspended and not stop.is_set():
+                        await asyncio.sleep(0.02)
+
+    def settling(self, over: threading.Event, helpers: ThreadPoolExecutor) -> list[Coroutine[Any, Any, None]]:
+        """Return what tries, beside the decisions, to write machines that cannot be written, until it is cancelled."""
+        lanes = [lane for lane in self._lanes.values() if lane.source.patience is not None]
+        return [self._settle(lane, over, helpers) for lane in lanes]
+
+    async def _settle(self, lane: _Lane, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+        backoff = Backoff(RETRY_SECONDS, MAX_SETTLE_SECONDS)
+        while True:
+            while not lane.is_suspended:
+                await asyncio.sleep(RETRY_SECONDS / 4)
+            doubtful = self.book.doubtful(lane.source.kind)
+            keys = None if doubtful is None else [self._sources.object_key(key) for key in doubtful]
+            if (late := lane.late) is not None:
+                await asyncio.wait([late])
+                _ = late.cancelled() or late.exception()  # it was logged when it was given up
+            try:
+                await asyncio.get_running_loop().run_in_executor(helpers, lane.source.settle, keys, over)
+            except StoreError as error:
+                if backoff.failures in (0, 5) or backoff.failures % 20 == 0:
+                    log.warning("cannot write %s, so they get no permits: %s; trying again", lane.source.name, error)
+                await asyncio.sleep(backoff.next_delay())
+                continue
+            backoff.reset()
+            self.see(StoreChanges(settled=lane))
+            while lane.is_suspended:
+                await asyncio.sleep(0.02)
 
 
 def _is_abandoned(item: _QueuedRequest) -> bool:

@@ -1,20 +1,20 @@
-"""The ledgers of all nodes, built from the VirtualMachines. Decisions on them are made in a ``PermitTransaction``."""
+"""The ledgers of all nodes, built from the machines on them. Decisions on them are made in a ``PermitTransaction``.
+
+Pure: what the objects of machines say is for their sources to read (``MachineReader``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from devalloc.api.meta import parse_time
-from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
-from devalloc.controller.permits.machine_objects import machine_key, read_machine
-from devalloc.controller.permits.neon_vms import GROUP as NEON_GROUP
-from devalloc.controller.permits.neon_vms import is_neon_vm
-from devalloc.controller.permits.runner_usage import RunnerPlace, RunnerPod, RunnerUsage
-from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, second_reservation
+from devalloc.api.views import MachineView
+from devalloc.controller.permits.runner_usage import PodOwner, RunnerPlace, RunnerPod, RunnerUsage
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
+from devalloc.scaling.permits.arithmetic import PermitArithmetic
 from devalloc.scaling.permits.ledger import (
     NO_OVERCOMMIT,
     NO_RESOURCES,
@@ -26,7 +26,103 @@ from devalloc.scaling.permits.ledger import (
 )
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.store import Object
+
+Object = dict[str, Any]
+"""As a store has it: what it says is for a ``MachineReader`` to tell."""
+MIGRATING = "Migrating"
+SHOULD_MIGRATE = "ShouldMigrate"
+OverheadFunction = Callable[[Object], Resources]
+"""What a machine costs its node beside what it is permitted: its devices, its hypervisor."""
+CanMigrate = Callable[[Object], bool]
+"""Whether nothing that a machine has keeps it on its node, by its object."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmCondition:
+    """What a condition of a machine says."""
+
+    is_true: bool
+    reason: str
+    since: str
+    """RFC 3339; empty if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmState:
+    """One machine."""
+
+    key: MachineKey
+    node: str
+    least: Resources
+    most: Resources
+    use: Resources
+    """The largest of what was read back, what it was told to take, and what others report that it has. What its spec
+    says if it is not scaled."""
+    permit: Resources | None
+    """What is written down that it may have in this run."""
+    previous: Resources
+    """What it was told before and may go by still, if that is more: it is unconfirmed that it knows its permit."""
+    slot: int
+    """Bytes in which its memory changes."""
+    runs: bool
+    scaled: bool
+    movable: bool
+    """Its owner allows that it is migrated."""
+    must_move: bool
+    reserve_max: bool
+    billed_to: str
+    overcommit: Resources | None
+    runner_pod: MachineKey | None
+    created: str
+    migrating: VmCondition | None
+    should_migrate: VmCondition | None
+    machine_id: str
+    kind: str = "VirtualMachine"
+    """Of its object, in the store."""
+    is_own: bool = True
+    """devalloc runs it, and its conditions are written here. Else its pod runs it, and counts too."""
+    wire_slot: int | None = None
+    """Bytes of one of its memory slots, as its object says; None: it says none, so the server's own counts."""
+    is_moving: bool = False
+    """A migration moves it to another node; until that is over it gets nothing else."""
+    withdrawn: Resources | None = None
+    """What it may have in this run if that was written down, and was taken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondReservation:
+    """What a second node keeps for a machine that moves."""
+
+    node: str
+    amounts: Resources
+    is_leaving: bool
+    """Whether that node is its source, which gets it back when the target takes the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One node, as far as permits go."""
+
+    limit: Resources
+    """What there is for machines: the effective limit, with the oversubscription that is configured."""
+    others: Mapping[MachineKey, Resources] = field(default_factory=dict)
+    """Pods that are no machines, by namespace and name, and what they take of the limit."""
+
+
+class MachineReader(Protocol):
+    """What objects that are machines say."""
+
+    def key(self, obj: Object) -> MachineKey:
+        """Return the key of a machine by its object."""
+
+    def read(self, obj: Object) -> VmState | None:
+        """Return what counts of an object; None if nothing does."""
+
+    def second(self, obj: Object) -> SecondReservation | None:
+        """Return what a second node keeps for a machine that moves."""
+
+    def owner(self, obj: Object) -> PodOwner | None:
+        """Return which pods a machine owns."""
 
 
 def no_overhead(obj: Object) -> Resources:
@@ -35,8 +131,8 @@ def no_overhead(obj: Object) -> Resources:
 
 
 def has_no_devices(obj: Object) -> bool:
-    """Whether a machine can move, if any device keeps it on its node."""
-    return not has_devices(obj)
+    """Whether a machine can move, if any device that is bound to it, or is to be, keeps it on its node."""
+    return not MachineView(obj).spec.get("claims") and not MachineView(obj).status.get("devices")
 
 
 class PermitLedgers:
@@ -44,15 +140,17 @@ class PermitLedgers:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PermitArithmetic,
+        machines: MachineReader,
         *,
         overhead: OverheadFunction = no_overhead,
         can_move: CanMigrate = has_no_devices,
         migrates: bool = False,
         node: str | None = None,
     ) -> None:
-        """``node``: the one whose machines count; None: all."""
+        """``machines``: reads them. ``node``: the one whose machines count; None: all."""
         self.settings = settings
+        self._reader = machines
         self.migrates = migrates
         """Whether a migrator moves machines."""
         self.nodes: dict[str, NodeLedger] = {}
@@ -73,8 +171,8 @@ class PermitLedgers:
         self._runners = RunnerUsage()
         self._runner_accounts: dict[RunnerPlace, MachineKey] = {}
         """Where runner pods count by themselves, and by which account of the node."""
-        self._doubts: Mapping[MachineKey, Resources] | None = {}
-        """Machines of NeonVM on which a permit may still be written that is not known here, and what it is at most.
+        self._doubts: dict[str, Mapping[MachineKey, Resources] | None] = {}
+        """By kind, machines on which a permit may still be written that is not known here, and what it is at most.
         None: all of them, up to their upper bounds."""
 
     def begin(self, hosts: Mapping[str, Host]) -> None:
@@ -111,7 +209,7 @@ class PermitLedgers:
 
         ``starting``: a machine that runs without a record may have been permitted anything before.
         """
-        key = machine_key(obj)
+        key = self._reader.key(obj)
         before = self.objects.get(key)
         if before is not None and not starting and _version(obj) <= _version(before):
             return
@@ -119,12 +217,12 @@ class PermitLedgers:
         old = self.records.get(key)
         self._put(key, obj, before, starting)
         self._book(key, obj)
-        if is_neon_vm(obj):
+        if (owner := self._reader.owner(obj)) is not None:
             named = filter(None, map(self._runners.place_of, _runner_pods(old, self.records.get(key))))
-            self._count_runners((*self._runners.own(key, obj), *named))
+            self._count_runners((*self._runners.own(key, owner), *named))
 
     def _put(self, key: MachineKey, obj: Object, before: Object | None, starting: bool) -> None:
-        record, old = read_machine(obj), self.records.get(key)
+        record, old = self._reader.read(obj), self.records.get(key)
         if record is not None and self._node not in (None, record.node):
             record = None
         machine = None if old is None else self.nodes[old.node].machines.get(key)
@@ -162,7 +260,7 @@ class PermitLedgers:
         self._count_runners((*self._runners.disown(key), *named))
 
     def put_runner(self, pod: RunnerPod, *, is_inherited: bool = False) -> None:
-        """A pod that runs a machine of NeonVM, as it is now. ``is_inherited``: it was there before this process led."""
+        """A pod that runs a machine, as it is now. ``is_inherited``: it was there before this process led."""
         self._change_runner(pod.key, self._runners.put(pod, is_inherited=is_inherited))
 
     def drop_runner(self, key: MachineKey) -> None:
@@ -177,7 +275,7 @@ class PermitLedgers:
 
     @property
     def runners(self) -> Collection[MachineKey]:
-        """The pods that run machines of NeonVM."""
+        """The pods that run machines."""
         return self._runners.pods.keys()
 
     @property
@@ -202,8 +300,7 @@ class PermitLedgers:
                 amounts = amounts.most(self._runners.amounts(pod, node.total))
             account = None
             if amounts != NO_RESOURCES:
-                namespace, pod_name = min(alone)
-                account = namespace, f"{NEON_GROUP}/pods/{pod_name}"
+                account = self._runners.pods[min(alone)].account
             before = self._runner_accounts.pop(place, None)
             if before not in (None, account):
                 node = node.without(before)
@@ -223,26 +320,27 @@ class PermitLedgers:
         machine = self._machine(record, self.objects[key], node.machines[key], starting=False)
         self.nodes[record.node] = ledger.replace_machine(node, key, machine)
 
-    @property
-    def doubtful(self) -> Collection[MachineKey] | None:
-        """Machines of NeonVM on which a late permit may still be written; None: all."""
-        return None if self._doubts is None else self._doubts.keys()
+    def doubtful(self, kind: str) -> Collection[MachineKey] | None:
+        """Return the machines of a kind on which a late permit may still be written; None: all."""
+        doubts = self._doubts.get(kind, {})
+        return None if doubts is None else doubts.keys()
 
-    def doubt(self, permits: Mapping[MachineKey, Resources] | None) -> None:
-        """Count, until the next call, these machines of NeonVM for these permits at least, because they may still be
+    def doubt(self, kind: str, permits: Mapping[MachineKey, Resources] | None) -> None:
+        """Count, until the next call, these machines of a kind for these permits at least, because they may still be
         written. None: all of them, for their upper bounds."""
-        self._doubts = permits
+        self._doubts[kind] = permits
         for key, record in self.records.items():
-            if not record.is_own:
+            if record.kind == kind:
                 self._account_anew(key)
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
-        """The machine of that name. ``of``: of several that name one pod, that of this node, then NeonVM's, then the
-        last to do so. ``by_pod``: the name is that of a runner pod, and no machine's. Raises RequestError."""
+        """The machine of that name. ``of``: of several that name one pod, that of this node,
+        then one that runs in it, then the last to do so. ``by_pod``: the name is that of a runner pod, and
+        no machine's. Raises RequestError."""
         if pod in self.records and not by_pod:
             return self.records[pod]
         if named := [self.records[key] for key in self._pods.get(pod, ())]:
-            # NeonVM says itself which pod runs its machine; one of ours can only have the same name and node.
+            # Who runs machines in pods says itself which one; one of ours can only have the same name and node.
             latest = reversed(named)
             return max(latest, key=lambda record: (record.node == of, not record.is_own))
         if pod in self._others:
@@ -255,7 +353,7 @@ class PermitLedgers:
 
     def _book(self, key: MachineKey, obj: Object) -> None:
         """Count a machine that moves on the second node that has it."""
-        second = second_reservation(obj) if obj["kind"] == KIND else None
+        second = self._reader.second(obj)
         if second is not None and self._node in (None, second.node):
             node = self.nodes.get(second.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
             machine = _other_consumer(second.amounts)
@@ -279,9 +377,8 @@ class PermitLedgers:
                 self._pods.pop(old.runner_pod, None)
 
     def _doubt_of(self, record: VmState) -> Resources:
-        if record.is_own:
-            return NO_RESOURCES
-        return record.most if self._doubts is None else self._doubts.get(record.key, NO_RESOURCES)
+        doubts = self._doubts.get(record.kind, {})
+        return record.most if doubts is None else doubts.get(record.key, NO_RESOURCES)
 
     def _usage_of(self, record: VmState) -> Resources:
         return self._runners.usage(record.runner_pod, record.node).least(record.most)

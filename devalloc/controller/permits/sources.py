@@ -1,16 +1,17 @@
-"""VirtualMachine objects as the ledgers read them, and what the server writes on them.
+"""Where machines come from: objects as the ledgers read them, and what is written on them.
 
-Objects may be malformed. What a machine has been given or uses, and cannot be read,
-counts for all that it could have, so that a damaged object makes no room for others.
+Each kind of objects that are machines is a source. devalloc's own VirtualMachines are always one; a server may have
+more. Objects may be malformed. What a machine has been given or uses, and cannot be read, counts for all that it could
+have, so that a damaged object makes no room for others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from devalloc.api import meta
 from devalloc.api.conditions import with_condition
@@ -19,77 +20,181 @@ from devalloc.api.machine_reservation import booked_entries, reserved_entries, s
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
+from devalloc.controller.permits.decide import PermitRecord
+from devalloc.controller.permits.ledger import MIGRATING, SHOULD_MIGRATE, SecondReservation, VmCondition, VmState
+from devalloc.controller.permits.runner_usage import PodOwner, RunnerPod
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.vm_info import LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING
-from devalloc.store import Change, Object
+from devalloc.scaling.vm_info import (
+    ANNOTATION_BILLING,
+    LABEL_ALWAYS_MIGRATE,
+    LABEL_MIGRATION,
+    LABEL_SCALING,
+    OVERCOMMIT,
+    USAGE,
+)
+from devalloc.store import Change, Object, Store
 from devalloc.store import Key as ObjectKey
 
 KIND = "VirtualMachine"
-OVERCOMMIT = "vm.neon.tech/overcommit"
-"""An annotation: JSON with ``cpu`` and ``memory``, times 1 if one is missing."""
-USAGE = "vm.neon.tech/usage"
-"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
 _MAX_TEXT = 1024
 """Characters of an annotation that is read."""
 
-MIGRATING = "Migrating"
-SHOULD_MIGRATE = "ShouldMigrate"
-ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
 _MAX_AMOUNT = 2**62
 """No amount is larger."""
 _UNREADABLE = Resources(2**63, 2**63)
 """Another amount than any that is written."""
+MAX_BATCH = 512
+"""Requests that are decided and written together."""
 
 
-@dataclass(frozen=True, slots=True)
-class VmCondition:
-    """What a condition of a machine says."""
+class MachineSource(Protocol):
+    """The objects of one kind that are machines."""
 
-    is_true: bool
-    reason: str
-    since: str
-    """RFC 3339; empty if that is not known."""
+    @property
+    def kind(self) -> str:
+        """In the store."""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its machines begin with here, up to a slash, so that they never coincide with others."""
+
+    @property
+    def name(self) -> str:
+        """What its machines are called, for messages."""
+
+    @property
+    def batch(self) -> int:
+        """How many of its machines are written together."""
+
+    @property
+    def patience(self) -> float | None:
+        """How many seconds a write is waited for; None: until it is done. After that its machines get no permits, and
+        count for what the write may have permitted, until ``settle`` says that it cannot be done any more."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no write of a server before this one may be done late."""
+
+    @property
+    def pods(self) -> Store | None:
+        """Has the pods that run its machines; None: there are none, or the machines count by their objects alone."""
+
+    def read(self, obj: Object) -> VmState | None:
+        """Return what counts of an object; None for one that is on no node."""
+
+    def second(self, obj: Object) -> SecondReservation | None:
+        """Return what a second node keeps for a machine that moves; None for one that does not."""
+
+    def owner(self, obj: Object) -> PodOwner | None:
+        """Return which pods a machine owns, if pods run those of this source."""
+
+    def read_pod(self, pod: Object) -> RunnerPod | None:
+        """Return what counts of a pod; None for one that runs no machine of this source."""
+
+    def change(self, obj: Object, record: PermitRecord) -> Change:
+        """Return what to write on an object."""
+
+    def settle(self, keys: Sequence[ObjectKey] | None, stop: threading.Event) -> None:
+        """Have late writes on these objects refused, unless ``stop`` is set; None: on all. Raises StoreError."""
 
 
-@dataclass(frozen=True, slots=True)
-class VmState:
-    """One VirtualMachine."""
+class MachineSources:
+    """All sources of a server: devalloc's own machines, and more."""
 
-    key: MachineKey
-    node: str
-    least: Resources
-    most: Resources
-    use: Resources
-    """The largest of what was read back, what it was told to take, and ``vm.neon.tech/usage``. What its spec says if it
-    is not scaled."""
-    permit: Resources | None
-    """What is written down that it may have in this run."""
-    previous: Resources
-    """What it was told before and may go by still, if that is more: it is unconfirmed that it knows its permit."""
-    slot: int
-    """Bytes in which its memory changes."""
-    runs: bool
-    scaled: bool
-    movable: bool
-    """Its owner allows that it is migrated."""
-    must_move: bool
-    reserve_max: bool
-    billed_to: str
-    overcommit: Resources | None
-    runner_pod: MachineKey | None
-    created: str
-    migrating: VmCondition | None
-    should_migrate: VmCondition | None
-    machine_id: str
-    is_own: bool = True
-    """It is devalloc's, not NeonVM's: its conditions are written here."""
-    wire_slot: int | None = None
-    """Bytes of one of its memory slots, as its object says; None: it says none, so the server's own counts."""
-    is_moving: bool = False
-    """A migration moves it to another node; until that is over it gets nothing else."""
-    withdrawn: Resources | None = None
-    """What it may have in this run if that was written down, and was taken off."""
+    def __init__(self, *more: MachineSource) -> None:
+        self.all: tuple[MachineSource, ...] = (VirtualMachines(), *more)
+        self._by_kind = {source.kind: source for source in self.all}
+        self._by_prefix = {source.prefix: source for source in self.all}
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Of objects that are machines."""
+        return frozenset(self._by_kind)
+
+    def of(self, key: MachineKey) -> MachineSource:
+        """Return the source of a machine."""
+        return self._by_prefix[key[1][: key[1].rfind("/") + 1]]
+
+    def key(self, obj: Object) -> MachineKey:
+        """Return the key of a machine by its object."""
+        return self.key_of(ObjectKey.of(obj))
+
+    def key_of(self, key: ObjectKey) -> MachineKey:
+        """Return the same by the key of its object."""
+        return key.namespace or "default", self._by_kind[key.kind].prefix + key.name
+
+    def object_key(self, key: MachineKey) -> ObjectKey:
+        """Return the key of a machine's object."""
+        source = self.of(key)
+        return ObjectKey(source.kind, key[0], key[1].removeprefix(source.prefix))
+
+    def read(self, obj: Object) -> VmState | None:
+        """Return what counts of an object; None if nothing does."""
+        return self._of_object(obj).read(obj)
+
+    def second(self, obj: Object) -> SecondReservation | None:
+        """Return what a second node keeps for a machine that moves."""
+        return self._of_object(obj).second(obj)
+
+    def owner(self, obj: Object) -> PodOwner | None:
+        """Return which pods a machine owns."""
+        return self._of_object(obj).owner(obj)
+
+    def _of_object(self, obj: Object) -> MachineSource:
+        return self._by_kind[ObjectKey.of(obj).kind]
+
+
+class VirtualMachines:
+    """``MachineSource`` of devalloc's own machines."""
+
+    kind = KIND
+    prefix = ""
+    name = "VirtualMachines"
+    batch = MAX_BATCH
+    patience = None
+    is_settled = True
+    pods = None
+
+    def read(self, obj: Object) -> VmState | None:
+        return read_vm(obj)
+
+    def second(self, obj: Object) -> SecondReservation | None:
+        return second_reservation(obj)
+
+    def owner(self, obj: Object) -> None:
+        """They own none."""
+
+    def read_pod(self, pod: Object) -> None:
+        """They own none."""
+
+    def change(self, obj: Object, record: PermitRecord) -> Change:
+        """Return what to write on an object: its permit is in its status."""
+        status = dict(MachineView(obj).status)
+        permit, previous = record.permit, record.previous
+        if permit is None:
+            if as_mapping(status.get("permitted")).get("givenBy"):
+                del status["permitted"]
+        elif (permit, previous) != (_permit(status, _UNREADABLE), _previous_amounts(status, _UNREADABLE)):
+            of_run = {"machineID": machine_id} if (machine_id := _text(status.get("machineID"))) else {}
+            status["permitted"] = permit_content(permit, previous, record.given_by, **of_run)
+        for name, (is_true, reason, message) in record.conditions.items():
+            content = "True" if is_true else "False", reason, message
+            generation = obj["metadata"].get("generation")
+            status["conditions"] = with_condition(status.get("conditions"), name, content, record.now, generation)
+        return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
+
+    def settle(self, keys: Sequence[ObjectKey] | None, stop: threading.Event) -> None:
+        """The store settles what it is in doubt of by itself."""
+
+
+def permit_content(permit: Resources, previous: Resources, given_by: str, **of_run: str) -> dict[str, Any]:
+    """Return a permit as it is written down. ``of_run``: says for which run of the machine it holds."""
+    content: dict[str, Any] = {"cpus": cpus_text(permit.cpu), "memory": bytes_text(permit.memory), "givenBy": given_by}
+    content |= of_run
+    if previous != NO_RESOURCES:
+        content["kept"] = {"cpus": cpus_text(previous.cpu), "memory": bytes_text(previous.memory)}
+    return content
 
 
 def read_vm(obj: Object) -> VmState | None:
@@ -163,16 +268,6 @@ def read_vm(obj: Object) -> VmState | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SecondReservation:
-    """What a second node keeps for a machine that moves."""
-
-    node: str
-    amounts: Resources
-    is_leaving: bool
-    """Whether that node is its source, which gets it back when the target takes the machine."""
-
-
 def second_reservation(obj: Object) -> SecondReservation | None:
     """What the other node keeps on which a machine that moves counts: its target, or once it is handed over, its
     source, which has it paused until the target takes it. None for one that does not move."""
@@ -185,47 +280,6 @@ def second_reservation(obj: Object) -> SecondReservation | None:
         return None
     cpu, memory = -(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO)
     return SecondReservation(node, Resources(cpu, memory), is_leaving)
-
-
-def has_devices(obj: Object) -> bool:
-    """Whether devices are bound to the machine, or are to be."""
-    return bool(MachineView(obj).spec.get("claims")) or bool(MachineView(obj).status.get("devices"))
-
-
-def permit_change(
-    obj: Object,
-    *,
-    permit: Resources | None,
-    previous: Resources = NO_RESOURCES,
-    given_by: str,
-    conditions: Mapping[str, tuple[bool, str, str]],
-    now: str,
-) -> Change:
-    """What to write on an object. ``permit``: None takes the record of one away.
-
-    ``conditions``: by type whether it is true, its reason and its message. ``now``: RFC 3339.
-    """
-    status = dict(MachineView(obj).status)
-    if permit is None:
-        if as_mapping(status.get("permitted")).get("givenBy"):
-            del status["permitted"]
-    elif (permit, previous) != (_permit(status, _UNREADABLE), _previous_amounts(status, _UNREADABLE)):
-        status["permitted"] = {
-            "cpus": cpus_text(permit.cpu),
-            "memory": bytes_text(permit.memory),
-            "givenBy": given_by,
-            **({"machineID": status["machineID"]} if _text(status.get("machineID")) else {}),
-            **(
-                {}
-                if previous == NO_RESOURCES
-                else {"kept": {"cpus": cpus_text(previous.cpu), "memory": bytes_text(previous.memory)}}
-            ),
-        }
-    for name, (is_true, reason, message) in conditions.items():
-        content = "True" if is_true else "False", reason, message
-        generation = obj["metadata"].get("generation")
-        status["conditions"] = with_condition(status.get("conditions"), name, content, now, generation)
-    return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
 
 
 def cpus_text(milli: int) -> str:

@@ -1,0 +1,37 @@
+"""What machines' sources write of permits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from unittest.mock import Mock
+
+from devalloc.controller.permits.decide import ConditionValue, PermitRecord, PermitTransaction
+from devalloc.controller.permits.ledger import PermitLedgers
+from devalloc.controller.permits.neon_vms import NeonMachines
+from devalloc.controller.permits.sources import MachineSources
+from devalloc.scaling.permits.ledger import NO_RESOURCES
+from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
+from devalloc.store import Change, Object
+
+SOURCES = MachineSources(NeonMachines(Mock()))
+"""Of machines of devalloc and of NeonVM, to read objects."""
+
+
+def permit_change(
+    obj: Object,
+    *,
+    permit: Resources | None,
+    previous: Resources = NO_RESOURCES,
+    given_by: str,
+    conditions: Mapping[str, ConditionValue],
+    now: str,
+) -> Change:
+    """What is written on a machine's object."""
+    key = SOURCES.key(obj)
+    record = PermitRecord(key, permit, previous, conditions, DEFAULT_COMPUTE_UNIT, given_by, now)
+    return SOURCES.of(key).change(obj, record)
+
+
+def changes_of(draft: PermitTransaction, book: PermitLedgers) -> list[Change]:
+    """What a draft wants written, on the objects as the book has them."""
+    return [SOURCES.of(record.key).change(book.objects[record.key], record) for record in draft.records()]
