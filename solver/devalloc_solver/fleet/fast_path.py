@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from operator import attrgetter
+from itertools import islice, product
 
 from devalloc_solver.bounds.largest_partition import Losses
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
+from devalloc_solver.place.match_values import MAX_EQUAL
 from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.placement_policy import PlacementPolicy
 from devalloc_solver.problem.placement_score import PlacementScore, alternatives_of
@@ -43,8 +43,9 @@ class RequestOption:
     """The best that one request can have at one choice of the claim's match values."""
 
     score: PlacementScore
-    """of this request alone, and of its pools; ``order``: (pool, first group) of each"""
-    parts: tuple[PlanPart, ...]
+    """of this request alone, and of its pools, which are its ``order``"""
+    ways: tuple[tuple[PlanPart, ...], ...]
+    """equally good ones, of the same pools"""
 
 
 def has_fast_path(demand: Demand) -> bool:
@@ -159,20 +160,21 @@ class FastPath:
         """The best recipe for nodes of a class; None when the claim does not fit there."""
         for combination in self.combinations:
             choices = self._choose(combination, node, pools)
-            if choices is not None:
+            if choices:
                 return self._recipe(combination, choices, node)
         return None
 
     def is_split(self, plan: NodeClassPlan, node: NodeClass) -> bool:
         """Whether a request takes of several pools what only a search tells how to split: partitions, any devices where
         the policy weighs loads, and else where a pool has more."""
-        by_request: dict[int, list[PlanPart]] = {}
-        for part in plan.parts:
-            if isinstance(part, PlanPart):
-                by_request.setdefault(id(part.request), []).append(part)
-        return any(
-            len(parts) > 1 and any(self._has_choice(part, node) for part in parts) for parts in by_request.values()
-        )
+        for way in plan.ways:
+            by_request: dict[int, list[PlanPart]] = {}
+            for part in way:
+                if isinstance(part, PlanPart):
+                    by_request.setdefault(id(part.request), []).append(part)
+            if any(len(own) > 1 and any(self._has_choice(part, node) for part in own) for own in by_request.values()):
+                return True
+        return False
 
     def _has_choice(self, part: PlanPart, node: NodeClass) -> bool:
         kinds, free = node.kind.pools[part.pool].kinds, node.states[part.pool].free
@@ -184,7 +186,8 @@ class FastPath:
 
     def _choose(
         self, requests: Sequence[Request], node: NodeClass, pools: dict[int, tuple[int, ...]]
-    ) -> tuple[RequestOption, ...] | None:
+    ) -> Sequence[tuple[RequestOption, ...]]:
+        """The best options of the requests at each choice of match values that is as good as any."""
         by_request: list[dict[Values, RequestOption]] = []
         for request in requests:
             own_pools = pools[id(request)]
@@ -193,16 +196,18 @@ class FastPath:
             if options is None:
                 options = self._choices[key] = self._options(request, node, own_pools)
             if not options:
-                return None
+                return ()
             by_request.append(options)
-        if len(by_request) == 1:
-            return (min(by_request[0].values(), key=_own_score),)
         rivals = [
             tuple([options[values] for options in by_request])
             for values in by_request[0]
             if all(values in options for options in by_request[1:])
         ]
-        return min(rivals, key=_common_score, default=None)
+        if len(rivals) < 2:
+            return rivals
+        scores = [*map(_common_score, rivals)]
+        best = min(scores)
+        return [rival for rival, score in zip(rivals, scores, strict=True) if score == best]
 
     def _load(self, request: Request, node: NodeClass) -> int:
         """How much each device is that a request takes there; 0 where the policy does not weigh it."""
@@ -223,7 +228,9 @@ class FastPath:
                 c for offers in by_own.values() if (c := self._choice(request, states, offers, load)) is not None
             ]
             if choices:
-                options[common] = choices[0] if len(choices) == 1 else min(choices, key=_own_score)
+                best = min([choice.score for choice in choices])
+                ways = [way for choice in choices if choice.score == best for way in choice.ways]
+                options[common] = RequestOption(best, tuple(ways))
         return options
 
     def _choice(
@@ -237,8 +244,8 @@ class FastPath:
         ]
         if enough:
             cost, loss, number, offer = min(enough, key=lambda each: each[:3])
-            score = PlacementScore((), 1, need, 0, 0, cost, loss, ((number, offer.groups[0]),))
-            return RequestOption(score, (PlanPart(request, number, offer.groups, need),))
+            score = PlacementScore((), 1, need, 0, 0, cost, loss, (number,))
+            return RequestOption(score, ((PlanPart(request, number, offer.groups, need),),))
         return self._from_several(request, states, offers, load)
 
     def _from_several(
@@ -267,17 +274,20 @@ class FastPath:
             request.min_count,
             pool_cost=sum(self.policy.cost(states[number], count * load) for number, _, count in taken),
             partition_loss=sum(offer.loss for _, offer, _ in taken),
-            order=tuple((number, offer.groups[0]) for number, offer, _ in taken),
+            order=tuple(number for number, _, _ in taken),
         )
         parts = tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken)
-        return RequestOption(score, parts)
+        return RequestOption(score, (parts,))
 
-    def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
+    def _recipe(
+        self, requests: Sequence[Request], choices: Sequence[tuple[RequestOption, ...]], node: NodeClass
+    ) -> NodeClassPlan:
         load = sum(self._load(request, node) * request.min_count for request in requests)
-        score = _common_score(choices)._replace(
+        score = _common_score(choices[0])._replace(
             one_of=alternatives_of(requests), node_cost=self.policy.cost(node, load), order=()
         )
-        return NodeClassPlan(score, tuple(part for choice in choices for part in choice.parts), local=True)
+        ways = (way for options in choices for way in product(*[option.ways for option in options]))
+        return NodeClassPlan(score, tuple([sum(way, ()) for way in islice(ways, MAX_EQUAL)]), local=True)
 
     # -- states of pools -----------------------------------------------------------------------------------------------
 
@@ -349,9 +359,6 @@ class FastPath:
         return options
 
 
-_own_score = attrgetter("score")
-
-
 def _common_score(choices: Sequence[RequestOption]) -> PlacementScore:
     """The score of requests that have no pool in common."""
     pools = devices = cost = loss = 0
@@ -361,7 +368,8 @@ def _common_score(choices: Sequence[RequestOption]) -> PlacementScore:
         devices += score.devices
         cost += score.pool_cost
         loss += score.partition_loss
-    return PlacementScore((), pools, devices, 0, 0, cost, loss, tuple([choice.score.order for choice in choices]))
+    order = sorted([pool for choice in choices for pool in choice.score.order])
+    return PlacementScore((), pools, devices, 0, 0, cost, loss, tuple(order))
 
 
 def _values(kind: EqualDevices, names: Iterable[str], *, comparable: bool) -> Values | None:

@@ -140,14 +140,23 @@ class NodeClassPlan:
     """Valid for every node of the class that it was made for."""
 
     score: PlacementScore
-    parts: tuple[PlanPart | PlanPick, ...]
+    ways: tuple[tuple[PlanPart | PlanPick, ...], ...]
+    """what to take, and what else is as good: on each node it is the one with the first devices in natural order"""
     local: bool
     """whether any device is the node's own"""
 
     def given(self, record: NodeRecord, network: NodeRecord | None) -> list[ChosenDevice]:
         """The devices, by name; those of a request in natural order."""
+        if len(self.ways) == 1:
+            return self._given(self.ways[0], record, network)
+        every = [self._given(way, record, network) for way in self.ways]
+        return min(every, key=lambda given: sorted([one.device.index for one in given]))
+
+    def _given(
+        self, parts: Sequence[PlanPart | PlanPick], record: NodeRecord, network: NodeRecord | None
+    ) -> list[ChosenDevice]:
         devices: list[ChosenDevice] = []
-        for part in self.parts:
+        for part in parts:
             if isinstance(part, PlanPart):
                 devices += _take_part(part, record)
             else:

@@ -329,7 +329,7 @@ class ShapeSearch:
                 self.solved[looks] = self.exactly(record)
             else:
                 plan = self.plain.solve(node, pools)
-                if plan is not None and len(plan.parts) > len(self.demand.details):
+                if plan is not None and len(plan.ways[0]) > len(self.demand.details):
                     plan = self.exactly(record) if self.plain.is_split(plan, node) else plan
                 self.solved[looks] = plan
         return self.solved[looks]
@@ -460,7 +460,7 @@ class ShapeSearch:
         score, taken = best
         requests = {(request.detail, request.alternative): request for request in self.demand.requests}
         picks = [pick_of(requests[one[2].request.detail, one[2].request.alternative], one, network) for one in taken]
-        return NodeClassPlan(score, tuple(picks), local=any(not pick.network for pick in picks))
+        return NodeClassPlan(score, (tuple(picks),), local=any(not pick.network for pick in picks))
 
 
 def _devices_of(request: Request, kind: NodeKind) -> Iterator[tuple[int, Device, PoolScale]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import le
 
 from devalloc_solver.bounds.minimum_use import count_until
 from devalloc_solver.place.components import make_components
@@ -17,8 +18,11 @@ from devalloc_solver.place.cover_dp import Cover, cover
 from devalloc_solver.place.demand_vector import DemandVector, make_demand_vector
 from devalloc_solver.place.remaining import RemainingSupply, serve_fixed_requests
 from devalloc_solver.place.requests import IndexedRequest, MatchConstraint
-from devalloc_solver.place.step_budget import SharesInterfere, StepBudget
+from devalloc_solver.place.step_budget import POLICY_STEPS, SharesInterfere, StepBudget, StepsExhausted
 from devalloc_solver.problem.demand import AllocationMode
+
+MAX_EQUAL = 16
+"""Choices of values, all as good, among which the policy chooses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +48,8 @@ class MatchValueSearch:
     counting_bounds: CountingBounds
     steps: StepBudget
 
-    def settle(self, chosen: int, *, any_will_do: bool = False) -> MatchedCover | None:
-        """The best over all values, or the first with ``any_will_do``; None when there is none."""
+    def settle(self, chosen: int, *, any_will_do: bool = False) -> Sequence[MatchedCover]:
+        """The best over all values, those that are as good included, or just one with ``any_will_do``."""
         node_view = self.counting_bounds.node_view
         takers = [candidate_group.takers & chosen for candidate_group in node_view.candidate_groups]
         ties = []
@@ -60,7 +64,13 @@ class MatchValueSearch:
             else:
                 ties.append(number)
         search = _ValueSearch(self.counting_bounds, self.steps, chosen, any_will_do)
-        search.go(ties, takers)
+        try:
+            search.go(ties, takers)
+        except StepsExhausted:
+            if not search.is_least:
+                raise
+        if search.is_least:
+            self.steps.left -= min(POLICY_STEPS, self.steps.left) - max(0, search.steps.left)
         return search.best
 
     def _is_single(self, tie: MatchConstraint, chosen: int) -> bool:
@@ -77,7 +87,10 @@ class _ValueSearch:
     steps: StepBudget
     chosen: int
     any_will_do: bool
-    best: MatchedCover | None = None
+    best: list[MatchedCover] = field(default_factory=list)
+    """equally good ones"""
+    is_least: bool = False
+    """whether no value is better than these for certain: the policy may like one that is as good"""
     done: bool = False
 
     def go(self, ties: list[int], takers: list[int]) -> None:
@@ -126,20 +139,23 @@ class _ValueSearch:
         return common or {}
 
     def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
-        """Values in the order of their devices, one of each kind."""
+        """Values in the order of their devices; of each kind those that come before the others in some pool."""
         node_view = self.counting_bounds.node_view
         own_tie = node_view.unit_requests.ties[number]
         # What another rule reads tells values apart, but for rules on the very same attributes: they see a swap too.
         others = [n for n in rest if node_view.unit_requests.ties[n].names != own_tie.names]
         differing = [n for n, tie in enumerate(node_view.unit_requests.distincts) if tie.names != own_tie.names]
-        seen: set[object] = set()
+        seen: dict[object, list[tuple[int, ...]]] = defaultdict(list)
         first_lots = self._values(number, takers)
         for value in sorted(first_lots, key=lambda v: (first_lots[v], repr(v))):
             signature: Counter[object] = Counter()
+            first_of_pools: dict[int, int] = {}
             for candidate_group in node_view.candidate_groups:
                 values = node_view.tie_values[number][candidate_group.number]
                 if value not in values:
                     continue
+                if takers[candidate_group.number] & own_tie.request_mask:
+                    first_of_pools.setdefault(candidate_group.pool, candidate_group.number)
                 signature[
                     takers[candidate_group.number],
                     self.counting_bounds.kinds[candidate_group.number],
@@ -147,16 +163,17 @@ class _ValueSearch:
                     tuple(node_view.tie_values[n][candidate_group.number] for n in others),
                     tuple(node_view.distinct_values[n][candidate_group.number] for n in differing),
                 ] += candidate_group.size
-            key = frozenset(signature.items())
-            if key not in seen:
-                seen.add(key)
+            same, firsts = seen[frozenset(signature.items())], tuple(first_of_pools.values())
+            # One that is like another fits as well: it is of use only if it comes first in a pool.
+            if not same or (self.best and not any(all(map(le, before, firsts)) for before in same)):
+                same.append(firsts)
                 yield value
 
     def _cover(self, takers: list[int]) -> None:
         stock = serve_fixed_requests(self.counting_bounds.node_view, takers, self.chosen)
         if stock is None:
             return
-        most = None if self.best is None else self.best.size[0] - len(stock.opened)
+        most = self.best[0].size[0] - len(stock.opened) if self.best else None
         if most is not None and most < 0:
             return
         try:
@@ -165,12 +182,14 @@ class _ValueSearch:
             settled = self._served_unsplit(stock, most)
         if settled is None:
             return
-        if self.best is None or settled.size < self.best.size:
-            self.best = settled
-        least = self.counting_bounds.is_constant(self.chosen) and self.best.size[
-            0
-        ] <= self.counting_bounds.fewest_pools(self.chosen)
-        self.done = self.any_will_do or least
+        if not self.best or settled.size < self.best[0].size:
+            self.best = [settled]
+        elif settled.size == self.best[0].size:
+            self.best.append(settled)
+        self.done = self.any_will_do or len(self.best) >= MAX_EQUAL
+        bounds, pools = self.counting_bounds, self.best[0].size[0]
+        if not self.is_least and bounds.is_constant(self.chosen) and pools <= bounds.fewest_pools(self.chosen):
+            self.is_least, self.steps = True, StepBudget(min(POLICY_STEPS, self.steps.left), self.steps.deadline)
 
     def _served(
         self, stock: RemainingSupply, chosen: int, most: int | None, *, unsplit: bool = False
@@ -200,7 +219,7 @@ class _ValueSearch:
                 return None
             bounds.append(alone.size)
         least = self._least_size(stock, shares, max(bounds))
-        if self.best is not None and least >= self.best.size:
+        if self.best and least > self.best[0].size:
             return None
         settled = self._served(stock, self.chosen, most, unsplit=True)
         if settled is None or (settled.size != least and not self.any_will_do):

@@ -22,7 +22,7 @@ from devalloc_solver.place.node_order import BatchNodes, LeastUse, NodeKeys, can
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
-from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, StepBudget, StepsExhausted
+from devalloc_solver.place.step_budget import DEFAULT_STEPS, POLICY_STEPS, SearchTimeout, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.loads import UNIT
@@ -44,19 +44,20 @@ class AlternativeSearch:
     counting_bounds: CountingBounds
     steps: StepBudget
 
-    def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, MatchedCover] | None:
-        """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
+    def best(self, limit: Vector | None, *, any_will_do: bool = False) -> Sequence[MatchedCover]:
+        """How the first choice that is no worse than ``limit`` is served: the best ways, or just one; none if there is
+        no such choice."""
         allowed = self.counting_bounds.viable()
         details = self.counting_bounds.node_view.unit_requests.details
         if not all(mask & allowed for mask in details) or not self.counting_bounds.may_choose(allowed):
-            return None
+            return ()
         if sum(mask & (mask - 1) != 0 for mask in details) > MAX_OPEN_DETAILS:
             raise StepsExhausted("too many details with alternatives")
         for chosen in self._choices(0, 0, allowed, limit):
             settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
-            if settled is not None:
-                return self.vector(chosen), settled
-        return None
+            if settled:
+                return settled
+        return ()
 
     def vector(self, chosen: int) -> Vector:
         """Only of details that have a choice."""
@@ -96,14 +97,11 @@ class AlternativeSearch:
         return limit is not None and (vector := self.vector(chosen)) > limit[: len(vector)]
 
 
-_POLICY_STEPS = 2_000
-"""The policy is a preference: it may cost so much and no more. With 500 the benchmark `hard` takes two thirds of the
-steps, with 8,000 five thirds; 60 new shapes on 200 nodes get the same devices."""
 _RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _NODE_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 160, 1 << 224
 """Weights of which one always outweighs all that come before."""
 
 
-def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
+def improve_for_policy(context: SearchContext, settled: MatchedCover, own: StepBudget) -> Cover:
     """The cover that the policy prefers, or the one at hand where that takes too long."""
     demand_vector, initial = settled.demand_vector, settled.cover
     node_view, policy = demand_vector.stock.node_view, context.policy
@@ -113,7 +111,6 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
         and not any(candidate_group.draws for candidate_group in node_view.candidate_groups)
     ):
         return initial
-    own = StepBudget(min(_POLICY_STEPS, steps.left), steps.deadline)
     try:
         components = make_components(
             demand_vector,
@@ -129,8 +126,6 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
         return improve_cover(demand_vector, components, initial, _policy_cost(context, node_view, components), own)
     except StepsExhausted:
         return initial
-    finally:
-        steps.left -= min(_POLICY_STEPS, steps.left) - own.left
 
 
 def _policy_cost(context: SearchContext, node_view: NodeView, components: Sequence[PoolComponents]) -> PolicyCost:
@@ -282,6 +277,13 @@ def _budget(steps: int | StepBudget) -> StepBudget:
     return steps if isinstance(steps, StepBudget) else StepBudget(steps)
 
 
+def _preference(rival: UnitPlacement) -> tuple[Any, ...]:
+    """Goals 2 to 5 of S17, then the natural order of pools, and of the devices of each claim."""
+    pools = sorted({entry.device.pool for placed in rival.placements for entry in placed.entries})
+    devices = [sorted([entry.device.index for entry in placed.entries]) for placed in rival.placements]
+    return rival.score[:-1], pools, devices
+
+
 class _NodeSearch:
     """Goes from node to node and keeps the best."""
 
@@ -335,7 +337,7 @@ class _NodeSearch:
             return True
         if not answer or (chooser := self._chooser(node)) is None:
             return False
-        return chooser.best(None, any_will_do=True) is not None
+        return bool(chooser.best(None, any_will_do=True))
 
     def is_over(self, after: Place, least: LeastUse) -> bool:
         """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
@@ -380,14 +382,16 @@ class _NodeSearch:
         if (chooser := self._chooser(node)) is None:
             return None
         limit = None if self.best is None else self.best.score.one_of
-        best = chooser.best(limit, any_will_do=self.any_will_do)
-        if best is None:
-            return None
-        _, settled = best
-        liked = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
-        placements = assign_devices(settled.demand_vector, liked, settled.chosen)
-        where = placements[0].node  # none where all devices are of the network
-        return UnitPlacement(placements, score_of(self.context, placements, where))
+        rivals: list[UnitPlacement] = []
+        most = min(POLICY_STEPS, self.steps.left)
+        own = StepBudget(most, self.steps.deadline)
+        for settled in chooser.best(limit, any_will_do=self.any_will_do):
+            liked = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, own)
+            placements = assign_devices(settled.demand_vector, liked, settled.chosen)
+            where = placements[0].node  # none where all devices are of the network
+            rivals.append(UnitPlacement(placements, score_of(self.context, placements, where)))
+        self.steps.left -= most - max(0, own.left)
+        return min(rivals, key=_preference) if len(rivals) > 1 else rivals[0] if rivals else None
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""

@@ -229,6 +229,41 @@ def test_match_attributes_of_values_that_differ_from_node_to_node() -> None:
     assert devices_of(fleet.allocate(wants("e", 1, match="serial"))) == ["p0/d1"]
 
 
+def test_of_values_that_match_the_one_with_the_first_devices_is_taken() -> None:
+    """Also where another value is on a pool that comes first, which has too few of it."""
+    numa = {"p00": [0], "p01": [1, 0, 1, 0]}
+    pools = [
+        pool(name, "n0", "gpu", devices=[device(f"g{n}", attributes={"numa": value}) for n, value in enumerate(values)])
+        for name, values in numa.items()
+    ]
+    documents, wanted = [*pools, device_class("gpu", driver="gpu")], wants("c", 2, match="numa")
+    (cold,) = solve_manifests([*documents, wanted])["claims"]
+    assert devices_of(cold) == devices_of(Fleet.from_manifests(documents).allocate(wanted)) == ["p01/g0", "p01/g2"]
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_value_that_devices_match_in_is_the_same_as_in_a_cold_solve(seed: int, placement: str) -> None:
+    """By goals 5 and 6: of pools in use before others, then of the first pools, then the first devices."""
+    random = Random(seed)
+    documents = [device_class("gpu", driver="gpu")]
+    for number in range(random.randint(2, 6)):
+        devices = [device(f"g{n}", attributes={"numa": random.randint(0, 2)}) for n in range(random.randint(1, 5))]
+        documents.append(pool(f"p{number}", f"n{number // 3}", "gpu", devices=devices))
+        for held in devices:
+            if random.random() < 0.2:
+                given = [entry(f"p{number}", held["name"])]
+                documents.append(allocated(wants(f"h{number}-{held['name']}"), given, node=f"n{number // 3}"))
+    wanted = wants("c", random.randint(2, 3), match="numa")
+    if seed % 2:
+        more = {"deviceClass": "gpu", "requests": {"count": random.randint(1, 2)}}
+        wanted["spec"] = {"matchAttributes": ["numa"], "claims": [wants("c", 2)["spec"]["claims"][0], more][: seed % 4]}
+    answers = solve_manifests(copy.deepcopy([*documents, wanted]), placement=placement)["claims"]
+    cold = next(each for each in answers if each["name"] == "c")
+    warm = Fleet.from_manifests(documents, placement=placement).allocate(wanted)
+    assert (warm["node"], warm["allocations"]) == (cold["node"], cold["allocations"])
+
+
 def test_a_match_between_a_node_and_the_network_compares_values() -> None:
     pools = [pool(f"p{n}", f"n{n}", "gpu", devices=[device("d", attributes={"switch": f"s{n}"})]) for n in range(40)]
     network = pool("fabric", None, "nic", devices=[device("port", attributes={"switch": "s33"})])
