@@ -232,6 +232,33 @@ def test_one_claim_is_where_any_convex_measure_is_least_cold_and_warm(seed: int,
             held.append(allocated(wanted, cold["allocations"]))
 
 
+@pytest.mark.parametrize("sizes", [(70, 70), (70, 110), (60, 60, 60)])
+def test_a_claim_of_many_devices_is_spread_over_the_pools_that_it_needs_cold_and_warm(sizes: Sequence[int]) -> None:
+    """The search for all ways to split it would take too many steps."""
+    documents = [
+        pool(f"n0-p{number}", "n0", devices=[device(f"gpu{n}") for n in range(size)])
+        for number, size in enumerate(sizes)
+    ]
+    held = [
+        allocated(claim(f"h{n}", {"deviceClass": "gpu"}), [entry("n0-p0", f"gpu{n}")], node="n0") for n in range(10)
+    ]
+    documents += [device_class("gpu", driver="gpu"), *held]
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 120}})
+    cold = next(
+        each for each in solve_manifests([*documents, wanted], placement="spread")["claims"] if each["name"] == "c"
+    )
+    assert Fleet.from_manifests(documents, placement="spread").allocate(wanted)["allocations"] == cold["allocations"]
+    given = Counter(each["devicePoolName"] for each in cold["allocations"])
+    more = [given[f"n0-p{number}"] for number in range(len(sizes))]
+    used = [10, *[0] * (len(sizes) - 1)]
+    every = [
+        some
+        for some in product(*(range(size - u + 1) for size, u in zip(sizes, used, strict=True)))
+        if sum(some) == 120
+    ]
+    assert cost(unevenness, sizes, used, more) == min(cost(unevenness, sizes, used, some) for some in every)
+
+
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_a_claim_of_two_pools_is_where_any_convex_measure_is_least_cold_and_warm(seed: int, weigh: Measure) -> None:
     """All nodes are as large, so that only the measure of pools tells them apart."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from operator import add, ge, mul
 
 from devalloc_solver.place.component_options import ComponentOption
@@ -226,6 +227,45 @@ def improve_cover(
     if search.best(start) is None:
         raise AssertionError("a cover that was found is not found again")
     return Cover(initial.components, initial.pools, initial.cost, tuple(search.parts(start)))
+
+
+def split_evenly(
+    demand_vector: DemandVector, components: Sequence[PoolComponents], initial: Cover, policy_cost: PolicyCost
+) -> Cover | None:
+    """The best cover of the same pools by policy cost, of any number of devices: each goes to the pool where it costs
+    least, since costs are convex. None where a pool has devices that are not alike, or serves several entries."""
+    opened, use = {component.pool for component, _, _ in initial.parts}, policy_cost.use
+    if use is None or len(opened) < 2:
+        return None
+    by_need: dict[int, list[PoolComponents]] = {}
+    for component in components:
+        if component.pool in opened:
+            options = component.cells[0].options
+            gained = {need for option in options for need, gain in enumerate(option.gain) if gain}
+            counts = [(sum(option.gain), option.load, option.wide) for option in options]
+            alike = [(count, count * options[-1].load, 0) for count in range(len(options), 0, -1)]
+            if len(component.cells) > 1 or len(gained) > 1 or counts != alike:
+                return None
+            by_need.setdefault(gained.pop(), []).append(component)
+    parts: list[tuple[PoolComponents, Component, ComponentOption]] = []
+    for need, own in by_need.items():
+        given = [0] * len(own)
+        heap = [(_cost_of_next(component, 0, use), number) for number, component in enumerate(own)]
+        heapify(heap)
+        for _ in range(demand_vector.needs[need]):
+            _, number = heappop(heap)
+            given[number] += 1
+            if given[number] < len(own[number].cells[0].options):
+                heappush(heap, (_cost_of_next(own[number], given[number], use), number))
+        cells = [(component, component.cells[0]) for component in own]
+        parts += [(c, cell, cell.options[-count]) for (c, cell), count in zip(cells, given, strict=True) if count]
+    return Cover(initial.components, initial.pools, initial.cost, tuple(parts))
+
+
+def _cost_of_next(component: PoolComponents, count: int, use: Callable[[int, int], int]) -> int:
+    """What a device of a pool costs beside so many others."""
+    load = component.cells[0].options[-1].load
+    return use(component.pool, (count + 1) * load) - use(component.pool, count * load)
 
 
 class _Search:

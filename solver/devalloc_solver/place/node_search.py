@@ -13,7 +13,7 @@ from typing import Any
 
 from devalloc_solver.place.components import PoolComponents, make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
-from devalloc_solver.place.cover_dp import Cover, PolicyCost, cover, improve_cover
+from devalloc_solver.place.cover_dp import Cover, PolicyCost, cover, improve_cover, split_evenly
 from devalloc_solver.place.demand_vector import DemandVector
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
@@ -123,7 +123,12 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, own: StepB
             alone = cover(demand_vector, network, own, most=initial.pools)
             if alone is not None and (alone.pools, alone.cost) == (initial.pools, initial.cost):
                 components, initial = network, alone
-        return improve_cover(demand_vector, components, initial, _policy_cost(context, node_view, components), own)
+        cost = _policy_cost(context, node_view, components)
+        even = split_evenly(demand_vector, components, initial, cost)
+        if even is not None and len(components) == initial.pools:
+            return even
+        initial = even or initial
+        return improve_cover(demand_vector, components, initial, cost, own)
     except StepsExhausted:
         return initial
 
